@@ -21,6 +21,10 @@ GRACE_S = 15.0
 OUTPUT_KEPT = 8000
 """Number of bytes kept from the end of pytest's own output."""
 
+_TRY_IT = (
+    "the slot's user must be able to run it: try it in `hermes-rl shell`, with the same backend, profile and isolation"
+)
+
 T = TypeVar("T")
 
 _OUTCOMES = {
@@ -131,7 +135,7 @@ async def run_pytest(
             raise Disturbed(f"the tests could not be started: {error.message}") from error
         raise VerifierError(
             f"the tests' interpreter {python} can't be started: {error.message}",
-            hint="the slot's user must be able to run it: see `hermes-rl doctor`",
+            hint=_TRY_IT,
         ) from error
     return _report(done, node_ids, python)
 
@@ -144,7 +148,7 @@ def _report(done: CommandResult, node_ids: Sequence[str], python: str) -> Pytest
             raise Disturbed(f"{killed} before it could begin")
         raise VerifierError(
             f"the tests' interpreter {python} does not work: {done.error_text.strip()[-500:] or done.returncode}",
-            hint="the slot's user must be able to run it: see `hermes-rl doctor`",
+            hint=_TRY_IT,
         )
     answer = lines[1] if len(lines) == 2 else {}
     if answer.get("report") == "broken":

@@ -83,6 +83,13 @@ class Session:
         """Return the backend of the run's sandboxes."""
         return self.runtime.backend(self.options.backend)
 
+    def _why_dedicated(self) -> str:
+        """Return where to learn why no weaker level than `dedicated` is granted: from the backend or the profile."""
+        name, declared = self.options.backend, self.backend.capabilities.least(self.isolation)
+        if declared is Isolation.DEDICATED:
+            return f"`hermes-rl doctor {name}` says why"
+        return f"the profile's settings exclude {declared.label}: `hermes-rl backends {name}` lists the settings"
+
     def configuration(self) -> dict[str, Any]:
         """Return everything that affects the run's records, as JSON values and without secrets.
 
@@ -131,8 +138,8 @@ class Session:
         if self.room and self.isolation < backend.isolation is Isolation.DEDICATED:
             log.warning(
                 "backend %s grants no %s here, so each slot is a sandbox of its own (dedicated), which takes longer to "
-                "start; `hermes-rl doctor %s` says why",
-                *(self.options.backend, self.isolation.label, self.options.backend),
+                "start; %s",
+                *(self.options.backend, self.isolation.label, self._why_dedicated()),
             )
         running, state = RunningRollouts(), self.runtime.settings.state_dir
         async with AsyncExitStack() as stack:

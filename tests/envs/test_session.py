@@ -15,7 +15,10 @@ from hermes_core.environment import Environment
 from hermes_core.envs.options import RunOptions
 from hermes_core.envs.session import open_session, redactor
 from hermes_core.errors import ModelError, PluginError, PolicyError, UsageError
+from hermes_core.plugins.hookspecs import hookimpl
 from hermes_core.runtime import Runtime
+from hermes_core.sandbox.contract import Capabilities, Isolation, SandboxConfig
+from hermes_core.sandbox.local.backend import LocalBackend
 from hermes_core.settings import Settings
 
 ISOLATION = {"isolation": "user"} if os.geteuid() == 0 else {"isolation": "shared", "allow_unisolated": True}
@@ -125,6 +128,47 @@ async def test_there_is_room_for_the_rollouts_that_there_are(runtime):
             assert len(await runtime.backend("local").list(runtime.owner)) == 1
             assert context.profile == "default"
     assert await runtime.backend("local").list(runtime.owner) == []
+
+
+class Choosy(LocalBackend):
+    """Declares two levels, of which a profile with a memory limit for processes can't have one."""
+
+    name = "choosy"
+    capabilities = Capabilities(isolation=frozenset({Isolation.NAMESPACE, Isolation.DEDICATED}))
+
+    def levels(self, config: SandboxConfig) -> frozenset[Isolation]:
+        return self.capabilities.isolation - ({Isolation.NAMESPACE} if config.process_memory else set())
+
+
+class Single(Choosy):
+    name = "single"
+    capabilities = Capabilities(isolation=frozenset({Isolation.DEDICATED}))
+
+
+class Choices:
+    @hookimpl
+    def hermes_register_backends(self, registry: Any) -> None:
+        registry.add("choosy", Choosy)
+        registry.add("single", Single)
+
+
+@pytest.mark.parametrize(
+    ("backend", "why"),
+    [
+        ("choosy", "the profile's settings exclude namespace: `hermes-rl backends choosy` lists the settings"),
+        ("single", "`hermes-rl doctor single` says why"),
+    ],
+)
+async def test_who_gets_a_sandbox_for_each_slot_is_told_where_to_learn_why(tmp_path, caplog, backend, why):
+    given = options(backend=backend, isolation="user", backend_config={"process_memory": 512})
+    settings = Settings(state_dir=tmp_path / "state")
+    async with (
+        Runtime(settings, plugins=[Choices()], load_entry_points=False) as runtime,
+        open_session(runtime, Noted(), "nop", given) as session,
+        session.sandboxes(1, start=False),
+    ):
+        pass
+    assert caplog.messages[-1].endswith(f"which takes longer to start; {why}")
 
 
 async def test_a_run_without_mcp_servers_does_not_need_their_package(runtime, monkeypatch):

@@ -1062,5 +1062,18 @@ def test_a_level_that_a_profile_leaves_out_is_refused() -> None:
 
     config = SandboxConfig()
     check_profile(Sometimes(), Isolation.USER, config, prepares=False)
-    with pytest.raises(PolicyError, match="can't grant isolation 'dedicated' here with profile 'default'"):
+    with pytest.raises(PolicyError, match="can't grant isolation 'dedicated' here with profile 'default'") as refused:
         check_profile(Sometimes(), Isolation.DEDICATED, config, prepares=False)
+    assert "settings allow only: user; `hermes-rl backends provider`" in str(refused.value)
+    assert "doctor" not in str(refused.value), "it does not know the profile"
+
+
+def test_a_level_that_no_profile_can_have_is_not_blamed_on_the_profile() -> None:
+    class Sometimes(Provider):
+        capabilities = Capabilities(isolation=frozenset({Isolation.SHARED, Isolation.USER}))
+
+        def levels(self, config: SandboxConfig) -> frozenset[Isolation]:
+            return frozenset({Isolation.SHARED})
+
+    with pytest.raises(PolicyError, match=r"'dedicated' here \(it grants: shared; `hermes-rl doctor` says"):
+        check_profile(Sometimes(), Isolation.DEDICATED, SandboxConfig(), prepares=False)

@@ -37,12 +37,7 @@ def check_profile(backend: Backend, isolation: Isolation, config: SandboxConfig,
     can = backend.capabilities
     possible = can.isolation & backend.levels(config)
     if not any(level >= isolation for level in possible):
-        levels = ", ".join(level.label for level in sorted(possible)) or "none"
-        profile = "" if possible == can.isolation else f" with profile {config.name!r}"
-        raise PolicyError(
-            f"backend {backend.name!r} can't grant isolation {isolation.label!r} here{profile}",
-            hint=f"it grants: {levels}; `hermes-rl doctor` says what keeps it from more",
-        )
+        raise _no_such_level(backend, isolation, config, possible)
     if config.network not in can.network:
         policies = ", ".join(sorted(can.network))
         raise PolicyError(
@@ -92,6 +87,18 @@ def check_profile(backend: Backend, isolation: Isolation, config: SandboxConfig,
             "for verification: none is left for rollouts",
             hint="raise max_sandboxes or slots_per_sandbox, or lower reserve_slots",
         )
+
+
+def _no_such_level(
+    backend: Backend, isolation: Isolation, config: SandboxConfig, possible: Iterable[Isolation]
+) -> PolicyError:
+    """Return the error for a level that the profile's settings exclude, or else the backend itself."""
+    levels = ", ".join(level.label for level in sorted(possible)) or "none"
+    message = f"backend {backend.name!r} can't grant isolation {isolation.label!r} here"
+    if not any(level >= isolation for level in backend.capabilities.isolation):
+        return PolicyError(message, hint=f"it grants: {levels}; `hermes-rl doctor` says what keeps it from more")
+    hint = f"the profile's settings allow only: {levels}; `hermes-rl backends {backend.name}` lists the settings"
+    return PolicyError(f"{message} with profile {config.name!r}", hint=hint)
 
 
 def _check_slot_user(config: SandboxConfig, isolation: Isolation) -> None:
