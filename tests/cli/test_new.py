@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import os
 import re
 import subprocess
 import sys
+import time
 import tomllib
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -154,3 +157,29 @@ def test_nothing_in_a_backend_is_called_example(tmp_path: Path) -> None:
     sources = "".join(path.read_text() for path in folder.rglob("*.py"))
     assert "class AcmeCloudBackendSandbox(" in sources and "acme-cloud-{spec.creation_id}" in sources
     assert "Example" not in sources and "example-" not in sources
+
+
+def test_a_backend_s_machine_ends_before_anything_in_it_sees_the_end_of_a_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A guest that outlived a command would say that it was killed, which is no failure of the infrastructure."""
+    name = f"acme{uuid.uuid4().hex[:8]}"
+    monkeypatch.syspath_prepend(str(write_package(Runtime(), "backend", name, tmp_path)))
+    provider: Any = importlib.import_module(f"{name}.provider")
+    machine, told, children = "test", tmp_path / "told", 8
+    guest = f"for _ in $(seq {children}); do (sleep 1000; echo $? >>{told}) & done; wait"
+    subprocess.run(
+        provider.starter(machine, {}, ["sh", "-c", guest]), env=provider.environment(machine), check=True, timeout=60
+    )
+    while len(provider._processes(machine)) < 2 + 2 * children:
+        time.sleep(0.01)
+
+    def kill(process: int, number: int) -> None:
+        kill_now(process, number)
+        time.sleep(0.02)  # for the one that started it, if it lives
+
+    kill_now = os.kill
+    monkeypatch.setattr(provider.os, "kill", kill)
+    provider.destroy(machine)
+    assert not told.exists() and machine not in provider.machines() and not provider._processes(machine)
+    provider.MACHINES.rmdir()

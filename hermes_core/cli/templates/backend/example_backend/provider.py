@@ -56,7 +56,10 @@ def machines() -> dict[str, dict[str, str]]:
 
 
 def destroy(machine: str) -> None:
-    """Kill the machine's processes, and remove its directory; does nothing where there is none."""
+    """Kill the machine's processes, and remove its directory; does nothing where there is none.
+
+    The guest has to die before the commands that it started. Otherwise it tells hermes-rl that a command was killed.
+    """
     clean = 0
     while clean < 2:  # one look may miss what forked behind it
         running = _processes(machine)
@@ -72,16 +75,17 @@ def destroy(machine: str) -> None:
 
 
 def _processes(machine: str) -> list[int]:
+    """Return the machine's processes, the oldest first, so each comes after the one that started it."""
     wanted = f"{MARK}={machine}".encode()
     found = []
     for process in set(Path("/proc").glob("[0-9]*")) - {Path(f"/proc/{os.getpid()}")}:
         try:
-            alive = process.joinpath("stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-            if alive and wanted in process.joinpath("environ").read_bytes().split(b"\0"):
-                found.append(int(process.name))
+            state, *fields = process.joinpath("stat").read_text().rpartition(")")[2].split()
+            if state not in "ZX" and wanted in process.joinpath("environ").read_bytes().split(b"\0"):
+                found.append((int(fields[18]), int(process.name)))  # its start time
         except OSError:  # it has ended, or is another user's
             continue
-    return found
+    return [process for _, process in sorted(found)]
 
 
 def _create(machine: str, labels: str, command: Sequence[str]) -> None:
