@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import json
 import os
@@ -33,6 +34,7 @@ from hermes_core.sandbox.local.backend import LocalBackend, LocalConfig
 from hermes_core.settings import Settings
 from hermes_core.testing import conformance
 from hermes_core.testing.conformance import (
+    CheckFailed,
     Outcome,
     Report,
     Result,
@@ -44,6 +46,7 @@ from hermes_core.testing.conformance import (
     run,
     run_one,
     runner,
+    speed,
 )
 from hermes_core.testing.conformance import kit as kit_module
 from hermes_core.testing.conformance.report import as_end, as_row
@@ -517,6 +520,22 @@ async def test_a_level_that_is_declared_and_can_not_be_had_fails(backend: type[B
 
 
 # --- the list ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("tries", "made", "fails"), [((1, 3), 1, None), ((9, 8, 2), 3, None), ((9, 8, 7, 1), 3, "7 of 2")]
+)
+async def test_a_comparison_of_speeds_is_made_again_before_it_fails(
+    tries: tuple[float, ...], made: int, fails: str | None
+) -> None:
+    left = list(tries)
+
+    async def measure() -> tuple[float, float]:
+        return left.pop(0), 2.0
+
+    with contextlib.nullcontext() if fails is None else pytest.raises(CheckFailed, match=fails):
+        await speed.less(measure, 3, "{:.0f} of {:.0f}")
+    assert len(tries) - len(left) == made
 
 
 def test_there_are_enough_checks_and_each_says_what_it_promises() -> None:
