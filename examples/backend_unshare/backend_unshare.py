@@ -70,12 +70,12 @@ class UnshareBackend(contract.Backend):
         async with self._creating:
             if sandbox_id in (found := await asyncio.to_thread(sandboxes)):
                 return UnshareSandbox(*found[sandbox_id][2])
-            uid_base, lock = await asyncio.to_thread(reserve)
-            label = sandbox_id, uid_base, environment, spec.owner, spec.creation_id
-            env, main = {"PATH": PATH, "HERMES_UNSHARE": json.dumps(label)}, spec.command(UnshareSandbox.state_dir)
+            main = spec.command(UnshareSandbox.state_dir)
             try:
-                with os.fdopen(lock):  # from now on the sandbox's processes hold its user ids
-                    supervisor = await AsyncioStreamChannel.spawn([*START, *main], env=env, pass_fds=[lock])
+                with reserve() as block:  # afterwards, only the sandbox's processes hold its user ids
+                    label = sandbox_id, block.uid_base, environment, spec.owner, spec.creation_id
+                    env = {"PATH": PATH, "HERMES_UNSHARE": json.dumps(label)}
+                    supervisor = await AsyncioStreamChannel.spawn([*START, *main], env=env, pass_fds=block.descriptors)
                 async with contextlib.aclosing(supervisor):
                     if await supervisor.read(100) != b"ready\n":
                         raise ProvisionError(f"unshare failed: {supervisor.stderr_tail}", hint="run the driver as root")

@@ -21,31 +21,61 @@ FIRST_UID, BLOCKS = 2_000_000_000, 1 << 16
 
 _LOWEST_UID = 20_000
 _LOCK_FILES = ("/run/hermes-rl-uids", "/tmp/hermes-rl-uids")  # fixed: all drivers must use the same, whatever TMPDIR is
+_TRY_NEXT = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EROFS)
 
 
-class UidError(OSError):
-    """No block of ids is available."""
+class UidBlock:
+    """A block of user ids, held until this object is closed and every process that inherited `descriptors` has ended.
+
+    ```python
+    with reserve() as block:
+        sandbox.uid_base = block.uid_base
+        await asyncio.create_subprocess_exec(*main_process, pass_fds=block.descriptors)
+    ```
+    """
+
+    def __init__(self, uid_base: int | None = None, descriptors: tuple[int, ...] = ()) -> None:
+        self.uid_base = uid_base
+        """Its first id; None if it has none."""
+        self.descriptors = descriptors
+        """What holds it: give it to the sandbox's first process as `pass_fds`. Others don't inherit it."""
+
+    def close(self) -> None:
+        """Leave the block to the processes that inherited it. Idempotent."""
+        descriptors, self.descriptors = self.descriptors, ()
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+    def __enter__(self) -> UidBlock:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
-def reserve(lock_files: tuple[str, ...] = _LOCK_FILES) -> tuple[int, int] | None:
-    """Reserve a block. Return `(its first id, the descriptor that holds it)`; None if our id map has no room for one.
+def reserve(lock_files: tuple[str, ...] = _LOCK_FILES) -> UidBlock:
+    """Reserve a block. It has no ids if our own id map has no room for one.
 
-    The descriptor is close-on-exec. Make it inheritable for a child that also holds the block.
+    It takes microseconds and waits for nothing: call it in the event loop. A thread would go on if its caller is
+    cancelled, and nobody would close the block.
 
     Raises:
-        UidError: every block is taken, or the lock file can't be trusted.
+        ProvisionError: every block is taken, or the lock file can't be used.
     """
     first, count = choose_range(_id_map("uid_map"), _id_map("gid_map"))
     if count == 0:
-        return None
+        return UidBlock()
     descriptor = _open_lock_file(lock_files)
-    start = int.from_bytes(os.urandom(4), "big")  # so that a block that was just in use is not taken next
-    for offset in range(count):
-        block = (start + offset) % count
-        if _lock(descriptor, block):
-            return first + block * BLOCK, descriptor
-    os.close(descriptor)
-    raise UidError(errno.EAGAIN, f"all {count} blocks of user ids are taken")
+    try:
+        start = int.from_bytes(os.urandom(4), "big")  # so that a block that was just in use is not taken next
+        for offset in range(count):
+            block = (start + offset) % count
+            if _lock(descriptor, block):
+                return UidBlock(first + block * BLOCK, (descriptor,))
+        raise _refusal(f"all {count} blocks of user ids are taken", "end some sandboxes")
+    except BaseException:
+        os.close(descriptor)
+        raise
 
 
 def choose_range(uids: list[tuple[int, int]], gids: list[tuple[int, int]]) -> tuple[int, int]:
@@ -73,20 +103,28 @@ def _id_map(name: str) -> list[tuple[int, int]]:
 
 def _open_lock_file(paths: tuple[str, ...]) -> int:
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    failure: OSError | None = None
     for path in paths:
         try:
             descriptor = os.open(path, flags, 0o600)
-        except (FileNotFoundError, PermissionError, NotADirectoryError):
-            continue
         except OSError as error:
-            if error.errno == errno.EROFS:
+            failure = error
+            if error.errno in _TRY_NEXT:
                 continue
-            raise
+            break
         if os.fstat(descriptor).st_uid != os.geteuid():
             os.close(descriptor)
-            raise UidError(errno.EPERM, f"{path} belongs to someone else; remove it")
+            raise _refusal(f"{path} belongs to someone else", "remove it")
         return descriptor
-    raise UidError(errno.ENOENT, f"none of {', '.join(paths)} can be written")
+    raise _refusal(
+        f"no user ids can be reserved: {failure}", f"let the driver write to {' or '.join(paths)}"
+    ) from failure
+
+
+def _refusal(message: str, hint: str) -> Exception:
+    from hermes_core.errors import ProvisionError  # a supervisor has no time to import it
+
+    return ProvisionError(message, hint=hint)
 
 
 def _lock(descriptor: int, byte: int) -> bool:
@@ -97,5 +135,5 @@ def _lock(descriptor: int, byte: int) -> bool:
     except OSError as error:
         if error.errno in (errno.EAGAIN, errno.EACCES):
             return False
-        raise
+        raise _refusal(f"no user ids can be reserved: {error}", "see what limits locks on this host") from error
     return True

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import json
 import os
 import shutil
 import subprocess
 import sys
+import threading
+import time
 import types
+import uuid
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from hermes_core.errors import PolicyError, ProvisionError
 from hermes_core.runtime import Runtime
+from hermes_core.sandbox import uids
+from hermes_core.sandbox.contract import Isolation, SandboxSpec
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "backend_unshare"
 LIMIT = 100
@@ -40,25 +48,84 @@ def test_the_document_shows_the_very_file() -> None:
     assert f"```python\n{(EXAMPLE / 'backend_unshare.py').read_text()}```" in text
 
 
-async def test_nothing_is_started_before_a_sandboxs_root_is_its_own(
-    installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, require: Callable[[str, str | None], None]
-) -> None:
-    """A program that entered earlier would run on the host."""
+@pytest.fixture
+def unshare(installed: Path, monkeypatch: pytest.MonkeyPatch, require: Callable[[str, str | None], None]) -> Any:
+    """The example's module."""
     require("unshare", None if os.geteuid() == 0 and all(map(shutil.which, TOOLS)) else "it takes root and util-linux")
     monkeypatch.syspath_prepend(str(installed))
-    unshare = importlib.import_module("backend_unshare")
+    return importlib.import_module("backend_unshare")
+
+
+async def test_nothing_is_started_before_a_sandboxs_root_is_its_own(
+    unshare: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program that entered earlier would run on the host."""
     slow = tmp_path / "chroot"
     slow.write_text(f'#!/bin/sh\nsleep 0.5; exec {shutil.which("chroot")} "$@"\n')
     slow.chmod(0o755)
     monkeypatch.setattr(unshare, "PATH", f"{tmp_path}:{unshare.PATH}")
-    plugin = types.SimpleNamespace(hermes_register_backends=unshare.hermes_register_backends)
     async with (
-        Runtime(plugins=[plugin], load_entry_points=False) as runtime,
+        Runtime(plugins=[plugin_of(unshare)], load_entry_points=False) as runtime,
         runtime.tool_backend("unshare", isolation="user") as tools,
         tools.lease("a") as slot,
     ):
         listed = await tools.execute(slot, "bash", {"command": "ls -d /home /root /boot 2>&1; ls -d /data"})
     assert listed.output.count("No such file") == 3, listed.output
+
+
+def plugin_of(unshare: Any) -> types.SimpleNamespace:
+    return types.SimpleNamespace(hermes_register_backends=unshare.hermes_register_backends)
+
+
+def locks() -> int:
+    """Return how many descriptors of ours hold blocks of user ids."""
+    return sum("hermes-rl-uids" in os.readlink(fd) for fd in Path("/proc/self/fd").iterdir() if fd.is_symlink())
+
+
+@pytest.mark.parametrize("later_s", [0, 0.02])
+async def test_a_cancelled_creation_leaves_no_user_ids_reserved(
+    unshare: Any, later_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, before = threading.Event(), locks()
+    reserve = unshare.reserve
+
+    def slow() -> Any:
+        begun.set()
+        time.sleep(0.2)
+        return reserve()
+
+    monkeypatch.setattr(unshare, "reserve", slow)
+    backend = unshare.UnshareBackend(None)
+    spec = SandboxSpec(uuid.uuid4().hex, "test", unshare.UnshareConfig(name="test"), Isolation.USER)
+    creation = asyncio.create_task(backend.create(spec))
+    while not begun.is_set():
+        await asyncio.sleep(0.001)
+    await asyncio.sleep(later_s)
+    creation.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await creation
+    await asyncio.sleep(0.3)
+    assert locks() == before
+    assert await backend.list("test") == []
+
+
+@pytest.mark.parametrize(
+    ("part", "replaced", "error", "says"),
+    [
+        ("_lock", lambda *_: False, ProvisionError, "blocks of user ids are taken"),
+        ("choose_range", lambda *_: (0, 0), PolicyError, "can't keep its slots apart"),
+    ],
+)
+async def test_without_user_ids_no_slot_is_given(
+    unshare: Any, part: str, replaced: Any, error: type[Exception], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uids, part, replaced)
+    before = locks()
+    async with Runtime(plugins=[plugin_of(unshare)], load_entry_points=False) as runtime:
+        with pytest.raises(error, match=says):
+            async with runtime.tool_backend("unshare", isolation="user") as tools:
+                await tools.acquire(timeout_s=5)
+    assert locks() == before
 
 
 @pytest.mark.long

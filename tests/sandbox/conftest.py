@@ -66,8 +66,8 @@ class HostSandbox(Sandbox):
         self.channels: list[AsyncioStreamChannel] = []
         self.reachable = True
         self.running = True
-        block = uids.reserve() if ROOT else None
-        self.uid_base, self._block_fd = (None, None) if block is None else block
+        self._block = uids.reserve() if ROOT else uids.UidBlock()
+        self.uid_base = self._block.uid_base
 
     async def open(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> Channel:
         if not self.reachable:
@@ -91,8 +91,7 @@ class HostSandbox(Sandbox):
     async def terminate(self) -> None:
         """Everything that the test left, whatever has become of the guest."""
         await asyncio.to_thread(processes.kill_marked, self.id)
-        if self._block_fd is not None:
-            os.close(self._block_fd)
+        self._block.close()
         shutil.rmtree(self.base, ignore_errors=True)
 
     def settings(self, level: str, **changes: Any) -> GuestSettings:

@@ -67,10 +67,11 @@ def create(request: dict[str, Any]) -> None:
     if existing is not None:
         return _report({"record": existing})
     try:
-        init, record = _start(request, path)
-    except OSError as error:
+        block = uids.reserve() if request["reserve_uids"] else uids.UidBlock()
+        init, record = _start(request, path, block)
+    except Exception as error:  # an OSError or a ProvisionError, which would have to be imported to be named
         directories.discard(path)
-        return _report({"error": error.strerror or str(error)})
+        return _report({"error": getattr(error, "strerror", None) or str(error)})
     _report({"record": record})
     _stay(init)
     if not request["isolated"]:
@@ -108,9 +109,8 @@ def _existing(path: str) -> dict[str, Any] | None:
     return None
 
 
-def _start(request: dict[str, Any], directory: str) -> tuple[int, dict[str, Any]]:
+def _start(request: dict[str, Any], directory: str, block: uids.UidBlock) -> tuple[int, dict[str, Any]]:
     """Start the first process, and record it; its pid and the record."""
-    block = uids.reserve() if request["reserve_uids"] else None
     if request["isolated"]:
         namespaces.unshare(user=request["user_namespace"], pid=True)
     go_reader, go_writer = os.pipe()
@@ -133,8 +133,8 @@ def _start(request: dict[str, Any], directory: str) -> tuple[int, dict[str, Any]
         "supervisor": [os.getpid(), processes.start_time(os.getpid())],
         "init": [init, processes.start_time(init)],
     }
-    if block is not None:
-        found["uid_base"] = block[0]
+    if block.uid_base is not None:
+        found["uid_base"] = block.uid_base
     _write_record(os.path.join(directory, directories.RECORD), request["record_json"], found)
     return init, {**request["record"], **found}
 
@@ -184,7 +184,7 @@ def _silence() -> None:
 # --- the first process ---------------------------------------------------------------------------------------------
 
 
-def _be_init(request: dict[str, Any], directory: str, block: tuple[int, int] | None, go: int, ready: int) -> NoReturn:
+def _be_init(request: dict[str, Any], directory: str, block: uids.UidBlock, go: int, ready: int) -> NoReturn:
     """Become the sandbox's first process. Errors are written to `ready`, which the exec closes."""
     try:
         namespaces.death_signal(_SIGKILL)
@@ -192,13 +192,13 @@ def _be_init(request: dict[str, Any], directory: str, block: tuple[int, int] | N
             os._exit(1)
         os.setsid()
         if request["isolated"]:
-            _build(request, directory, None if block is None else block[0])
+            _build(request, directory, block.uid_base)
             os.chdir("/data")
         else:
             os.chdir(os.path.join(directory, directories.DATA))
         _silence()
-        if block is not None:
-            os.set_inheritable(block[1], True)  # the block is the sandbox's as long as either of us lives
+        for descriptor in block.descriptors:
+            os.set_inheritable(descriptor, True)  # the block is the sandbox's as long as either of us lives
         _execute(request["command"], request["environment"])
     except BaseException as error:
         text = error.strerror if isinstance(error, OSError) and error.strerror else f"{type(error).__name__}: {error}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import marshal
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from hermes_core.errors import ProvisionError
 from hermes_core.sandbox import uids
 from hermes_core.sandbox.local import directories, host, processes, removal
 from hermes_core.sandbox.local.backend import LocalBackend
@@ -41,33 +43,53 @@ def test_blocks_lie_within_the_id_map(user_map: list, group_map: list, expected:
 def test_a_block_is_held_until_the_last_holder_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(uids, "choose_range", lambda *_: (1_000_000, 2))
     files = (str(tmp_path / "no" / "file"), str(tmp_path / "uids"))
-    first, holder = uids.reserve(files)
-    second, other = uids.reserve(files)
-    assert {first, second} == {1_000_000, 1_000_512}
-    with pytest.raises(uids.UidError, match="all 2 blocks"):
+    one, other = uids.reserve(files), uids.reserve(files)
+    assert {one.uid_base, other.uid_base} == {1_000_000, 1_000_512}
+    with pytest.raises(ProvisionError, match="all 2 blocks"):
         uids.reserve(files)
-    child = subprocess.Popen(["sleep", "60"], pass_fds=(holder,))
-    os.close(holder)
-    with pytest.raises(uids.UidError):
+    with one:
+        child = subprocess.Popen(["sleep", "60"], pass_fds=one.descriptors)
+    assert one.descriptors == ()
+    with pytest.raises(ProvisionError):
         uids.reserve(files)
     child.kill()
     child.wait()
-    again, holder = uids.reserve(files)
-    assert again == first
-    os.close(holder)
-    os.close(other)
+    again = uids.reserve(files)
+    assert again.uid_base == one.uid_base
+    again.close()
+    again.close()
+    other.close()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["uids"]
+    assert not [fd for fd in Path("/proc/self/fd").iterdir() if fd.resolve() == tmp_path / "uids"]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs another owner")
 def test_a_lock_file_of_someone_else_is_not_trusted(tmp_path: Path) -> None:
     (tmp_path / "uids").write_text("")
     os.chown(tmp_path / "uids", 12345, 12345)
-    with pytest.raises(uids.UidError, match="someone else"):
+    with pytest.raises(ProvisionError, match="someone else"):
         uids.reserve((str(tmp_path / "uids"),))
     (tmp_path / "link").symlink_to(tmp_path / "uids")
-    with pytest.raises(OSError, match="Too many levels"):
-        uids.reserve((str(tmp_path / "link"),))
+    with pytest.raises(ProvisionError, match="Too many levels"):
+        uids.reserve((str(tmp_path / "link"), str(tmp_path / "other")))
+
+
+def test_without_room_in_the_id_map_a_block_has_no_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uids, "choose_range", lambda *_: (0, 0))
+    with uids.reserve() as block:
+        assert (block.uid_base, block.descriptors) == (None, ())
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user has one id")
+def test_a_supervisor_without_ids_says_why_and_leaves_nothing(tmp_path: Path) -> None:
+    script = (
+        "import sys; from hermes_core.sandbox import uids; from hermes_core.sandbox.local import supervisor\n"
+        "uids._lock = lambda *_: False\n"
+        f"supervisor.create({{'state_root': {str(tmp_path)!r}, 'sandbox_id': 'a', 'reserve_uids': True}})"
+    )
+    done = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, check=True, timeout=60)
+    assert "blocks of user ids are taken (end some sandboxes)" in marshal.loads(done.stdout)["error"]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_process_is_known_by_its_start() -> None:
