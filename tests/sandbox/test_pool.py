@@ -581,6 +581,25 @@ async def test_a_bug_of_the_backend_is_told_as_one(world, caplog):
     assert len([each for each in caplog.records if "no key" in each.getMessage()]) <= 1
 
 
+async def test_a_create_that_returns_no_sandbox_is_told_as_a_bug(world, monkeypatch):
+    async def forgets_to_return(spec: Any) -> None:
+        return
+
+    monkeypatch.setattr(world.provider, "create", forgets_to_return)
+    with pytest.raises(ProvisionError, match=r"Provider\.create\(\).*returned None, which is not a Sandbox.*a bug"):
+        await world.pool().start()
+
+
+async def test_a_creation_that_takes_long_is_told_now_and_then(world, monkeypatch, caplog):
+    monkeypatch.setattr(provision, "SLOW_S", 0.05)
+    world.provider.delay = 0.3
+    await world.pool().start()
+    told = caplog.text.count("s in `create` for profile default")
+    assert 2 <= told <= 6
+    await asyncio.sleep(0.3)
+    assert caplog.text.count("in `create`") == told
+
+
 async def test_a_bug_of_a_sandbox_is_told_as_one_and_once(world, caplog):
     provisioner = Provisioner(world.provider, isolation=Isolation.USER, owner="me")
     world.pools.append(Pool(SandboxConfig(slots_per_sandbox=2, max_sandboxes=2), provisioner, Events()))

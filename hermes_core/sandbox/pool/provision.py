@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Literal, cast
 
-from hermes_core.aio import SingleFlight, TaskSet, complete
+from hermes_core.aio import SingleFlight, TaskSet, alongside, complete
 from hermes_core.errors import HermesError, InfraError, NoPythonError, PolicyError, ProvisionError, plugin_fault
 from hermes_core.sandbox.commands import PREPARE
 from hermes_core.sandbox.contract import (
@@ -43,6 +43,9 @@ END_LIMIT_S = 60.0
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 15.0
 """The pause between two attempts doubles from the first to the longest, in seconds."""
+
+SLOW_S = 60.0
+"""After how many seconds, and twice as many each time, users are told that a sandbox is still being made."""
 
 KeepTrying = Callable[[Exception], bool]
 SetUp = Callable[[PooledSandbox], Awaitable[None]]
@@ -195,13 +198,30 @@ class Provisioner:
     async def _create(self, spec: SandboxSpec, snapshot_id: str | None) -> Sandbox:
         method = "create" if snapshot_id is None else "restore"
         try:
-            if snapshot_id is None:
-                return await self.backend.create(spec)
-            return await cast(CanSnapshot, self.backend).restore(spec, snapshot_id)
+            async with alongside(self._tell_slowness(method, spec)):
+                if snapshot_id is None:
+                    made = await self.backend.create(spec)
+                else:
+                    made = await cast(CanSnapshot, self.backend).restore(spec, snapshot_id)
+            if not isinstance(made, Sandbox):
+                raise TypeError(f"it returned {made!r:.80}, which is not a Sandbox")
+            return made
         except HermesError:
             raise
         except Exception as error:
             raise plugin_fault(self.backend, method, error) from error
+
+    async def _tell_slowness(self, method: str, spec: SandboxSpec) -> None:
+        """Say now and then that a sandbox is still being made. There is no limit: an image may have to be fetched."""
+        waited = 0.0
+        while True:
+            pause = waited or SLOW_S
+            await asyncio.sleep(pause)
+            waited += pause
+            log.warning(
+                "backend %s has spent %d s in `%s` for profile %s: it fetches an image, or it hangs",
+                *(self.backend.name, waited, method, spec.config.name),
+            )
 
     async def _take_over(self, config: SandboxConfig, meter: Meter, creation_id: str) -> PooledSandbox | None:
         """Return the sandbox that an earlier driver created, emptied; None if it has ended or that driver lives."""
