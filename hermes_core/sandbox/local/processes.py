@@ -89,7 +89,11 @@ def reap(process: tuple[int, int]) -> None:
 
 def marked(sandbox_id: str) -> list[int]:
     """Return the processes with this sandbox's marker in their environment, as far as we may read it, without
-    ourselves."""
+    ourselves.
+
+    The oldest are first, so the guest comes before the commands that it started. If it were killed after one of them,
+    it could still say that this command was killed.
+    """
     wanted = f"{MARKER}={sandbox_id}".encode()
     found = []
     for name in os.listdir("/proc"):
@@ -97,11 +101,11 @@ def marked(sandbox_id: str) -> list[int]:
             continue
         try:
             with open(f"/proc/{name}/environ", "rb") as stream:
-                if wanted in stream.read().split(b"\0") and start_time(int(name)):
-                    found.append(int(name))
+                if wanted in stream.read().split(b"\0"):
+                    found.append((start_time(int(name)), int(name)))
         except OSError:  # ended meanwhile, or another user's
             continue
-    return found
+    return [pid for started, pid in sorted(found) if started]
 
 
 def kill_marked(sandbox_id: str) -> bool:

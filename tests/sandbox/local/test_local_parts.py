@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -106,12 +107,18 @@ def test_a_process_is_known_by_its_start() -> None:
     child.wait()
 
 
-def test_marked_processes_are_found_and_killed() -> None:
+def test_marked_processes_are_found_the_oldest_first_and_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     mark = f"local-test-{os.getpid()}"
     environment = {"PATH": os.environ["PATH"], processes.MARKER: mark}
-    children = [subprocess.Popen(["sleep", "60"], env=environment) for _ in range(3)]
+    children = []
+    for _ in range(3):
+        children.append(subprocess.Popen(["sleep", "60"], env=environment))
+        time.sleep(0.03)  # the kernel counts their starts in ticks of 10 ms
     other = subprocess.Popen(["sleep", "60"], env={**environment, processes.MARKER: mark + "0"})
-    assert sorted(processes.marked(mark)) == sorted(child.pid for child in children)
+    listed = os.listdir("/proc")[::-1]  # as if the numbers had begun again
+    monkeypatch.setattr(os, "listdir", lambda path: listed)
+    assert processes.marked(mark) == [child.pid for child in children]
+    monkeypatch.undo()
     assert processes.kill_marked(mark)
     assert [child.wait() for child in children] == [-9, -9, -9]
     assert other.poll() is None
