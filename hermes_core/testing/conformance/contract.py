@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import tempfile
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from typing import TypeVar
+from pathlib import Path
+from typing import TypeVar, cast
 
 from hermes_core.errors import ChannelLost, HermesError, InfraError, SandboxLost
-from hermes_core.sandbox.contract import Network, Sandbox, SandboxSpec, SandboxStatus
+from hermes_core.sandbox.contract import CanBuild, CanSnapshot, Network, Sandbox, SandboxSpec, SandboxStatus
+from hermes_core.sandbox.images import ImageBuild
 from hermes_core.sandbox.pool.profile_check import check_profile
 from hermes_core.testing.conformance.checks import check
 from hermes_core.testing.conformance.expect import expect, raises, same, until, within
@@ -508,6 +511,45 @@ async def attaching(kit: Kit) -> None:
         await again.terminate()
         expect(await sandbox.status() is not SandboxStatus.RUNNING, "ended by the second handle, it still runs")
         await raises(SandboxLost, attach(sandbox.id), "attaching to an ended sandbox")  # type: ignore[misc]
+
+
+@check("contract", limit_s=300)
+async def a_snapshot_keeps_files(kit: Kit) -> None:
+    """A sandbox made from a snapshot has the files as they were when it was made, and the first one goes on."""
+    if not kit.rig.capabilities.snapshot:
+        raise kit.not_applicable("the backend does not declare `snapshot`")
+    backend = cast(CanSnapshot, kit.backend)
+    async with kit.sandbox() as first:
+        path = f"{first.workspace_base}/kept"
+        write = 'mkdir -p "$1"; echo "$2" >"$1/file"'
+        await ran(await first.open(["sh", "-c", write, "x", path, "before"]))
+        snapshot_id = await backend.snapshot(first)
+        await ran(await first.open(["sh", "-c", write, "x", path, "after"]))
+        (await ran(await first.open(["cat", f"{path}/file"]))).prints(b"after\n", "the file in the first sandbox")
+    second = await backend.restore(kit.spec(), snapshot_id)
+    try:
+        (await ran(await second.open(["cat", f"{path}/file"]))).prints(b"before\n", "the file in the second sandbox")
+    finally:
+        await second.terminate()
+
+
+@check("contract", limit_s=300)
+async def an_image_is_built(kit: Kit) -> None:
+    """`prepare_image` builds a folder with a Dockerfile, and the sandbox made from it has what was built."""
+    if not kit.rig.capabilities.builds:
+        raise kit.not_applicable("the backend does not declare `builds`")
+    config = kit.rig.profile()
+    if config.image is None:
+        raise kit.not_applicable("the profile under test names no `image` to begin from")
+    with tempfile.TemporaryDirectory(prefix="hermes-kit-") as folder:
+        image = await cast(CanBuild, kit.backend).prepare_image(_build_on(config.image, Path(folder)), config)
+    async with kit.made(kit.spec(image=image)) as sandbox:
+        (await ran(await sandbox.open(["cat", "/built-by-the-kit"]))).prints(b"built\n", "the file that was built")
+
+
+def _build_on(image: str, folder: Path) -> ImageBuild:
+    (folder / "Dockerfile").write_text(f"FROM {image}\nRUN echo built >/built-by-the-kit\n")
+    return ImageBuild(folder)
 
 
 @check("contract", limit_s=120)
