@@ -9,6 +9,7 @@ import re
 import secrets
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
@@ -35,6 +36,8 @@ from hermes_core.tools.registry import ToolRegistry
 from hermes_core.validation import validated
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class Closable(Protocol):
@@ -109,7 +112,7 @@ class Runtime:
     def new_backend(self, name: str) -> Backend:
         """Return a new backend with this name, which the caller closes. Raise as `backend` does."""
         entry = self.backends.entry(name)
-        backend = self._make(entry, self.settings)
+        backend = _named(self._make(entry, self.settings), entry)
         what = f"backend {name!r} of {entry.plugin.label}"
         if not isinstance(backend, Backend):
             raise PluginError(f"{what} made {backend!r}, which is not a Backend")
@@ -215,7 +218,8 @@ class Runtime:
         if not isinstance(config, kind.config_class):
             given = config.model_dump(exclude_unset=True) if isinstance(config, BaseModel) else config or {}
             config = validated(kind.config_class, given, f"environment {name!r}")
-        environment: Environment = self._make(self.environments.entry(name), config)
+        entry = self.environments.entry(name)
+        environment: Environment = _named(self._make(entry, config), entry)
         return environment
 
     def environment_class(self, name: str) -> type[Environment]:
@@ -252,7 +256,7 @@ class Runtime:
         if name.startswith(CHEAT):
             return CheatAgent(name.removeprefix(CHEAT))
         entry = self.agents.entry(name)
-        agent: Agent = self._make(entry, filled)
+        agent: Agent = _named(self._make(entry, filled), entry)
         if not all(callable(getattr(agent, each, None)) for each in ("run", "aclose")):
             hint = "give it `async run(task)` and `async aclose()`; a subclass of Agent has both"
             raise PluginError(f"agent {name!r} of {entry.plugin.label} made {agent!r}, which is no Agent", hint=hint)
@@ -423,6 +427,15 @@ class Runtime:
                     log.warning("%s %r of %s: %s", kind, entry.name, entry.plugin.label, error)
                     refused[kind, entry.name] = error
         return tools
+
+
+def _named(made: T, entry: Entry) -> T:
+    """Give a plugin's object the name that it is registered under. Users write that name, so records and messages have
+    it, also if the class has another one."""
+    if getattr(made, "name", None) != entry.name:
+        with suppress(AttributeError):  # the name may be a property
+            object.__setattr__(made, "name", entry.name)
+    return made
 
 
 def _profile(

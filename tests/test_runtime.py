@@ -198,7 +198,6 @@ def no_capabilities(backend: Any) -> Any:
 @pytest.mark.parametrize(
     ("declared", "message"),
     [
-        ({"name": ""}, "has '' as name.*write the name"),
         ({"config_class": dict}, "has <class 'dict'> as config_class.*make it a subclass of SandboxConfig"),
         ({"config_class": WrongKey}, "WrongKey.unsupported names 'procesors', which is none of its settings"),
         ({"config_class": OneWord}, "OneWord.unsupported is 'image'.*write the names of settings"),
@@ -224,12 +223,39 @@ async def test_a_backend_that_declares_something_wrong_is_refused(declared: dict
         assert runtime.backend("paper")
 
 
-async def test_a_backend_may_be_registered_under_another_name() -> None:
+async def test_what_is_made_has_the_name_that_it_is_registered_under() -> None:
+    class Quiet:
+        name = "quiet"
+
+        def __init__(self, settings: Any) -> None: ...
+
+        async def run(self, task: Any) -> None: ...
+
+        async def aclose(self) -> None: ...
+
+    class Calm(Quiet):
+        name = property(lambda self: "calm")  # type: ignore[assignment]
+
+    class Empty(Environment):
+        name = "empty"
+
+        async def items(self) -> Any: ...
+
+        def format_prompt(self, item: Any) -> Any: ...
+
+        async def verify(self, item: Any, rollout: Any) -> Any: ...
+
     plugin = SimpleNamespace(
-        __name__="copies", hermes_register_backends=hookimpl(lambda registry: registry.add("copy", PaperBackend))
+        __name__="copies",
+        hermes_register_backends=hookimpl(lambda registry: registry.add("copy", PaperBackend)),
+        hermes_register_agents=hookimpl(lambda registry: [registry.add(each, Quiet) for each in ("a", "b")]),
+        hermes_register_environments=hookimpl(lambda registry: registry.add("void", Empty)),
     )
-    async with new_runtime(plugin) as runtime:
-        assert isinstance(runtime.backend("copy"), PaperBackend)
+    calm = SimpleNamespace(__name__="calm", hermes_register_agents=hookimpl(lambda registry: registry.add("c", Calm)))
+    async with new_runtime(plugin, calm) as runtime:
+        assert (runtime.backend("copy").name, runtime.backend("paper").name) == ("copy", "paper")
+        assert [runtime.agent(name).name for name in "abc"] == ["a", "b", "calm"]
+        assert (runtime.environment("void").name, Empty.name) == ("void", "empty")
 
 
 async def test_profiles_come_from_the_settings_or_the_caller() -> None:

@@ -25,17 +25,12 @@ _METHODS = {
 def check_declarations(backend: Backend, what: str) -> None:
     """Refuse a backend whose declarations are not of the kind that core reads.
 
-    Its `name` need not be the one that it is registered under, as a class can be registered more than once.
-
     Args:
         what: what errors call the backend: `backend 'acme' of plugin 'acme' (hermes-rl-acme 1.0)`.
 
     Raises:
         PluginError: says what is wrong, and what to write.
     """
-    name = getattr(backend, "name", None)
-    if not (isinstance(name, str) and name):
-        raise PluginError(f"{what} has {name!r} as name", hint='write the name that it is registered under: name = "…"')
     _check_config_class(backend, what)
     _check_capabilities(backend, _capabilities(backend, what), what)
 
