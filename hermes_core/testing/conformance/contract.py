@@ -163,8 +163,10 @@ async def nothing_of_the_driver_is_added(kit: Kit) -> None:
 @check("contract")
 async def no_call_stops_the_loop(kit: Kit) -> None:
     """While the provider works on a call, the driver's event loop keeps running, so other rollouts are not delayed."""
-    for _ in range(3):
-        stopped: list[str] = []
+    always: set[str] = {"create", "open", "a channel", "status", "list", "terminate"}
+    stopped: dict[str, str] = {}
+    for _ in range(3):  # others may use the machine during one of them
+        stopped = {}
         async with AsyncExitStack() as stack:
             sandbox = await _unblocked(kit.create(kit.spec()), "create", stopped)
             stack.push_async_callback(sandbox.terminate)
@@ -173,13 +175,14 @@ async def no_call_stops_the_loop(kit: Kit) -> None:
             await _unblocked(sandbox.status(), "status", stopped)
             await _unblocked(kit.backend.list(kit.owner), "list", stopped)
             await _unblocked(sandbox.terminate(), "terminate", stopped)
-        if not stopped:
+        always &= stopped.keys()
+        if not always:
             return
-    expect(False, "the event loop stood still in " + ", ".join(stopped))
+    expect(False, "the event loop stood still in " + ", ".join(stopped[name] for name in sorted(always)))
 
 
-async def _unblocked(call: Awaitable[T], name: str, stopped: list[str]) -> T:
-    """Return the call's result, and note its name if it kept the event loop from running."""
+async def _unblocked(call: Awaitable[T], name: str, stopped: dict[str, str]) -> T:
+    """Return the call's result, and note it if it kept the event loop from running."""
     stalls = [0.0]
     ticking = asyncio.create_task(_tick(stalls))
     await asyncio.sleep(0.01)  # until it has begun
@@ -191,7 +194,7 @@ async def _unblocked(call: Awaitable[T], name: str, stopped: list[str]) -> T:
         await asyncio.sleep(0.005)  # a call may block in its very last step
         ticking.cancel()
         if max(stalls) >= max(MOST_STALL_S, MOST_STALL * took):
-            stopped.append(f"`{name}` for {max(stalls):.2f} of {took:.2f} s")
+            stopped[name] = f"`{name}` for {max(stalls):.2f} of {took:.2f} s"
 
 
 async def _tick(stalls: list[float]) -> None:
