@@ -118,7 +118,7 @@ class PluginManager:
             self._failed(info, error.message, error.hint)
             log.debug("loading %s", info.label, exc_info=True)
         except (Exception, SystemExit) as error:
-            self._failed(info, describe(error), import_hint(error, info))
+            self._failed(info, describe(error), f"{import_hint(error, info)}; `hermes-rl -vv plugins` shows where")
             log.debug("loading %s", info.label, exc_info=True)
 
     def _failed(self, info: PluginInfo, reason: str, hint: str | None) -> None:

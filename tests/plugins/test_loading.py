@@ -84,6 +84,7 @@ def test_a_broken_plugin_is_reported_and_takes_no_other_down(install: Install) -
     assert "SystemExit: at import" in found["bbb"].reason
     assert "ccc" in manager.registry("environment").names()
     assert any("plugin 'aaa' (hermes-rl-aaa 1.0) failed to load: ModuleNotFoundError" in p for p in manager.problems())
+    assert any("`hermes-rl -vv plugins` shows where" in problem for problem in manager.problems())
 
 
 def test_asking_for_what_a_broken_plugin_would_have_provided_says_so(install: Install) -> None:
