@@ -256,6 +256,10 @@ def describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}".split("\n", 1)[0].rstrip(": ")
 
 
+BUG_HINT = "a bug in the plugin: `hermes-rl --traceback …` shows where"
+"""The hint of an error that a plugin should not have raised."""
+
+
 def plugin_fault(made_by_plugin: object, method: str, error: Exception, **where: Any) -> ProvisionError:
     """Return the error for an exception that a backend or its sandbox should not have raised.
 
@@ -266,8 +270,7 @@ def plugin_fault(made_by_plugin: object, method: str, error: Exception, **where:
     """
     return ProvisionError(
         f"{type(made_by_plugin).__name__}.{method}() raised {describe(error)}",
-        hint="a bug in the plugin: `hermes-rl --traceback …` shows where; what users can mend should be a "
-        "ProvisionError, PolicyError or ChannelLost",
+        hint=f"{BUG_HINT}; what users can mend should be a ProvisionError, PolicyError or ChannelLost",
         retryable=False,
         **where,
     )

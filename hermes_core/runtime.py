@@ -21,7 +21,16 @@ from hermes_core.agents.baselines import CHEAT, CheatAgent
 from hermes_core.agents.parsers.base import Parser
 from hermes_core.aio import exits_are_errors
 from hermes_core.environment import Environment
-from hermes_core.errors import ConfigError, HermesError, PluginError, UnknownNameError, UsageError, describe
+from hermes_core.errors import (
+    BUG_HINT,
+    ConfigError,
+    HermesError,
+    PluginError,
+    UnknownNameError,
+    UsageError,
+    describe,
+    plugin_fault,
+)
 from hermes_core.plugins.manager import PluginManager
 from hermes_core.plugins.registry import Entry, import_hint
 from hermes_core.plugins.telemetry import Telemetry
@@ -48,6 +57,9 @@ class Closable(Protocol):
 
 
 Thing = TypeVar("Thing", bound=Closable)
+
+CLOSE_S = 30.0
+"""Seconds that a backend may take to release its connection."""
 
 
 class Runtime:
@@ -354,7 +366,7 @@ class Runtime:
         cancelled: asyncio.CancelledError | None = None
         while self._made:
             try:
-                await self._made.pop().aclose()
+                await close(self._made.pop())
             except asyncio.CancelledError as error:
                 cancelled = error
             except Exception as error:
@@ -387,7 +399,7 @@ class Runtime:
         except Exception as error:
             raise PluginError(
                 f"{entry.kind} {entry.name!r} of {entry.plugin.label} cannot be made: {describe(error)}",
-                hint=import_hint(error, entry.plugin),
+                hint=import_hint(error, entry.plugin) if isinstance(error, ImportError) else BUG_HINT,
             ) from error
 
     def _keep(self, thing: Thing) -> Thing:
@@ -427,6 +439,27 @@ class Runtime:
                     log.warning("%s %r of %s: %s", kind, entry.name, entry.plugin.label, error)
                     refused[kind, entry.name] = error
         return tools
+
+
+async def close(made: Closable) -> None:
+    """Close it. A backend has nothing to end at that time, so it has a time limit.
+
+    Raises:
+        ProvisionError: a backend's `aclose` failed or took too long.
+    """
+    if not isinstance(made, Backend):
+        await made.aclose()
+        return
+    try:
+        with exits_are_errors():
+            async with asyncio.timeout(CLOSE_S) as clock:
+                await made.aclose()
+    except HermesError:
+        raise
+    except Exception as error:
+        late = isinstance(error, TimeoutError) and clock.expired()
+        what = TimeoutError(f"it did not return within {CLOSE_S:g} s") if late else error
+        raise plugin_fault(made, "aclose", what) from error
 
 
 def _named(made: T, entry: Entry) -> T:

@@ -49,6 +49,7 @@ from hermes_core.sandbox.pool.provision import (
     start_guest,
 )
 from hermes_core.sandbox.pool.watches import Subscriber, Watchers
+from hermes_core.sandbox.promises import listed
 from hermes_core.tools.base import CallContext, Tool
 from hermes_core.tools.registry import ToolRegistry
 from hermes_core.tools.slot_tools import SLOT_TOOLS
@@ -227,7 +228,7 @@ class ToolBackend:
         left = {creation_id for creation_id, backend in checkpoint.orphans.items() if backend == self.backend.name}
         if not left:
             return
-        for info in await self.backend.list(checkpoint.owner):
+        for info in await listed(self.backend, checkpoint.owner):
             if info.creation_id in left:
                 log.warning("sandbox %s was being made or ended when its driver died, and is ended", info.sandbox_id)
                 await self.backend.terminate_id(info.sandbox_id)

@@ -267,7 +267,7 @@ FINE = HOST.replace("host", "fine").replace("VERDICT", "Diagnosis(True, 'fine')"
     ("old", "new", "told"),
     [
         ("VERDICT", "True", "Host.check() returned bool, not a Diagnosis"),
-        ("VERDICT", "Diagnosis(True, 'ok', details=5)", "with a field of another type"),
+        ("VERDICT", "Diagnosis(True, 'ok', details=5)", "or one of another type"),
         ("VERDICT", "__import__('sys').exit(0)", "Host.check() raised RuntimeError: sys.exit(0) was called"),
         ("VERDICT", "None", "Host.check() returned NoneType, not a Diagnosis"),
         ("async def check(self): return VERDICT", "def check(self): return None", "Host.check() raised TypeError"),

@@ -8,9 +8,9 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from hermes_core.aio import LoopThread, exits_are_errors
-from hermes_core.errors import HermesError, describe
-from hermes_core.runtime import Runtime
+from hermes_core.aio import LoopThread
+from hermes_core.errors import HermesError
+from hermes_core.runtime import Runtime, close
 from hermes_core.sandbox.contract import Diagnosis
 from hermes_core.sandbox.promises import diagnosis_of
 from hermes_core.settings import Settings
@@ -145,12 +145,9 @@ async def _diagnosis(runtime: Runtime, name: str) -> Diagnosis:
         try:
             return await diagnosis_of(backend)
         finally:
-            with exits_are_errors():
-                await backend.aclose()
+            await close(backend)
     except HermesError as error:
         return Diagnosis(False, error.message, advice=(error.hint,) if error.hint else ())
-    except Exception as error:
-        return Diagnosis(False, f"its aclose() raised {describe(error)}", advice=("a bug in the plugin",))
 
 
 async def _nothing() -> None:

@@ -371,7 +371,10 @@ def _tell_unasked(found: Census, named: tuple[str, ...]) -> None:
     """
     for name, problem in found.problems.items():
         if name in named:
-            raise InfraError(f"backend {name!r} did not answer: {problem}", hint=f"`hermes-rl doctor {name}` says more")
+            raise InfraError(
+                f"backend {name!r} did not answer: {problem}",
+                hint=f"`hermes-rl doctor {name}` says whether it can be used here",
+            )
         say(f"not asked: {name}: {problem}", err=True)
 
 

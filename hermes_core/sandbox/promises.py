@@ -1,16 +1,25 @@
-"""Whether a backend keeps what the contract says about its own declarations and its `check`: faults of its author."""
+"""Whether a backend keeps what the contract says about its declarations and answers: faults of its author."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import fields
 from enum import Enum
 
 from hermes_core.aio import exits_are_errors
-from hermes_core.errors import HermesError, PluginError, describe
-from hermes_core.sandbox.contract import Backend, Capabilities, Diagnosis, Isolation, Network, SandboxConfig
+from hermes_core.errors import HermesError, PluginError, describe, plugin_fault
+from hermes_core.sandbox.contract import (
+    Backend,
+    Capabilities,
+    Diagnosis,
+    Isolation,
+    Network,
+    SandboxConfig,
+    SandboxInfo,
+    SandboxStatus,
+)
 
 log = logging.getLogger(__name__)
 
@@ -91,6 +100,51 @@ def _check_set(declared: object, kind: type[Enum], where: str) -> None:
     raise PluginError(f"{where} is {declared!r}", hint=f"write a set of {kind.__name__}: frozenset({{{example}}})")
 
 
+def levels_of(backend: Backend, config: SandboxConfig) -> frozenset[Isolation]:
+    """Return the declared levels that a profile can have, as the backend's `levels` says.
+
+    Raises:
+        HermesError: `levels` raised it, raised something else, or returned no set of levels.
+    """
+    try:
+        found: object = backend.levels(config)
+        if not (isinstance(found, AbstractSet) and all(isinstance(each, Isolation) for each in found)):
+            raise TypeError(f"it returned {found!r:.80}, which is not a set of Isolation")
+    except HermesError:
+        raise
+    except Exception as error:
+        raise plugin_fault(backend, "levels", error) from error
+    return backend.capabilities.isolation & found
+
+
+async def listed(backend: Backend, owner: str | None = None) -> list[SandboxInfo]:
+    """Return the sandboxes that the backend's `list` names.
+
+    Raises:
+        HermesError: `list` raised it, raised something else, or returned no list of SandboxInfo.
+    """
+    try:
+        found: object = await backend.list(owner)
+        if not isinstance(found, Sequence) or isinstance(found, str):
+            raise TypeError(f"it returned {found!r:.80}, which is not a list of SandboxInfo")
+        return [_info(each) for each in found]
+    except HermesError:
+        raise
+    except Exception as error:
+        raise plugin_fault(backend, "list", error) from error
+
+
+def _info(found: object) -> SandboxInfo:
+    if not isinstance(found, SandboxInfo):
+        raise TypeError(f"it returned a list with {found!r:.80}, which is not a SandboxInfo")
+    kinds = {"sandbox_id": str, "owner": str, "creation_id": str, "created": int | float, "status": SandboxStatus}
+    for key, kind in kinds.items():
+        if not isinstance(getattr(found, key), kind):
+            wanted = getattr(kind, "__name__", kind)
+            raise TypeError(f"{key} of a SandboxInfo is {getattr(found, key)!r:.80}, which is not a {wanted}")
+    return found
+
+
 async def diagnosis_of(backend: Backend) -> Diagnosis:
     """Return what the backend's `check` says.
 
@@ -118,8 +172,8 @@ async def diagnosis_of(backend: Backend) -> Diagnosis:
         )
     if not _printable(found):
         raise PluginError(
-            f"{method} returned {found!r}, with a field of another type",
-            hint="a bug in the plugin: usable is a bool, summary a text, details and advice are tuples of texts",
+            f"{method} returned {found!r}, with an empty field or one of another type",
+            hint="a bug in the plugin: usable is a bool, summary says something, details and advice have texts",
         )
     return found
 
@@ -129,5 +183,6 @@ def _printable(found: Diagnosis) -> bool:
     return (
         isinstance(found.usable, bool)
         and isinstance(found.summary, str)
+        and bool(found.summary.strip())
         and all(isinstance(each, tuple | list) and all(isinstance(text, str) for text in each) for each in lists)
     )

@@ -24,8 +24,8 @@ class SocketChannel(Channel):
 
     Args:
         connection: belongs to the channel from now on.
-        wait: blocks until there is an exit status, and returns it; called once, in a thread. Raises once `close` was
-            called.
+        wait: blocks until there is an exit status, and returns it. Called once, in a thread, when `SocketChannel.wait`
+            is first called. Raises once `close` was called.
         unpack: returns the standard output in the bytes that have arrived. Called with every piece, and with `b""` at
             the end, where it raises `OSError` if that is too early.
         early: data of the stream that was read before the channel was made.

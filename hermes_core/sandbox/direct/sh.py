@@ -352,7 +352,7 @@ class Shell:
         Raises:
             SandboxLost: the provider says that it is not running.
         """
-        if await self.sandbox.status() is not SandboxStatus.RUNNING:
+        if await self.sandbox.status() != SandboxStatus.RUNNING:
             self.lost.set()
             raise SandboxLost("the sandbox has ended", sandbox_id=self.sandbox.id) from cause
 

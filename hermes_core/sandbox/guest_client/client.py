@@ -264,7 +264,7 @@ class GuestClient:
         except InfraError as error:  # its provider is unreachable too, which says nothing about the sandbox
             logger.info("sandbox %s: its status is not known: %s", self.sandbox.id, error)
             return
-        if status is not SandboxStatus.RUNNING:
+        if status != SandboxStatus.RUNNING:
             raise SandboxLost("the sandbox has ended", sandbox_id=self.sandbox.id) from cause
 
     async def _open(self) -> GuestConnection:

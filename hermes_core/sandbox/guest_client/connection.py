@@ -117,7 +117,10 @@ async def greet(
     try:
         async with asyncio.timeout(limit_s):
             try:
-                channel = await sandbox.open(guest_argv(settings.state_dir, join=join))
+                opened = await sandbox.open(guest_argv(settings.state_dir, join=join))
+                if not isinstance(opened, Channel):
+                    raise TypeError(f"it returned {opened!r:.80}, which is not a Channel")
+                channel = opened
             except (HermesError, TimeoutError):
                 raise
             except Exception as error:

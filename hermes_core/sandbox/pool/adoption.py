@@ -11,6 +11,7 @@ import secrets
 from hermes_core.aio import SingleFlight, TaskSet
 from hermes_core.errors import HermesError
 from hermes_core.sandbox.contract import Backend, Isolation, SandboxConfig, SandboxStatus
+from hermes_core.sandbox.promises import listed
 from hermes_core.version import __version__
 
 log = logging.getLogger(__name__)
@@ -65,7 +66,7 @@ class Adoption:
     async def _look(self) -> list[str]:
         try:
             async with asyncio.timeout(LIST_LIMIT_S):
-                found = await self._backend.list(self._owner)
+                found = await listed(self._backend, self._owner)
         except (HermesError, TimeoutError) as error:
             log.warning("what an earlier driver left could not be looked up: %s", error)
             return []

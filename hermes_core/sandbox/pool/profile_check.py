@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from hermes_core.errors import ConfigError, PolicyError
 from hermes_core.sandbox.contract import Backend, Isolation, Network, SandboxConfig, SlotUser
+from hermes_core.sandbox.promises import levels_of
 
 
 def granted_level(backend: Backend, isolation: Isolation, profiles: Iterable[SandboxConfig]) -> Isolation:
@@ -14,7 +15,7 @@ def granted_level(backend: Backend, isolation: Isolation, profiles: Iterable[San
 
     If there is none, this is the level itself, which is then refused.
     """
-    levels = backend.capabilities.isolation.intersection(*(backend.levels(config) for config in profiles))
+    levels = backend.capabilities.isolation.intersection(*(levels_of(backend, config) for config in profiles))
     return replace(backend.capabilities, isolation=levels).least(isolation)
 
 
@@ -35,7 +36,7 @@ def check_profile(backend: Backend, isolation: Isolation, config: SandboxConfig,
         ConfigError: the profile's settings are of another backend, or contradict each other.
     """
     can = backend.capabilities
-    possible = can.isolation & backend.levels(config)
+    possible = levels_of(backend, config)
     if not any(level >= isolation for level in possible):
         raise _no_such_level(backend, isolation, config, possible)
     if config.network not in can.network:

@@ -34,6 +34,7 @@ from hermes_core.sandbox.pool.cost import Meter
 from hermes_core.sandbox.pool.leases import Client, PooledSandbox
 from hermes_core.sandbox.pool.preparation import NewSandbox
 from hermes_core.sandbox.pool.profile_check import check_profile, slots_per_sandbox
+from hermes_core.sandbox.promises import listed
 
 log = logging.getLogger(__name__)
 
@@ -205,6 +206,8 @@ class Provisioner:
                     made = await cast(CanSnapshot, self.backend).restore(spec, snapshot_id)
             if not isinstance(made, Sandbox):
                 raise TypeError(f"it returned {made!r:.80}, which is not a Sandbox")
+            if not isinstance(getattr(made, "id", None), str):
+                raise TypeError("it returned a Sandbox without `id`")
             return made
         except HermesError:
             raise
@@ -446,7 +449,7 @@ class Provisioner:
         """End the sandbox of a `create` that gave no answer, if there is one."""
         try:
             async with asyncio.timeout(END_LIMIT_S):
-                for info in await self.backend.list(self._owner):
+                for info in await listed(self.backend, self._owner):
                     if info.creation_id == creation_id:
                         await self.backend.terminate_id(info.sandbox_id)
         except Exception as error:

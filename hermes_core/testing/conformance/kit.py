@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-from hermes_core.errors import HermesError, PluginError, PolicyError, ProvisionError
+from hermes_core.errors import BUG_HINT, HermesError, PluginError, PolicyError, ProvisionError
 from hermes_core.runtime import Runtime
 from hermes_core.sandbox.commands import Slot, SlotCommands
 from hermes_core.sandbox.contract import (
@@ -25,7 +25,7 @@ from hermes_core.sandbox.contract import (
     SandboxSpec,
     SandboxStatus,
 )
-from hermes_core.sandbox.promises import diagnosis_of
+from hermes_core.sandbox.promises import diagnosis_of, levels_of, listed
 from hermes_core.testing.conformance.expect import SHOWN, CheckFailed, NotApplicable, expect, same
 from hermes_core.tool_backend import ToolBackend
 from hermes_core.validation import validated
@@ -159,7 +159,7 @@ class Rig:
     @property
     def levels(self) -> frozenset[Isolation]:
         """Return the declared levels that the profile under test can have."""
-        return self.backend.levels(self.profile())
+        return levels_of(self.backend, self.profile())
 
     def profile(self, **changes: Any) -> SandboxConfig:
         """Return the profile under test, with these keys changed."""
@@ -204,8 +204,8 @@ class Rig:
         if not usual:
             asked = "any isolation level" if self._asked is None else self._asked.label
             raise PolicyError(
-                f"backend {self.name!r} does not declare {asked}",
-                hint=f"it declares: {', '.join(level.label for level in levels) or 'none'}",
+                f"backend {self.name!r} does not have {asked} with this profile",
+                hint=f"it has: {', '.join(level.label for level in levels) or 'none'}",
             )
         self.level = (wanted or usual)[0]
         if not wanted:
@@ -264,10 +264,13 @@ class Rig:
                 hint="look at what its `create`, `terminate` and `list` wait for",
             ) from error
         except Exception as error:  # what comes after the try is a matter for the checks
-            if isinstance(error, HermesError) and not tried:
+            if not tried and isinstance(error, HermesError):
                 raise
             if not tried:
-                self.no_guest = self.no_slots = f"no sandbox can be made: {reason_of(error)}"
+                raise PluginError(
+                    f"no sandbox of backend {self.name!r} can be made: {reason_of(error)}",
+                    hint=BUG_HINT,
+                ) from error
         return not self.no_guest
 
 
@@ -405,6 +408,7 @@ class Kit:
         """
         sandbox = await self.backend.create(spec)
         expect(isinstance(sandbox, Sandbox), f"`create` returned a {type(sandbox).__name__}, not a Sandbox")
+        expect(isinstance(getattr(sandbox, "id", None), str), "`create` returned a Sandbox without `id`")
         return sandbox
 
     @asynccontextmanager
@@ -424,11 +428,7 @@ class Kit:
 
     async def listed(self, owner: str | None = None) -> Sequence[SandboxInfo]:
         """Return the check's own sandboxes that the backend lists and that have not ended."""
-        found = await self.backend.list(owner or self.owner)
-        expect(
-            isinstance(found, Sequence) and all(isinstance(each, SandboxInfo) for each in found),
-            f"`list` returned {found!r:.{SHOWN}}, not a list of SandboxInfo",
-        )
+        found = await listed(self.backend, owner or self.owner)
         return [info for info in found if info.status is SandboxStatus.RUNNING]
 
 
