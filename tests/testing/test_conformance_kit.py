@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from hermes_core.aio import complete
 from hermes_core.cli.main import main
 from hermes_core.errors import ConfigError, PluginError, PolicyError, ProvisionError, UnknownNameError
 from hermes_core.plugins.hookspecs import hookimpl
@@ -271,7 +272,7 @@ class IgnoresSettings(Broken):
 
 class FindsNothingWrong(Broken):
     async def check(self) -> Diagnosis:
-        return Diagnosis(True, "")
+        return Diagnosis(True, "usable")
 
 
 class OpensNothing(FindsNothingWrong):
@@ -430,19 +431,88 @@ class ListsIds(FindsNothingWrong):
         return [info.sandbox_id for info in await super().list(owner)]
 
 
+class Nameless(FindsNothingWrong):
+    """Its sandboxes have no id."""
+
+    async def create(self, spec: SandboxSpec) -> Sandbox:
+        sandbox = await super().create(spec)
+        del sandbox.id
+        return sandbox
+
+
 @pytest.mark.parametrize(
     ("backend", "reason"),
     [
         (Forgetful, "`create` returned a NoneType, not a Sandbox"),
         (Faulty, "KeyError: 'region'"),
-        (ListsIds, "not a list of SandboxInfo"),
+        (Nameless, "a Sandbox without `id`"),
     ],
 )
-async def test_what_a_method_should_not_return_or_raise_fails_the_checks(backend, reason) -> None:
-    seen = await outcomes(backend, "one_creation_id_is_one_sandbox", "exit_status")
+async def test_a_backend_that_makes_no_sandbox_is_told_once(backend: type[Broken], reason: str) -> None:
+    with pytest.raises(PluginError, match=f"no sandbox of backend 'broken' can be made: .*{reason}"):
+        await outcomes(backend, "one_creation_id_is_one_sandbox", "exit_status")
+
+
+async def test_what_list_should_not_return_fails_the_checks_that_need_it() -> None:
+    seen = await outcomes(ListsIds, "one_creation_id_is_one_sandbox", "exit_status")
     first = seen["one_creation_id_is_one_sandbox"]
-    assert first.outcome is Outcome.FAILED and reason in first.reason
-    assert seen["exit_status"].outcome is (Outcome.PASSED if backend is ListsIds else Outcome.FAILED)
+    assert first.outcome is Outcome.FAILED
+    assert "which is not a SandboxInfo" in first.reason and "a bug in the plugin" in first.reason
+    assert seen["exit_status"].outcome is Outcome.PASSED
+
+
+class Forever(FindsNothingWrong):
+    """`status` is a text, and always the same."""
+
+    async def create(self, spec: SandboxSpec) -> Sandbox:
+        class Running(SpoiltSandbox):
+            async def status(self) -> Any:
+                return "running"
+
+        return Running((await super().create(spec))._inner, self)  # type: ignore[attr-defined]
+
+
+class MakesLater(FindsNothingWrong):
+    """What the provider began is made, although nobody waits for it any more."""
+
+    async def create(self, spec: SandboxSpec) -> Sandbox:
+        return await asyncio.shield(asyncio.ensure_future(self._make(spec)))
+
+    async def _make(self, spec: SandboxSpec) -> Sandbox:
+        await asyncio.sleep(0.5)
+        return await super().create(spec)
+
+
+class WaitsForItsThread(FindsNothingWrong):
+    """Ends what a thread makes after a cancellation, in the way of docs/writing-a-backend.md."""
+
+    async def create(self, spec: SandboxSpec) -> Sandbox:
+        try:
+            await complete(asyncio.to_thread(time.sleep, 0.3))
+            return await complete(super().create(spec))
+        except BaseException:
+            await complete(self._sweep(spec))
+            raise
+
+    async def _sweep(self, spec: SandboxSpec) -> None:
+        for info in await self.list(spec.owner):
+            if info.creation_id == spec.creation_id:
+                await self.terminate_id(info.sandbox_id)
+
+
+@pytest.mark.full
+async def test_who_waits_for_their_threads_leaves_nothing() -> None:
+    seen_by = "a_cancelled_creation_leaves_nothing"
+    assert (await outcomes(WaitsForItsThread, seen_by))[seen_by].outcome is Outcome.PASSED
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("backend", "seen_by"),
+    [(Forever, "status_follows_life"), (MakesLater, "a_cancelled_creation_leaves_nothing")],
+)
+async def test_what_shows_only_later_is_seen(backend: type[Broken], seen_by: str) -> None:
+    assert (await outcomes(backend, seen_by))[seen_by].outcome is Outcome.FAILED
 
 
 @pytest.mark.full

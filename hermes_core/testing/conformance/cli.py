@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -13,14 +14,18 @@ from typing import Any
 
 import click
 
+from hermes_core.aio import alongside
 from hermes_core.cli.exits import EXIT_BROKEN
 from hermes_core.cli.support import new_runtime, tell_problems
 from hermes_core.printing import printable
 from hermes_core.settings import read_yaml
 from hermes_core.testing.conformance.checks import Check, chosen
-from hermes_core.testing.conformance.kit import Rig
+from hermes_core.testing.conformance.kit import FIRST_S, Rig
 from hermes_core.testing.conformance.report import as_end, as_list, as_row
 from hermes_core.testing.conformance.runner import Outcome, Report, Result, run
+
+TELL_S = 15.0
+"""How often in seconds a program without a terminal is told what takes long."""
 
 
 @click.command()
@@ -46,8 +51,13 @@ def conformance(ctx: click.Context, /, backend: str, as_json: bool, only_list: b
     if only_list:
         click.echo(as_list(chosen(given["groups"], given["names"])))
         return
-    tracebacks = bool(ctx.find_root().params.get("traceback"))
-    report = asyncio.run(_report(ctx.obj or 0, backend, to_stderr=as_json, tracebacks=tracebacks, **given))
+    checks = chosen(given.pop("groups"), given.pop("names"))
+    rows = _Rows(checks, to_stderr=as_json, tracebacks=bool(ctx.find_root().params.get("traceback")))
+    try:
+        report = asyncio.run(_report(ctx.obj or 0, backend, checks, rows, **given))
+    except KeyboardInterrupt:
+        click.echo(f"broken off at: {rows.doing}", err=True)
+        raise
     if as_json:
         click.echo(json.dumps(report.to_dict(), indent=2))
     else:
@@ -58,22 +68,18 @@ def conformance(ctx: click.Context, /, backend: str, as_json: bool, only_list: b
 async def _report(
     verbose: int,
     backend: str,
+    checks: Sequence[Check],
+    rows: _Rows,
     *,
-    to_stderr: bool,
-    tracebacks: bool,
     config: Path | None,
     isolation: str | None,
-    groups: tuple[str, ...],
-    names: tuple[str, ...],
 ) -> Report:
-    checks = chosen(groups, names)
     profile = {} if config is None else read_yaml(config)
-    rows = _Rows(checks, to_stderr=to_stderr, tracebacks=tracebacks)
     async with new_runtime(verbose) as runtime:
         tell_problems(runtime)
-        rows.say(f"{backend}: making a first sandbox")
         with _quiet() if not verbose else nullcontext():
-            async with Rig(runtime, backend, profile, isolation=isolation) as rig:
+            async with alongside(rows.tell()), Rig(runtime, backend, profile, isolation=isolation) as rig:
+                rows.begin_next()
                 return await run(rig, checks, on_result=rows)
 
 
@@ -90,22 +96,39 @@ def _quiet() -> Iterator[None]:
 
 
 class _Rows:
-    """Prints each check when it ends. On a terminal, the last line says what is being done."""
+    """Prints each check when it ends. On a terminal, the last line says what is being done; elsewhere, a line says so
+    if it takes long."""
 
     def __init__(self, checks: Sequence[Check], *, to_stderr: bool, tracebacks: bool) -> None:
         self._checks, self._to_stderr, self._tracebacks = checks, to_stderr, tracebacks
         self._ended = 0
+        self._began = time.monotonic()
+        self.doing = f"a first sandbox, which may take {FIRST_S:g} s"
+        """What is being done, and how long it may take."""
 
-    def say(self, doing: str) -> None:
+    def begin_next(self) -> None:
+        """Note that the next check begins, or the end."""
+        self._began, self.doing = time.monotonic(), "the end"
+        for check in self._checks[self._ended : self._ended + 1]:
+            name = f"{self._ended + 1}/{len(self._checks)} {check.group} {check.name}"
+            self.doing = f"{name}, which may take {check.limit_s:g} s"
         if sys.stderr.isatty():
-            click.echo(f"\r\x1b[K{doing}", err=True, nl=False)
+            click.echo(f"\r\x1b[K{self.doing}", err=True, nl=False)
+
+    async def tell(self) -> None:
+        """Say now and then what takes long."""
+        while True:
+            await asyncio.sleep(TELL_S)
+            lasts = time.monotonic() - self._began
+            if lasts >= TELL_S and not sys.stderr.isatty():
+                click.echo(f"for {lasts:.0f} s at: {self.doing}", err=True)
 
     def __call__(self, result: Result) -> None:
-        self.say("")
+        if sys.stderr.isatty():
+            click.echo("\r\x1b[K", err=True, nl=False)
         if result.outcome is not Outcome.NOT_APPLICABLE:  # those are told together at the end
             click.echo(as_row(result, self._checks), err=self._to_stderr)
         if result.traceback and self._tracebacks:
             click.echo(printable(result.traceback), err=True)
         self._ended += 1
-        for check in self._checks[self._ended : self._ended + 1]:
-            self.say(f"{self._ended + 1}/{len(self._checks)} {check.group} {check.name}")
+        self.begin_next()

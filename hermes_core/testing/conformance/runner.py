@@ -17,7 +17,7 @@ from hermes_core.testing.conformance.checks import Check
 from hermes_core.testing.conformance.expect import CheckFailed, NotApplicable
 from hermes_core.testing.conformance.kit import Kit, Rig, reason_of
 
-CLEANUP_S = 60.0
+CLEANUP_S = 30.0
 """How long a check may take in seconds to end what it made, after its own time."""
 
 MOST_HUNG = 3
