@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from hermes_core.agents.opening import open_exact_agent
     from hermes_core.agents.parsers.base import ParsedCall, ParsedText, ParseProblem, Parser
     from hermes_core.agents.retries import Endpoint
-    from hermes_core.aio import BrokenOff, LoopThread, SingleFlight, TaskSet, alongside
+    from hermes_core.aio import BrokenOff, LoopThread, SingleFlight, TaskSet, alongside, complete
     from hermes_core.cheats import Cheat, shell_cheat, shell_cheats, usual_cheats
     from hermes_core.cli.run_command import RunCommand, carry_out, chosen_agent
     from hermes_core.environment import Environment, EnvironmentConfig, FollowUp, Item, Need
@@ -269,6 +269,7 @@ _PLACES = {
     "read_profiles": "hermes_core.settings",
     "Sink": "hermes_core.sink",
     "cleanup_vm": "hermes_core.terminal",
+    "complete": "hermes_core.aio",
     "terminal_tool": "hermes_core.terminal",
     "ToolBackend": "hermes_core.tool_backend",
     "CallContext": "hermes_core.tools.base",
@@ -409,6 +410,7 @@ __all__ = [
     "checked_row",
     "chosen_agent",
     "cleanup_vm",
+    "complete",
     "context_digest",
     "export_run",
     "function_tool",
