@@ -30,6 +30,7 @@ from hermes_core.events import Events
 from hermes_core.sandbox.contract import (
     Backend,
     Capabilities,
+    Channel,
     Diagnosis,
     Isolation,
     Network,
@@ -606,6 +607,38 @@ async def test_a_bug_of_a_sandbox_is_told_as_one_and_once(world, caplog):
     with pytest.raises(ProvisionError, match=r"Box\.open\(\) raised NotImplementedError.*a bug in the plugin"):
         await world.pools[-1].start()
     assert "guest client failed" not in caplog.text
+
+
+class TextChannel(Channel):
+    """A channel in text mode."""
+
+    async def read(self, n: int) -> Any:
+        return "text"
+
+    async def write(self, data: bytes) -> None: ...
+
+    async def wait(self) -> int:
+        return 0
+
+    async def aclose(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("opened", "told"),
+    [
+        (None, r"Box\.open\(\) raised TypeError: it returned None, which is not a Channel"),
+        (TextChannel(), r"TextChannel\.read\(\) raised TypeError: it returned 'text', which is not bytes"),
+    ],
+)
+async def test_a_wrong_answer_of_a_sandbox_or_channel_is_told_as_a_bug(world, monkeypatch, opened, told):
+    async def open_it(self: Any, argv: Any, *, env: Any = None) -> Any:
+        return opened
+
+    monkeypatch.setattr(Box, "open", open_it)
+    provisioner = Provisioner(world.provider, isolation=Isolation.USER, owner="me")
+    world.pools.append(Pool(SandboxConfig(slots_per_sandbox=2, max_sandboxes=2), provisioner, Events()))
+    with pytest.raises(ProvisionError, match=f"{told}.*a bug in the plugin"):
+        await world.pools[-1].start()
 
 
 async def test_a_guest_that_does_not_start_takes_its_sandbox_with_it(world):

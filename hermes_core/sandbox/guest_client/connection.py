@@ -89,7 +89,7 @@ class GuestConnection:
     async def next(self) -> tuple[dict[str, Any], bytes] | None:
         """Return the next frame; None at the end of the stream."""
         while not self._frames:
-            data = await self.channel.read(1 << 18)
+            data = await self._read()
             if not data:
                 return None
             try:
@@ -97,6 +97,17 @@ class GuestConnection:
             except wire.FrameError as error:
                 raise ChannelLost(f"garbage on the channel: {error}", sandbox_id=self._sandbox_id) from error
         return self._frames.popleft()
+
+    async def _read(self) -> bytes:
+        try:
+            data = await self.channel.read(1 << 18)
+            if not isinstance(data, bytes | bytearray | memoryview):
+                raise TypeError(f"it returned {data!r:.80}, which is not bytes")
+            return data
+        except (HermesError, TimeoutError):
+            raise
+        except Exception as error:
+            raise plugin_fault(self.channel, "read", error, sandbox_id=self._sandbox_id) from error
 
 
 async def greet(
