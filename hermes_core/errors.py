@@ -274,3 +274,20 @@ def plugin_fault(made_by_plugin: object, method: str, error: Exception, **where:
         retryable=False,
         **where,
     )
+
+
+def wrong_answer(made_by_plugin: object, method: str, answer: object, wanted: str, **where: Any) -> ProvisionError:
+    """Return the error for something that a backend, its sandbox or channel should not have returned.
+
+    Args:
+        made_by_plugin: the backend, sandbox or channel.
+        method: its method that returned `answer`.
+        wanted: what it should have returned: "a Sandbox".
+        where: see `HermesError`.
+    """
+    return ProvisionError(
+        f"{type(made_by_plugin).__name__}.{method}() returned {answer!r:.80}, which is not {wanted}",
+        hint="a bug in the plugin",
+        retryable=False,
+        **where,
+    )

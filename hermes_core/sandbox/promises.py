@@ -9,7 +9,7 @@ from dataclasses import fields
 from enum import Enum
 
 from hermes_core.aio import exits_are_errors
-from hermes_core.errors import HermesError, PluginError, describe, plugin_fault
+from hermes_core.errors import HermesError, PluginError, describe, plugin_fault, wrong_answer
 from hermes_core.sandbox.contract import (
     Backend,
     Capabilities,
@@ -29,6 +29,10 @@ _METHODS = {
     "builds": ("CanBuild", ("prepare_image",)),
 }
 """For each capability that has methods: the protocol that describes them, and their names."""
+
+
+_KINDS = {"sandbox_id": str, "owner": str, "creation_id": str, "created": int | float, "status": SandboxStatus}
+"""The types of what a `SandboxInfo` says."""
 
 
 def check_declarations(backend: Backend, what: str) -> None:
@@ -108,12 +112,12 @@ def levels_of(backend: Backend, config: SandboxConfig) -> frozenset[Isolation]:
     """
     try:
         found: object = backend.levels(config)
-        if not (isinstance(found, AbstractSet) and all(isinstance(each, Isolation) for each in found)):
-            raise TypeError(f"it returned {found!r:.80}, which is not a set of Isolation")
     except HermesError:
         raise
     except Exception as error:
         raise plugin_fault(backend, "levels", error) from error
+    if not (isinstance(found, AbstractSet) and all(isinstance(each, Isolation) for each in found)):
+        raise wrong_answer(backend, "levels", found, "a set of Isolation")
     return backend.capabilities.isolation & found
 
 
@@ -125,24 +129,20 @@ async def listed(backend: Backend, owner: str | None = None) -> list[SandboxInfo
     """
     try:
         found: object = await backend.list(owner)
-        if not isinstance(found, Sequence) or isinstance(found, str):
-            raise TypeError(f"it returned {found!r:.80}, which is not a list of SandboxInfo")
-        return [_info(each) for each in found]
     except HermesError:
         raise
     except Exception as error:
         raise plugin_fault(backend, "list", error) from error
-
-
-def _info(found: object) -> SandboxInfo:
-    if not isinstance(found, SandboxInfo):
-        raise TypeError(f"it returned a list with {found!r:.80}, which is not a SandboxInfo")
-    kinds = {"sandbox_id": str, "owner": str, "creation_id": str, "created": int | float, "status": SandboxStatus}
-    for key, kind in kinds.items():
-        if not isinstance(getattr(found, key), kind):
-            wanted = getattr(kind, "__name__", kind)
-            raise TypeError(f"{key} of a SandboxInfo is {getattr(found, key)!r:.80}, which is not a {wanted}")
-    return found
+    if not isinstance(found, Sequence) or isinstance(found, str):
+        raise wrong_answer(backend, "list", found, "a list of SandboxInfo")
+    for each in found:
+        if not isinstance(each, SandboxInfo):
+            raise wrong_answer(backend, "list", found, f"a list of SandboxInfo: it has {each!r:.80}")
+        for key, kind in _KINDS.items():
+            if not isinstance(getattr(each, key), kind):
+                said = f"{key} of a SandboxInfo is {getattr(each, key)!r:.80}"
+                raise wrong_answer(backend, "list", found, f"right: {said}, not a {getattr(kind, '__name__', kind)}")
+    return list(found)
 
 
 async def diagnosis_of(backend: Backend) -> Diagnosis:

@@ -69,16 +69,16 @@ async def test_a_list_is_returned_as_it_is(answer: Any) -> None:
 @pytest.mark.parametrize(
     ("answer", "told"),
     [
-        (None, "it returned None, which is not a list of SandboxInfo"),
+        (None, "returned None, which is not a list of SandboxInfo"),
         ("paper-1", "which is not a list of SandboxInfo"),
-        (["paper-1"], "it returned a list with 'paper-1', which is not a SandboxInfo"),
+        (["paper-1"], "which is not a list of SandboxInfo: it has 'paper-1'"),
         ([replace(INFO, created=datetime.datetime.now())], "created of a SandboxInfo is datetime"),  # type: ignore[arg-type]
-        ([replace(INFO, status="up")], "status of a SandboxInfo is 'up', which is not a SandboxStatus"),  # type: ignore[arg-type]
+        ([replace(INFO, status="up")], "status of a SandboxInfo is 'up', not a SandboxStatus"),  # type: ignore[arg-type]
         (KeyError("region"), "KeyError: 'region'"),
     ],
 )
 async def test_a_list_of_something_else_is_told(answer: Any, told: str) -> None:
-    with pytest.raises(ProvisionError, match=rf"^Paper\.list\(\) raised .*{told}.*a bug in the plugin"):
+    with pytest.raises(ProvisionError, match=rf"^Paper\.list\(\) .*{told}.*a bug in the plugin"):
         await listed(Paper(answer))
 
 
@@ -88,7 +88,7 @@ def test_levels_are_those_that_are_declared_too() -> None:
 
 @pytest.mark.parametrize("answer", [None, [Isolation.USER], {"user"}, ValueError("no such key")])
 def test_levels_of_another_type_are_told(answer: Any) -> None:
-    with pytest.raises(ProvisionError, match=r"^Paper\.levels\(\) raised .*a bug in the plugin"):
+    with pytest.raises(ProvisionError, match=r"^Paper\.levels\(\) (raised|returned) .*a bug in the plugin"):
         levels_of(Paper(answer), SandboxConfig())
 
 

@@ -286,6 +286,17 @@ class OpensNothing(FindsNothingWrong):
         return Closed((await super().create(spec))._inner, self)  # type: ignore[attr-defined]
 
 
+class OpensNone(FindsNothingWrong):
+    """`open` has no return."""
+
+    async def create(self, spec: SandboxSpec) -> Sandbox:
+        class Forgetful(SpoiltSandbox):
+            async def open(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> Any:
+                return None
+
+        return Forgetful((await super().create(spec))._inner, self)  # type: ignore[attr-defined]
+
+
 class RunsNothing(FindsNothingWrong):
     """A wrapper of every program fails, and says why on standard error."""
 
@@ -328,7 +339,11 @@ async def outcomes(backend: type[LocalBackend], *names: str) -> dict[str, Result
 
 @pytest.mark.parametrize(
     ("backend", "why"),
-    [(OpensNothing, "OSError: no such tunnel"), (RunsNothing, "exit status 3, stderr: no such flag")],
+    [
+        (OpensNothing, "OSError: no such tunnel"),
+        (OpensNone, "`open` returned None, which is not a Channel"),
+        (RunsNothing, "exit status 3, stderr: no such flag"),
+    ],
 )
 async def test_without_a_guest_the_contract_is_checked_and_the_rest_says_why_it_could_not_start(backend, why):
     seen = await outcomes(backend, "terminate_by_id", "exit_status_and_last_words", "killed_while_idle")
@@ -443,13 +458,13 @@ class Nameless(FindsNothingWrong):
 @pytest.mark.parametrize(
     ("backend", "reason"),
     [
-        (Forgetful, "`create` returned a NoneType, not a Sandbox"),
-        (Faulty, "KeyError: 'region'"),
-        (Nameless, "a Sandbox without `id`"),
+        (Forgetful, "returned None, which is not a Sandbox"),
+        (Faulty, "raised KeyError: 'region'"),
+        (Nameless, "which is not a Sandbox with an `id`"),
     ],
 )
 async def test_a_backend_that_makes_no_sandbox_is_told_once(backend: type[Broken], reason: str) -> None:
-    with pytest.raises(PluginError, match=f"no sandbox of backend 'broken' can be made: .*{reason}"):
+    with pytest.raises(ProvisionError, match=rf"^{backend.__name__}\.create\(\) .*{reason}.*a bug in the plugin"):
         await outcomes(backend, "one_creation_id_is_one_sandbox", "exit_status")
 
 
@@ -457,7 +472,7 @@ async def test_what_list_should_not_return_fails_the_checks_that_need_it() -> No
     seen = await outcomes(ListsIds, "one_creation_id_is_one_sandbox", "exit_status")
     first = seen["one_creation_id_is_one_sandbox"]
     assert first.outcome is Outcome.FAILED
-    assert "which is not a SandboxInfo" in first.reason and "a bug in the plugin" in first.reason
+    assert "which is not a list of SandboxInfo" in first.reason and "a bug in the plugin" in first.reason
     assert seen["exit_status"].outcome is Outcome.PASSED
 
 

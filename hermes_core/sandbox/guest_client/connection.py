@@ -19,6 +19,7 @@ from hermes_core.errors import (
     SlotLost,
     SlotUnclean,
     plugin_fault,
+    wrong_answer,
 )
 from hermes_core.sandbox.contract import Channel, Isolation, Network, Sandbox
 from hermes_core.sandbox.guest import wire
@@ -101,13 +102,13 @@ class GuestConnection:
     async def _read(self) -> bytes:
         try:
             data = await self.channel.read(1 << 18)
-            if not isinstance(data, bytes | bytearray | memoryview):
-                raise TypeError(f"it returned {data!r:.80}, which is not bytes")
-            return data
         except (HermesError, TimeoutError):
             raise
         except Exception as error:
             raise plugin_fault(self.channel, "read", error, sandbox_id=self._sandbox_id) from error
+        if not isinstance(data, bytes | bytearray | memoryview):
+            raise wrong_answer(self.channel, "read", data, "bytes", sandbox_id=self._sandbox_id)
+        return data
 
 
 async def greet(
@@ -130,7 +131,7 @@ async def greet(
             try:
                 opened = await sandbox.open(guest_argv(settings.state_dir, join=join))
                 if not isinstance(opened, Channel):
-                    raise TypeError(f"it returned {opened!r:.80}, which is not a Channel")
+                    raise wrong_answer(sandbox, "open", opened, "a Channel", sandbox_id=sandbox.id)
                 channel = opened
             except (HermesError, TimeoutError):
                 raise

@@ -12,7 +12,15 @@ from functools import partial
 from typing import Literal, cast
 
 from hermes_core.aio import SingleFlight, TaskSet, alongside, complete
-from hermes_core.errors import HermesError, InfraError, NoPythonError, PolicyError, ProvisionError, plugin_fault
+from hermes_core.errors import (
+    HermesError,
+    InfraError,
+    NoPythonError,
+    PolicyError,
+    ProvisionError,
+    plugin_fault,
+    wrong_answer,
+)
 from hermes_core.sandbox.commands import PREPARE
 from hermes_core.sandbox.contract import (
     Backend,
@@ -204,15 +212,13 @@ class Provisioner:
                     made = await self.backend.create(spec)
                 else:
                     made = await cast(CanSnapshot, self.backend).restore(spec, snapshot_id)
-            if not isinstance(made, Sandbox):
-                raise TypeError(f"it returned {made!r:.80}, which is not a Sandbox")
-            if not isinstance(getattr(made, "id", None), str):
-                raise TypeError("it returned a Sandbox without `id`")
-            return made
         except HermesError:
             raise
         except Exception as error:
             raise plugin_fault(self.backend, method, error) from error
+        if not (isinstance(made, Sandbox) and isinstance(getattr(made, "id", None), str)):
+            raise wrong_answer(self.backend, method, made, "a Sandbox with an `id`")
+        return made
 
     async def _tell_slowness(self, method: str, spec: SandboxSpec) -> None:
         """Say now and then that a sandbox is still being made. There is no limit: an image may have to be fetched."""

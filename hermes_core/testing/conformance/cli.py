@@ -46,7 +46,7 @@ def conformance(ctx: click.Context, /, backend: str, as_json: bool, only_list: b
     """Test BACKEND against the backend contract, and measure its speed.
 
     Prints each check when it ends; with --json these lines go to standard error. Exits with 0 if no check failed, 1 if
-    one did or the backend is broken, 2 for wrong use, and 3 if the backend can't be used here.
+    one did, 2 for wrong use, and 3 if the backend makes no sandbox here or does not close.
     """
     if only_list:
         click.echo(as_list(chosen(given["groups"], given["names"])))
@@ -54,14 +54,10 @@ def conformance(ctx: click.Context, /, backend: str, as_json: bool, only_list: b
     checks = chosen(given.pop("groups"), given.pop("names"))
     rows = _Rows(checks, to_stderr=as_json, tracebacks=bool(ctx.find_root().params.get("traceback")))
     try:
-        report = asyncio.run(_report(ctx.obj or 0, backend, checks, rows, **given))
+        report = asyncio.run(_report(ctx.obj or 0, backend, checks, rows, as_json=as_json, **given))
     except KeyboardInterrupt:
         click.echo(f"broken off at: {rows.doing}", err=True)
         raise
-    if as_json:
-        click.echo(json.dumps(report.to_dict(), indent=2))
-    else:
-        click.echo(as_end(report))
     ctx.exit(0 if report.sound else EXIT_BROKEN)
 
 
@@ -71,6 +67,7 @@ async def _report(
     checks: Sequence[Check],
     rows: _Rows,
     *,
+    as_json: bool,
     config: Path | None,
     isolation: str | None,
 ) -> Report:
@@ -80,7 +77,10 @@ async def _report(
         with _quiet() if not verbose else nullcontext():
             async with alongside(rows.tell()), Rig(runtime, backend, profile, isolation=isolation) as rig:
                 rows.begin_next()
-                return await run(rig, checks, on_result=rows)
+                report = await run(rig, checks, on_result=rows)
+        # Before the runtime is closed, at which a backend may fail.
+        click.echo(json.dumps(report.to_dict(), indent=2) if as_json else as_end(report))
+        return report
 
 
 @contextmanager
@@ -103,7 +103,7 @@ class _Rows:
         self._checks, self._to_stderr, self._tracebacks = checks, to_stderr, tracebacks
         self._ended = 0
         self._began = time.monotonic()
-        self.doing = f"a first sandbox, which may take {FIRST_S:g} s"
+        self.doing = f"the `create` of a first sandbox, which may take {FIRST_S:g} s"
         """What is being done, and how long it may take."""
 
     def begin_next(self) -> None:

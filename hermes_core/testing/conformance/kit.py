@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-from hermes_core.errors import BUG_HINT, HermesError, PluginError, PolicyError, ProvisionError
+from hermes_core.errors import HermesError, PluginError, PolicyError, ProvisionError, plugin_fault, wrong_answer
 from hermes_core.runtime import Runtime
 from hermes_core.sandbox.commands import Slot, SlotCommands
 from hermes_core.sandbox.contract import (
@@ -66,6 +66,7 @@ class Ran:
 
 async def ran(channel: Channel, stdin: bytes = b"") -> Ran:
     """Send the program its input, and wait for its end."""
+    expect(isinstance(channel, Channel), f"`open` returned {channel!r:.80}, which is not a Channel")
     try:
         if stdin:
             await channel.write(stdin)
@@ -263,14 +264,9 @@ class Rig:
                 f"backend {self.name!r} made and ended no sandbox within {FIRST_S:g} s",
                 hint="look at what its `create`, `terminate` and `list` wait for",
             ) from error
-        except Exception as error:  # what comes after the try is a matter for the checks
-            if not tried and isinstance(error, HermesError):
-                raise
+        except Exception:  # what comes after the try is a matter for the checks
             if not tried:
-                raise PluginError(
-                    f"no sandbox of backend {self.name!r} can be made: {reason_of(error)}",
-                    hint=BUG_HINT,
-                ) from error
+                raise
         return not self.no_guest
 
 
@@ -404,11 +400,16 @@ class Kit:
         """Return what the backend creates, which the caller ends.
 
         Raises:
-            CheckFailed: it is no sandbox.
+            HermesError: the backend raised it, raised something else, or returned no sandbox.
         """
-        sandbox = await self.backend.create(spec)
-        expect(isinstance(sandbox, Sandbox), f"`create` returned a {type(sandbox).__name__}, not a Sandbox")
-        expect(isinstance(getattr(sandbox, "id", None), str), "`create` returned a Sandbox without `id`")
+        try:
+            sandbox = await self.backend.create(spec)
+        except HermesError:
+            raise
+        except Exception as error:
+            raise plugin_fault(self.backend, "create", error) from error
+        if not (isinstance(sandbox, Sandbox) and isinstance(getattr(sandbox, "id", None), str)):
+            raise wrong_answer(self.backend, "create", sandbox, "a Sandbox with an `id`")
         return sandbox
 
     @asynccontextmanager
