@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import fields
 from enum import Enum
@@ -16,6 +16,7 @@ from hermes_core.sandbox.contract import (
     Diagnosis,
     Isolation,
     Network,
+    Sandbox,
     SandboxConfig,
     SandboxInfo,
     SandboxStatus,
@@ -119,6 +120,26 @@ def levels_of(backend: Backend, config: SandboxConfig) -> frozenset[Isolation]:
     if not (isinstance(found, AbstractSet) and all(isinstance(each, Isolation) for each in found)):
         raise wrong_answer(backend, "levels", found, "a set of Isolation")
     return backend.capabilities.isolation & found
+
+
+async def created(backend: Backend, method: str, make: Callable[[], Awaitable[object]]) -> Sandbox:
+    """Return the sandbox that the backend makes.
+
+    Args:
+        method: the backend's method that `make` calls: `create` or `restore`.
+
+    Raises:
+        HermesError: the method raised it, raised something else, or returned no sandbox.
+    """
+    try:
+        made = await make()
+    except HermesError:
+        raise
+    except Exception as error:
+        raise plugin_fault(backend, method, error) from error
+    if not (isinstance(made, Sandbox) and isinstance(getattr(made, "id", None), str)):
+        raise wrong_answer(backend, method, made, "a Sandbox with an `id`")
+    return made
 
 
 async def listed(backend: Backend, owner: str | None = None) -> list[SandboxInfo]:

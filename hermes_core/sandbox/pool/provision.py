@@ -13,13 +13,10 @@ from typing import Literal, cast
 
 from hermes_core.aio import SingleFlight, TaskSet, alongside, complete
 from hermes_core.errors import (
-    HermesError,
     InfraError,
     NoPythonError,
     PolicyError,
     ProvisionError,
-    plugin_fault,
-    wrong_answer,
 )
 from hermes_core.sandbox.commands import PREPARE
 from hermes_core.sandbox.contract import (
@@ -42,7 +39,7 @@ from hermes_core.sandbox.pool.cost import Meter
 from hermes_core.sandbox.pool.leases import Client, PooledSandbox
 from hermes_core.sandbox.pool.preparation import NewSandbox
 from hermes_core.sandbox.pool.profile_check import check_profile, slots_per_sandbox
-from hermes_core.sandbox.promises import listed
+from hermes_core.sandbox.promises import created, listed
 
 log = logging.getLogger(__name__)
 
@@ -206,19 +203,11 @@ class Provisioner:
 
     async def _create(self, spec: SandboxSpec, snapshot_id: str | None) -> Sandbox:
         method = "create" if snapshot_id is None else "restore"
-        try:
-            async with alongside(self._tell_slowness(method, spec)):
-                if snapshot_id is None:
-                    made = await self.backend.create(spec)
-                else:
-                    made = await cast(CanSnapshot, self.backend).restore(spec, snapshot_id)
-        except HermesError:
-            raise
-        except Exception as error:
-            raise plugin_fault(self.backend, method, error) from error
-        if not (isinstance(made, Sandbox) and isinstance(getattr(made, "id", None), str)):
-            raise wrong_answer(self.backend, method, made, "a Sandbox with an `id`")
-        return made
+        async with alongside(self._tell_slowness(method, spec)):
+            if snapshot_id is None:
+                return await created(self.backend, method, lambda: self.backend.create(spec))
+            restore = cast(CanSnapshot, self.backend).restore
+            return await created(self.backend, method, lambda: restore(spec, snapshot_id))
 
     async def _tell_slowness(self, method: str, spec: SandboxSpec) -> None:
         """Say now and then that a sandbox is still being made. There is no limit: an image may have to be fetched."""

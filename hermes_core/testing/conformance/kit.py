@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-from hermes_core.errors import HermesError, PluginError, PolicyError, ProvisionError, plugin_fault, wrong_answer
+from hermes_core.errors import HermesError, PluginError, PolicyError, ProvisionError
 from hermes_core.runtime import Runtime
 from hermes_core.sandbox.commands import Slot, SlotCommands
 from hermes_core.sandbox.contract import (
@@ -25,7 +25,7 @@ from hermes_core.sandbox.contract import (
     SandboxSpec,
     SandboxStatus,
 )
-from hermes_core.sandbox.promises import diagnosis_of, levels_of, listed
+from hermes_core.sandbox.promises import created, diagnosis_of, levels_of, listed
 from hermes_core.testing.conformance.expect import SHOWN, CheckFailed, NotApplicable, expect, same
 from hermes_core.tool_backend import ToolBackend
 from hermes_core.validation import validated
@@ -402,15 +402,7 @@ class Kit:
         Raises:
             HermesError: the backend raised it, raised something else, or returned no sandbox.
         """
-        try:
-            sandbox = await self.backend.create(spec)
-        except HermesError:
-            raise
-        except Exception as error:
-            raise plugin_fault(self.backend, "create", error) from error
-        if not (isinstance(sandbox, Sandbox) and isinstance(getattr(sandbox, "id", None), str)):
-            raise wrong_answer(self.backend, "create", sandbox, "a Sandbox with an `id`")
-        return sandbox
+        return await created(self.backend, "create", lambda: self.backend.create(spec))
 
     @asynccontextmanager
     async def made(self, spec: SandboxSpec) -> AsyncIterator[Sandbox]:
