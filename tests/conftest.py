@@ -193,6 +193,16 @@ def require() -> Callable[[str, str | None], None]:
 
 
 @pytest.fixture(scope="session")
+def isolates(require: Callable[[str, str | None], None]) -> None:
+    """Namespaces can be made here: local sandboxes have a root of their own."""
+    from hermes_core.sandbox.contract import Isolation
+    from hermes_core.sandbox.local.backend import LocalBackend
+
+    allowed = Isolation.USER in LocalBackend().capabilities.isolation
+    require("local", None if allowed else "this host allows no namespaces")
+
+
+@pytest.fixture(scope="session")
 def swe_tasks(require: Callable[[str, str | None], None]) -> Path:
     """The folder of real SWE-smith tasks: HERMES_SWE_TASKS, or `shared/swe_tasks` beside the checkout."""
     folder = Path(os.environ.get("HERMES_SWE_TASKS") or ROOT.parent / "shared" / "swe_tasks")

@@ -15,7 +15,6 @@ import pytest
 from click.testing import CliRunner
 
 from hermes_core.cli.main import main
-from hermes_core.sandbox.contract import Isolation
 from hermes_core.sandbox.local.backend import LocalBackend
 
 LONGEST = 700
@@ -105,13 +104,6 @@ def tasks(tmp_path: Path) -> Callable[..., str]:
         return f"--env.dataset_name={name}"
 
     return write
-
-
-@pytest.fixture(scope="session")
-def isolates(require: Callable[[str, str | None], None]) -> None:
-    """Local sandboxes have a root of their own here."""
-    allowed = Isolation.USER in LocalBackend().capabilities.isolation
-    require("local", None if allowed else "this host allows no namespaces")
 
 
 @pytest.fixture(scope="session")

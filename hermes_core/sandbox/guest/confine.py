@@ -249,10 +249,17 @@ def _enter_namespaces(sock: socket.socket, plan: Plan) -> None:
         inside_uid=plan.uid or 0,
         inside_gid=plan.uid or 0,
     )
+    told, tell = os.pipe2(os.O_CLOEXEC)
     pid = os.fork()
     if pid:
         _tell(sock, {"init": pid})
+        os.write(tell, b"x")
         os._exit(0)
+    os.close(tell)
+    # The guest has to know our number before it hears of us: by it, it opens the pipes of commands.
+    if not os.read(told, 1):
+        os._exit(0)
+    os.close(told)
     if plan.net_namespace:
         namespaces.loopback_up()
     binds, symlinks = mounts.system_binds(plan.visible)

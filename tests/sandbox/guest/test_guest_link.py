@@ -1,4 +1,5 @@
-"""A slot's parent that dies before it has said a word, and one that does not see its own child yet."""
+"""A slot's parent that dies before it has said a word, one that does not see its own child yet, and one that is faster
+than the process that made it."""
 
 import subprocess
 import sys
@@ -66,3 +67,43 @@ def test_a_command_that_ends_before_proc_shows_it(grace, status):
     """Else it is never ended: it is taken for gone, and then its slot is emptied, with the neighbours in it."""
     done = subprocess.run([sys.executable, "-c", HIDDEN, str(grace)], capture_output=True, text=True, timeout=60)
     assert done.stdout.splitlines()[1:] == [str({"exit": "1", "status": status})], done.stderr
+
+
+# The process that makes namespaces is slow to tell the number of their first process.
+SLOW_MAKER = """\
+import os, sys, time
+from hermes_core.sandbox.guest import confine, link
+from hermes_core.sandbox.guest.loop import Loop
+from hermes_core.sandbox.guest.workspace import Workspace
+
+tell = confine._tell
+def tell_late(sock, message):
+    time.sleep(0.3)
+    tell(sock, message)
+confine._tell = tell_late
+base = sys.argv[1]
+os.mkdir(base + "/root")
+os.makedirs(base + "/.slots/spares")
+os.makedirs(base + "/prepared/shared")
+plan = confine.Plan(
+    workspace=Workspace(base, 0, None), mechanism="namespace", uid=None, counted_as=None, layers=None, lists=None,
+    user_namespace=os.geteuid() != 0, net_namespace=True, umask=0o022, max_processes=0, process_memory=0,
+    max_files=1024, visible=[], scratch=base + "/root", wipe=False, swept=[],
+)
+loop = Loop()
+def hear(message, fds):
+    print(message, born.pid not in (None, maker))
+    loop.stop()
+born = link.Link(loop, plan, hear, loop.stop)
+maker = born.pid
+loop.run()
+"""
+
+
+@pytest.mark.usefixtures("isolates")
+def test_a_parent_is_known_by_its_number_before_it_is_heard_of(tmp_path):
+    """Else the pipes of its first command are sought with the process that made it: the output was lost."""
+    tmp_path.chmod(0o755)
+    arguments = [sys.executable, "-c", SLOW_MAKER, str(tmp_path)]
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "{'ready': True} True\n", done.stderr

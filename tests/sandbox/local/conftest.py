@@ -113,13 +113,6 @@ def host(request: pytest.FixtureRequest, isolates: None) -> Iterator[Host]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-@pytest.fixture(scope="session")
-def isolates(require: Callable[[str, str | None], None]) -> None:
-    """Sandboxes with namespaces can be made here."""
-    allowed = Isolation.USER in LocalBackend().capabilities.isolation
-    require("local", None if allowed else "this host allows no namespaces")
-
-
 class Tools:
     """What every scenario needs."""
 

@@ -418,7 +418,8 @@ def test_slots_users_have_names_and_the_hosts_lists_stay(host, level: Isolation)
                 wanted = f"agent{number}" if host.root and level is Isolation.USER else "agent"
                 run = backend.commands(slot).run
                 result = await run(["python3", "-c", program])
-                names, homes, writable, root = json.loads(result.text or result.error_text)
+                assert result.text.startswith("["), result
+                names, homes, writable, root = json.loads(result.text)
                 assert names == [wanted] * 4 and len(set(homes)) == 1 and f"slot_{number}" in homes[0]
                 assert (writable, root) == ([], "root")
                 said = await run(r"whoami; id -un; id -gn; PS1='\u ' bash --norc -i 2>&1 </dev/null")
