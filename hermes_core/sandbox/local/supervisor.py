@@ -288,31 +288,42 @@ def enter(request: dict[str, Any]) -> int:
         os.write(2, f"the sandbox is not there: {error.strerror or error}\n".encode())
         return NOT_THERE
     reader, writer = os.pipe()
+    told, tell = os.pipe()
     child = os.fork()  # only a child is in the pid namespace
     if child == 0:
-        _leave_to_init(request, writer)
+        os.close(tell)
+        _leave_to_init(request, told, writer)
     os.close(writer)
-    _silence()  # a copy of ours would keep the program's readers and writers from seeing its end
+    os.close(told)
     os.waitpid(child, 0)
+    try:
+        os.write(tell, b"x")
+    except BrokenPipeError:  # the sandbox has ended
+        pass
+    _silence()  # a copy of ours would keep the program's readers and writers from seeing its end
     return (os.read(reader, 1) or bytes([128 + _SIGKILL]))[0]  # nothing: it was killed with the sandbox
 
 
-def _leave_to_init(request: dict[str, Any], report: int) -> NoReturn:
+def _leave_to_init(request: dict[str, Any], told: int, report: int) -> NoReturn:
     """Start the program below a waiting process that is an orphan inside, so that the sandbox's init reaps it.
 
     As our own child it would be left to the host's init if we were killed. Until that one has reaped it, which some
-    inits never do, the kernel can't end the pid namespace.
+    inits never do, the kernel can't end the pid namespace. The same holds for the process that this is called in, so
+    the program begins when `told` says that it has been reaped: from then on, whoever has the program's first output
+    may kill us.
     """
     try:
         if os.fork() == 0:
-            _wait_for_program(request, report)
+            _wait_for_program(request, told, report)
     finally:
         os._exit(0)
 
 
-def _wait_for_program(request: dict[str, Any], report: int) -> NoReturn:
+def _wait_for_program(request: dict[str, Any], told: int, report: int) -> NoReturn:
     """Run the program and report its exit status, 128 + n for signal n."""
     try:
+        if not os.read(told, 1):  # its caller has been killed
+            os._exit(0)
         child = os.fork()
         if child == 0:
             _be_program(request)
