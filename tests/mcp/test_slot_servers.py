@@ -104,9 +104,9 @@ async def test_a_call_has_a_time_limit_and_the_server_lives_on(slot: SlotCommand
 async def test_calls_at_the_same_time(slot: SlotCommands) -> None:
     async with opened(slot, a=real(), b=real()) as call:
         began = time.monotonic()
-        waits = [call(f"{name}__wait", seconds=1) for name in "ab" for _ in range(5)]
+        waits = [call(f"{name}__wait", seconds=2) for name in "ab" for _ in range(5)]
         assert {done.output for done in await asyncio.gather(*waits)} == {"waited"}
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 15
 
 
 LIES = {

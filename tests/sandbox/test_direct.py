@@ -272,7 +272,7 @@ async def test_a_time_limit_kills_what_the_command_started(slot):
     began = time.monotonic()
     result = await slot.run("echo before; sleep 987.1 & sleep 987.1; echo after", timeout_s=0.3)
     assert result.timed_out and result.returncode == 124 and result.stdout == b"before\n"
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 20
     assert await gone("sleep 987[.]1")
 
 
@@ -289,7 +289,7 @@ async def test_exit_124_is_not_a_time_out_and_a_signal_is_told(slot):
 async def test_a_process_that_keeps_the_output_open_does_not_hold_the_command(slot):
     began = time.monotonic()
     assert (await slot.run("echo started; sleep 987.2 &")).stdout == b"started\n"
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 20
     assert running("sleep 987[.]2")
 
 

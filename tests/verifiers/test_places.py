@@ -48,7 +48,7 @@ async def test_who_waits_for_a_place_can_be_cancelled(tmp_path: Path) -> None:
         await asyncio.sleep(0.1)
         waiting[0].cancel()
     assert isinstance((await asyncio.gather(*waiting, return_exceptions=True))[0], asyncio.CancelledError)
-    await asyncio.wait_for(_hold(places), 1)
+    await asyncio.wait_for(_hold(places), 20)
 
 
 async def _hold(places: Places) -> None:
@@ -63,4 +63,4 @@ async def test_the_place_of_a_killed_process_is_free(tmp_path: Path) -> None:
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(_hold(Places(tmp_path, 1)), 0.2)
         holder.kill()
-    await asyncio.wait_for(_hold(Places(tmp_path, 1)), 1)
+    await asyncio.wait_for(_hold(Places(tmp_path, 1)), 20)
