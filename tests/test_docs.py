@@ -19,6 +19,7 @@ import hermes_core
 from hermes_core.agents.base import AgentSettings
 from hermes_core.envs.runner import run_rollouts
 from hermes_core.envs.validate import validate
+from hermes_core.errors import ChannelLost
 from hermes_core.runtime import Runtime
 from hermes_core.testing.scripted_server import Call, ScriptedServer, ToolScript, call
 from hermes_core.tools.base import CallContext
@@ -180,6 +181,42 @@ async def test_the_guide_to_agents_asks_a_model(tmp_path: Path) -> None:
         await agent.aclose()
     assert (seen[0]["reward"], seen[0]["model"], seen[0]["stop_reason"]) == (1.0, "scripted", "finished")
     assert [called["name"] for called in seen[0]["calls"]] == ["terminal"]
+
+
+async def test_the_guide_to_backends_has_a_channel_over_frames(tmp_path: Path) -> None:
+    (code,) = [
+        block for block in blocks("docs/writing-a-backend.md", "python") if "AcmeChannel(SocketChannel)" in block
+    ]
+    names: dict[str, Any] = {}
+    exec(code, names)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked = json.loads(await reader.readline())["argv"]
+        given = await reader.readexactly(5)
+        frames = [
+            b"o" + bytes([0, 0, 0, 5]) + given,
+            b"e" + bytes([0, 0, 0, 3]) + b"oh!",
+            b"x" + bytes([0, 0, 0, 1]) + b"3",
+        ]
+        for byte in b"".join(frames[: len(asked)]):
+            writer.write(bytes([byte]))
+            await writer.drain()
+        writer.close()
+
+    address = str(tmp_path / "socket")
+    async with await asyncio.start_unix_server(serve, address):
+        for argv, status in ((["cat", "-", "x"], 3), (["cat", "-"], None)):
+            channel = await names["start"](address, argv)
+            await channel.write(b"hello")
+            assert await channel.read(100) == b"hello"
+            if status is None:
+                with pytest.raises(ChannelLost, match="too early"):
+                    await channel.read(100)
+            else:
+                assert (await channel.read(100), await channel.wait(), channel.stderr_tail) == (b"", status, "oh!")
+            await channel.aclose()
+    with pytest.raises(ChannelLost, match="does not answer"):
+        await names["start"](str(tmp_path / "nowhere"), ["true"])
 
 
 async def test_the_guide_to_sinks_sends_records_again(tmp_path: Path) -> None:

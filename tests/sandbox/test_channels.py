@@ -351,6 +351,16 @@ async def test_a_stream_that_ends_too_early_for_its_frames_is_a_lost_channel() -
     await channel.aclose()
 
 
+async def test_frames_that_make_no_sense_are_a_lost_channel() -> None:
+    near, far = socket.socketpair()
+    channel = SocketChannel(near, wait=lambda: 0, unpack=lambda data: bytes([int(data)]))
+    far.sendall(b"no number")
+    with pytest.raises(ChannelLost, match="ValueError: invalid literal"):
+        await asyncio.wait_for(everything(channel), 20)
+    await channel.aclose()
+    far.close()
+
+
 async def test_tls_goes_through_in_both_directions(tls: tuple[ssl.SSLContext, ssl.SSLContext]) -> None:
     """What OpenSSL has decrypted already makes no descriptor ready."""
     near, far = socket.socketpair()

@@ -27,7 +27,7 @@ class SocketChannel(Channel):
         wait: blocks until there is an exit status, and returns it. Called once, in a thread, when `SocketChannel.wait`
             is first called. Raises once `close` was called.
         unpack: returns the standard output in the bytes that have arrived. Called with every piece, and with `b""` at
-            the end, where it raises `OSError` if that is too early.
+            the end, where it raises `OSError` if that is too early. The channel is lost with what it raises.
         early: data of the stream that was read before the channel was made.
         ended: blocks until it knows whether the program has ended; called in a thread while nothing can be sent. For
             transports that keep a stream open whose program ended without reading its input. The channel ends then.
@@ -140,7 +140,7 @@ class SocketChannel(Channel):
                     return
         except _NOT_NOW:
             return
-        except OSError as error:
+        except Exception as error:  # also `unpack`'s, which would be lost in the event loop
             self._fail(error)
 
     def _feed(self, data: bytes) -> None:
