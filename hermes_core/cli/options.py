@@ -38,7 +38,13 @@ class DottedCommand(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Remove the dotted options, and pass the others to click."""
         rest, ctx.meta[_DOTTED] = split_dotted(args, self.sections)
-        return super().parse_args(ctx, rest)
+        try:
+            return super().parse_args(ctx, rest)
+        except click.NoSuchOption as error:
+            if error.option_name.startswith("--"):
+                written = " or ".join(f"--{section}.{error.option_name[2:]}" for section in self.sections)
+                error.message = f"{error.message.rstrip('.')}; if it is a setting, write {written}."
+            raise
 
 
 Written = Mapping[str, str | None]

@@ -33,6 +33,7 @@ MODEL = ["rollout", "tasks", "TASKS", "--model", "m", "--base-url", "http://127.
         ([*ORACLE, "--env.disabled_toolsets=fil"], ["unknown toolset 'fil'", "did you mean 'file'?"]),
         ([*ORACLE, "--env.distribution=balancd"], ["unknown distribution 'balancd'", "did you mean 'balanced'?"]),
         ([*ORACLE, "--jsn"], ["no such option '--jsn'", "--json"]),
+        ([*ORACLE, "--tone", "kind"], ["no such option '--tone'", "--env.tone or --backend.tone or --agent.tone"]),
         # values
         ([*ORACLE, "--concurrency", "0"], ["concurrency must be at least 1, not 0"]),
         ([*ORACLE, "--concurrency", "-3"], ["concurrency must be at least 1, not -3"]),
