@@ -68,6 +68,9 @@ API = {
 }
 """The pages of the API: title, first sentence, and the modules of `hermes_core` whose public names are on it."""
 
+OF_MODULES = {"backends": ("hermes_core.sandbox.uids.reserve", "hermes_core.sandbox.uids.UidBlock")}
+"""What is on a page besides: names that are imported from their modules."""
+
 
 def pages():
     """Return the text of every generated page."""
@@ -90,6 +93,8 @@ def api(page):
     names = [name for name in hermes_core.__all__ if page_of(name) == page and not name.startswith("__")]
     intro = f"{summary} Import these names from `hermes_core`."
     entries = [f"::: {place_of(name)}.{name}" for name in sorted(names, key=str.lower)]
+    if page in OF_MODULES:
+        entries += ["Import these names from their modules.", *(f"::: {name}" for name in OF_MODULES[page])]
     return "\n\n".join([f"# {title}", intro, *entries]) + "\n"
 
 

@@ -43,7 +43,8 @@ class DottedCommand(click.Command):
         except click.NoSuchOption as error:
             if error.option_name.startswith("--"):
                 written = " or ".join(f"--{section}.{error.option_name[2:]}" for section in self.sections)
-                error.message = f"{error.message.rstrip('.')}; if it is a setting, write {written}."
+                said = f"{error.message.rstrip('.')}; if it is a setting, write {written}."
+                raise click.NoSuchOption(error.option_name, said, error.possibilities, error.ctx) from error
             raise
 
 
