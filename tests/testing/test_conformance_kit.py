@@ -564,6 +564,30 @@ async def test_after_some_checks_that_hang_no_more_are_run(monkeypatch: pytest.M
     assert f"{len(report.not_run)} checks were not run" in as_end(report)
 
 
+@pytest.mark.full
+async def test_a_check_that_holds_up_the_loop_and_then_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own limit and that of what it does when it is over are both past when the loop goes on."""
+
+    class Listed(Broken):
+        async def list(self, owner: str | None = None) -> Any:
+            if hanging:
+                await asyncio.sleep(1000)
+            return await super().list(owner)
+
+    async def hangs(_: conformance.Kit) -> None:
+        time.sleep(1)
+        await asyncio.sleep(1000)
+
+    hanging = False
+    monkeypatch.setattr(runner, "CLEANUP_S", 0.2)
+    async with Runtime(plugins=[Plugin(Listed)]) as runtime, Rig(runtime, "broken") as rig:
+        hanging = True
+        check = dataclasses.replace(chosen(["contract"])[0], function=hangs, limit_s=0.2)
+        result = await asyncio.wait_for(runner.run_one(rig, check), 60)
+        hanging = False
+    assert (result.outcome, result.hung) == (Outcome.FAILED, True)
+
+
 class DeclaresMore(FindsNothingWrong):
     """Declares a level that its sandboxes can't give."""
 

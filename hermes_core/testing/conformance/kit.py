@@ -307,11 +307,22 @@ class Kit:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        await self.aclose(failed=error is not None)
+
+    async def aclose(self, *, failed: bool = False) -> None:
+        """End what the check has left.
+
+        Args:
+            failed: the check's own error comes first.
+
+        Raises:
+            CheckFailed: sandboxes were left.
+        """
         await self._stack.aclose()
         left = await self.listed()
         for info in left:
             await self.backend.terminate_id(info.sandbox_id)
-        if left and error is None:
+        if left and not failed:
             raise CheckFailed(f"sandboxes were left: {', '.join(info.sandbox_id for info in left)}")
 
     @property

@@ -6,7 +6,7 @@ import asyncio
 import time
 import traceback
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -107,7 +107,8 @@ async def run_one(rig: Rig, check: Check) -> Result:
     level = rig.level if check.level is None else check.level
     outcome, reason, where, hung = Outcome.PASSED, "", "", False
     try:
-        async with _limited(check.limit_s + CLEANUP_S, f"not ended {CLEANUP_S:g} s after its time"):
+        # For a check that goes on when its time is over.
+        async with _limited(check.limit_s + 2 * CLEANUP_S, f"not ended {2 * CLEANUP_S:g} s after its time"):
             await _try(rig, check, level)
     except NotApplicable as error:
         outcome, reason = Outcome.NOT_APPLICABLE, reason_of(error)
@@ -124,13 +125,35 @@ async def _try(rig: Rig, check: Check, level: Isolation) -> None:
     if rig.no_slots and check.group != "contract":
         raise CheckFailed(rig.no_slots)
     try:
-        async with _limited(check.limit_s, f"not done within {check.limit_s:g} s"), Kit(rig, level) as kit:
+        async with _ended(Kit(rig, level)) as kit, _limited(check.limit_s, f"not done within {check.limit_s:g} s"):
             await check.function(kit)
     except NotApplicable:
         raise
     except Exception:
-        await rig.replace(level)
+        async with _cleanup():
+            await rig.replace(level)
         raise
+
+
+@asynccontextmanager
+async def _ended(kit: Kit) -> AsyncIterator[Kit]:
+    """Limit the time that the kit's end takes, from when it begins.
+
+    A limit that began earlier could be lost: the event loop may have been held up until it and the check's own were
+    both over, and then a task is cancelled once for both.
+    """
+    try:
+        yield kit
+    except BaseException:
+        async with _cleanup():
+            await kit.aclose(failed=True)
+        raise
+    async with _cleanup():
+        await kit.aclose()
+
+
+def _cleanup() -> AbstractAsyncContextManager[None]:
+    return _limited(CLEANUP_S, f"what it had made was not ended within {CLEANUP_S:g} s")
 
 
 @asynccontextmanager
