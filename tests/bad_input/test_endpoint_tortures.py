@@ -20,7 +20,7 @@ import pytest
 from hermes_core.testing.scripted_server import Answer, Fault, Reply, ScriptedServer, call
 
 FOR_GOOD = 3600.0
-AGENT_S = 2.0
+AGENT_S = 3.0
 """The agent's time limit. All troubles that pass last longer, or need longer in sum."""
 
 PATIENCE_S = 2.0
@@ -34,7 +34,7 @@ class Torture:
 
     fault: Fault | None = None
     """The answer of the failing server; None: nobody listens."""
-    seconds: float = 3.0
+    seconds: float = 4.5
     share: int = 1
     """Of this many requests, one meets the fault."""
     drip_s: tuple[float, float] = (0.0, 0.0)
@@ -59,8 +59,8 @@ TORTURES = {
     "429 for a while": Torture(Fault(429, headers={"Retry-After": "1"}), says=("HTTP 429", "answers again")),
     "500 in half of the answers": Torture(Fault(500, "oops"), FOR_GOOD - 1, share=2),
     "dead for a while": Torture(None, says=("no connection", "answers again")),
-    "slow headers": Torture(drip_s=(0.15, 0), request_s=30, waited=False),
-    "slow bytes": Torture(drip_s=(0, 0.2), request_s=30, waited=False),
+    "slow headers": Torture(drip_s=(0.25, 0), request_s=30, waited=False),
+    "slow bytes": Torture(drip_s=(0, 0.3), request_s=30, waited=False),
     "bytes without end": Torture(Fault(body=b" " * 100_000), drip_s=(0, 0.05), says=("no answer in time",)),
     "a Retry-After below zero": lie("-5"),
     "a Retry-After of a year": lie("31536000"),

@@ -328,7 +328,7 @@ PASSES = {
     "404 for a while": (Fault(404, "reloading"), 2),
     "401 for a while": (Fault(401, "reloading"), 2),
     "503 for a while": (Fault(503, "reloading"), 2),
-    "hangs for a while": (HANGS, 1),
+    "hangs for a while": (HANGS, 4),
     "slow": (Fault(delay_s=0.5, body=b"late"), 2),
 }
 
@@ -342,7 +342,7 @@ def once(names: Iterable[str], *first: str) -> list[Any]:
 def test_trouble_that_passes_costs_no_rollout(hermes, tasks, serve, records, level, name):
     tortured = Tortured(*PASSES[name])
     rows = [{"id": f"t{n}", "check": "test -f a"} for n in range(12)]
-    patience = ["--agent.request_timeout_s=0.7", "--agent.max_retry_wait_s=0.3", "--rollout-timeout", "2"]
+    patience = ["--agent.request_timeout_s=0.7", "--agent.max_retry_wait_s=0.3", "--rollout-timeout", "4"]
     done = hermes("rollout", "tasks", tasks(*rows), *serve(tortured), *patience, "--out", "out", *level)
     assert (done.code, "12 of 12 scored, 12 solved" in done.out) == (0, True), done.out + done.err
     assert {record["stop_reason"] for record in records()} == {"finished"}

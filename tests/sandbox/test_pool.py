@@ -39,7 +39,7 @@ from hermes_core.sandbox.contract import (
     SandboxInfo,
     SandboxStatus,
 )
-from hermes_core.sandbox.pool import provision
+from hermes_core.sandbox.pool import cost, provision
 from hermes_core.sandbox.pool.cost import CostLimitReached, Meter
 from hermes_core.sandbox.pool.leases import Lease, Turns
 from hermes_core.sandbox.pool.pool import LEAVING_BESIDE, Pool
@@ -928,8 +928,9 @@ async def test_the_price_of_a_sandbox():
             SandboxConfig(**wrong)
 
 
-async def test_growth_stops_before_the_leases_do(world):
-    pool = world.pool(min_sandboxes=0, max_sandboxes=3, slots_per_sandbox=1, prices=DEAR, max_cost=60.0)
+async def test_growth_stops_before_the_leases_do(world, monkeypatch):
+    monkeypatch.setattr(cost, "GROWTH_PART", 0.05)
+    pool = world.pool(min_sandboxes=0, max_sandboxes=3, slots_per_sandbox=1, prices=DEAR, max_cost=300.0)
     first = await take(pool)
     await until(lambda: not pool.meter.may_grow)
     assert not pool.meter.spent
@@ -939,7 +940,7 @@ async def test_growth_stops_before_the_leases_do(world):
     await pool.release(first, reset=True)
     again = await queued
     await until(lambda: pool.meter.spent)
-    with pytest.raises(CostLimitReached, match=r"of its max_cost 60, and no slot is given any more"):
+    with pytest.raises(CostLimitReached, match=r"of its max_cost 300, and no slot is given any more"):
         await take(pool)
     await pool.release(again, reset=True)
     await until(lambda: world.provider.living == {})
@@ -952,8 +953,9 @@ async def test_who_waits_is_told_when_the_money_is_spent(world):
         await take(pool)
 
 
-async def test_who_has_nothing_to_wait_for_is_told_when_growth_stops(world):
-    pool = world.pool(min_sandboxes=0, max_sandboxes=1, slots_per_sandbox=1, prices=DEAR, max_cost=60.0)
+async def test_who_has_nothing_to_wait_for_is_told_when_growth_stops(world, monkeypatch):
+    monkeypatch.setattr(cost, "GROWTH_PART", 0.05)
+    pool = world.pool(min_sandboxes=0, max_sandboxes=1, slots_per_sandbox=1, prices=DEAR, max_cost=2000.0)
     await take(pool)
     await until(lambda: not pool.meter.may_grow)
     queued = asyncio.create_task(take(pool))

@@ -101,6 +101,7 @@ async def test_neutral_settings_are_taken(client: httpx.AsyncClient) -> None:
     assert (await client.post("/generate", json=body)).status_code == 200
 
 
+@pytest.mark.loop_stall(0.5)
 async def test_requests_at_once_are_batches_and_stall_no_loop(
     client: httpx.AsyncClient, engine: Engine, loop_lag: None
 ) -> None:
