@@ -8,7 +8,7 @@ import dataclasses
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -542,49 +542,46 @@ async def test_a_backend_whose_first_sandbox_never_comes_is_told_so(monkeypatch:
         await outcomes(Hangs, "terminate_by_id")
 
 
-@pytest.mark.full
-async def test_after_some_checks_that_hang_no_more_are_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Listed(Broken):
-        """It hangs after it was tried."""
-
-        async def list(self, owner: str | None = None) -> Any:
-            if hanging:
-                await asyncio.sleep(1000)
-            return await super().list(owner)
+class HangsLater(Broken):
+    """Its `list` hangs once it was tried."""
 
     hanging = False
+
+    async def list(self, owner: str | None = None) -> Any:
+        if self.hanging:
+            await asyncio.sleep(1000)
+        return await super().list(owner)
+
+
+@pytest.fixture
+async def hanging(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Rig]:
+    """A rig whose backend hangs until the test is over."""
     monkeypatch.setattr(runner, "CLEANUP_S", 0.2)
-    async with Runtime(plugins=[Plugin(Listed)]) as runtime, Rig(runtime, "broken") as rig:
-        hanging = True
-        checks = [dataclasses.replace(each, limit_s=0.2) for each in chosen(["contract"])]
-        report = await run(rig, checks)
-        hanging = False
+    async with Runtime(plugins=[Plugin(HangsLater)]) as runtime, Rig(runtime, "broken") as rig:
+        HangsLater.hanging = True
+        yield rig
+        HangsLater.hanging = False
+
+
+@pytest.mark.full
+async def test_after_some_checks_that_hang_no_more_are_run(hanging: Rig) -> None:
+    checks = [dataclasses.replace(each, limit_s=0.2) for each in chosen(["contract"])]
+    report = await run(hanging, checks)
     assert len(report.checks) == runner.MOST_HUNG and not report.sound
     assert report.not_run == tuple(each.name for each in checks[runner.MOST_HUNG :])
     assert f"{len(report.not_run)} checks were not run" in as_end(report)
 
 
 @pytest.mark.full
-async def test_a_check_that_holds_up_the_loop_and_then_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_check_that_holds_up_the_loop_and_then_hangs_is_ended(hanging: Rig) -> None:
     """Its own limit and that of what it does when it is over are both past when the loop goes on."""
-
-    class Listed(Broken):
-        async def list(self, owner: str | None = None) -> Any:
-            if hanging:
-                await asyncio.sleep(1000)
-            return await super().list(owner)
 
     async def hangs(_: conformance.Kit) -> None:
         time.sleep(1)
         await asyncio.sleep(1000)
 
-    hanging = False
-    monkeypatch.setattr(runner, "CLEANUP_S", 0.2)
-    async with Runtime(plugins=[Plugin(Listed)]) as runtime, Rig(runtime, "broken") as rig:
-        hanging = True
-        check = dataclasses.replace(chosen(["contract"])[0], function=hangs, limit_s=0.2)
-        result = await asyncio.wait_for(runner.run_one(rig, check), 60)
-        hanging = False
+    check = dataclasses.replace(chosen(["contract"])[0], function=hangs, limit_s=0.2)
+    result = await asyncio.wait_for(runner.run_one(hanging, check), 60)
     assert (result.outcome, result.hung) == (Outcome.FAILED, True)
 
 
