@@ -157,6 +157,9 @@ async def test_setup_refuses_a_base_that_is_no_catalog(swe_dataset, base, tmp_pa
         ({"test_cmd": "pytest | tail"}, "more than one command"),
         ({"pythonpath": "../x"}, "leaves the checkout"),
         ({"requirements": [], "requirements_file": "missing.txt"}, "missing.txt"),
+        ({"requirements": [], "requirements_file": "/etc/passwd"}, "leads out of the folder"),
+        ({"bundle": "/etc/passwd"}, "leads out of the folder"),
+        ({"bundle": "./../../../../../../../etc/passwd"}, "leads out of the folder|is missing"),
     ],
 )
 async def test_setup_names_what_is_wrong_in_repos_json(swe_dataset, tmp_path, change, message):

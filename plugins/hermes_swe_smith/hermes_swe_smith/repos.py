@@ -66,7 +66,7 @@ class RepoEntry(BaseModel):
     repo: str
     """The name, as in the rows' `repo`."""
     bundle: str
-    """A git bundle, relative to `repos.json`."""
+    """A git bundle in the folder of `repos.json`, relative to it."""
     base_commit: str = Field(pattern=r"^[0-9a-f]{40}$")
     """The commit of the clean tree."""
     python: str = Field(default="", pattern=r"^((>=)?\d+\.\d+)?$")
@@ -74,7 +74,7 @@ class RepoEntry(BaseModel):
     requirements: tuple[str, ...] = ()
     """Pinned packages for the tests, pytest among them."""
     requirements_file: str | None = None
-    """A file of pinned packages, relative to `repos.json`; used when `requirements` is empty."""
+    """A file of pinned packages in the folder of `repos.json`, relative to it; used when `requirements` is empty."""
     pythonpath: str = "."
     """Directories of the checkout that the project is imported from, separated by `:`."""
     test_cmd: str = "python -m pytest"
@@ -192,10 +192,10 @@ def _read_listing(path: Path) -> dict[str, RepoEntry]:
 
 
 def _from_entry(entry: RepoEntry, folder: Path, commit: str) -> Source:
-    bundle = folder / entry.bundle
+    bundle = _inside(folder, entry.bundle)
     requirements = entry.requirements
     if not requirements and entry.requirements_file:
-        lines = (folder / entry.requirements_file).read_text(encoding="utf-8").splitlines()
+        lines = _inside(folder, entry.requirements_file).read_text(encoding="utf-8").splitlines()
         requirements = tuple(line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#"))
     pythonpath = tuple(part.strip("/") or "." for part in entry.pythonpath.split(":"))
     if any(".." in part.split("/") for part in pythonpath):
@@ -210,6 +210,17 @@ def _from_entry(entry: RepoEntry, folder: Path, commit: str) -> Source:
         pythonpath=pythonpath,
         command=TestCommand.parse(entry.test_cmd),
     )
+
+
+def _inside(folder: Path, name: str) -> Path:
+    """Return a file that a stranger's listing names.
+
+    Raises:
+        ValueError: the name leads elsewhere.
+    """
+    if not name or name.startswith("/") or ".." in name.split("/"):
+        raise ValueError(f"{name!r} leads out of the folder of repos.json")
+    return folder / name
 
 
 def _digest(*parts: str) -> str:

@@ -37,31 +37,42 @@ def test_of_a_path_only_objects_and_names_are_sent(repository: Path, tmp_path: P
     (repository / ".git/config").write_text("[core]\n\tfsmonitor = touch /tmp/never\n")
     (repository / ".git/hooks").mkdir(exist_ok=True)
     (repository / ".git/hooks/post-checkout").write_text("#!/bin/sh\n")
-    (repository / ".git/refs/heads/link").symlink_to("/etc/passwd")
     os.mkfifo(repository / ".git/objects/pipe")
     origin = Origin.parse(str(repository))
-    (repository / ".git/refs/heads/link").unlink()
     sent = unpacked(origin, tmp_path / "sent")
     assert sorted(path.name for path in sent.iterdir()) == ["HEAD", "objects", "refs"]
     assert git(tmp_path, "clone", "-q", str(sent), "clone") == b""
     assert (tmp_path / "clone/a.py").read_text() == "A = 1\n"
 
 
-def test_a_link_among_the_names_is_not_followed(repository: Path) -> None:
-    (repository / ".git/refs/heads/link").symlink_to("/etc/passwd")
-    with pytest.raises(DatasetError, match="can't be read"):
+@pytest.mark.parametrize(
+    "part", [".git", ".git/HEAD", ".git/packed-refs", ".git/refs", ".git/refs/heads", ".git/objects", ".git/objects/ab"]
+)
+def test_nothing_of_another_place_is_sent(part: str, repository: Path, tmp_path: Path) -> None:
+    """Links, wherever they are: before, those to folders were followed, or their objects left out."""
+    elsewhere = tmp_path / "elsewhere"
+    if (repository / part).exists():
+        (repository / part).rename(elsewhere)
+    else:
+        elsewhere.mkdir()
+    (repository / part).symlink_to(elsewhere)
+    with pytest.raises((DatasetError, UsageError), match=r"is a link|part of another repository") as refused:
         list(Origin.parse(str(repository)).archive())
+    assert "git clone --no-local" in refused.value.hint
 
 
-def test_a_worktree_is_sent_with_the_objects_of_its_repository(repository: Path, tmp_path: Path) -> None:
-    git(repository, "worktree", "add", "-q", "-b", "other", str(tmp_path / "tree"))
-    write_files(tmp_path / "tree", {"b.py": "B = 2\n"})
-    git(tmp_path / "tree", "add", "-A")
-    git(tmp_path / "tree", "commit", "-q", "-m", "more")
-    git(repository, "pack-refs", "--all")
-    sent = unpacked(Origin.parse(str(tmp_path / "tree")), tmp_path / "sent")
-    git(tmp_path, "clone", "-q", str(sent), "clone")
-    assert (tmp_path / "clone/b.py").exists()
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [(".git", "gitdir: {}/.git"), (".git/commondir", "{}/.git"), (".git/objects/info/alternates", "{}/.git/objects")],
+)
+def test_a_part_of_another_repository_is_refused(file: str, text: str, repository: Path, tmp_path: Path) -> None:
+    given = tmp_path / "given"
+    if file != ".git":
+        git(tmp_path, "clone", "-q", str(repository), str(given))
+    write_files(given, {file: text.format(repository) + "\n"})
+    with pytest.raises((DatasetError, UsageError), match=r"another repository") as refused:
+        list(Origin.parse(str(given)).archive())
+    assert "git clone --no-local" in refused.value.hint
 
 
 @pytest.mark.parametrize(
@@ -83,10 +94,6 @@ def test_what_is_no_repository_is_refused(repository: Path, tmp_path: Path) -> N
         Origin.parse(str(tmp_path / "nothing"))
     with pytest.raises(UsageError, match="git init"):
         Origin.parse(str(tmp_path))
-    (repository / ".git/objects/info").mkdir(exist_ok=True)
-    (repository / ".git/objects/info/alternates").write_text("/elsewhere\n")
-    with pytest.raises(DatasetError, match="borrows objects"):
-        list(Origin.parse(str(repository)).archive())
     for ref in ("--upload-pack=x", "", "a..b", "a b", "HEAD@{1}", "x\n"):
         with pytest.raises(UsageError):
             check_ref(ref)

@@ -33,16 +33,13 @@ class Origin:
     url: str | None = None
     bundle: Path | None = None
     git_dir: Path | None = None
-    """The directory with HEAD."""
-    common_dir: Path | None = None
-    """The directory with the objects: another one than `git_dir` for a worktree."""
 
     @classmethod
     def parse(cls, given: str) -> Origin:
         """Recognise what was named. Blocking.
 
         Raises:
-            UsageError: it is nothing of these.
+            UsageError: it is nothing of these, or shares another repository's files.
         """
         if _URL.match(given):
             return cls(given, url=given)
@@ -51,16 +48,15 @@ class Origin:
             return cls(given, bundle=path)
         if not path.exists():
             raise UsageError(f"there is no repository {given}", hint="give a path, a bundle, or https://…")
-        git_dir = path / ".git" if (path / ".git").exists() else path
-        if git_dir.is_file():
-            git_dir = _pointed_to(git_dir, "gitdir:")
-        common = _pointed_to(git_dir / "commondir") if (git_dir / "commondir").is_file() else git_dir
-        if not (git_dir / "HEAD").is_file() or not (common / "objects").is_dir():
+        git_dir = path / ".git" if os.path.lexists(path / ".git") else path
+        if (git_dir != path and not stat.S_ISDIR(git_dir.lstat().st_mode)) or os.path.lexists(git_dir / "commondir"):
+            raise UsageError(f"{given} is a part of another repository", hint=_clone(path))
+        if not os.path.lexists(git_dir / "HEAD") or not (git_dir / "objects").is_dir():
             raise UsageError(
                 f"{given} is not a git repository",
                 hint=f"make one of it: `git init`, `git add -A` and `git commit -m clean` in {given}",
             )
-        return cls(given, git_dir=git_dir, common_dir=common)
+        return cls(given, git_dir=git_dir)
 
     @property
     def name(self) -> str:
@@ -76,23 +72,21 @@ class Origin:
         """Yield a tar of a path's git directory: what git needs to read commits from it. Blocking.
 
         Raises:
-            DatasetError: it can't be read, borrows objects of another repository, or is too large.
+            DatasetError: it can't be read, needs files of another place, or is too large.
         """
         assert self.git_dir is not None
-        assert self.common_dir is not None
-        if (self.common_dir / "objects/info/alternates").exists():
-            raise DatasetError(
-                f"{self.given} borrows objects of another repository",
-                hint="give a bundle: `git bundle create FILE HEAD`",
-            )
+        if os.path.lexists(self.git_dir / "objects/info/alternates"):
+            raise DatasetError(f"{self.given} borrows objects of another repository", hint=_clone(self.given))
         for name in ("refs", "objects"):  # without them git sees no repository, and they may hold no file
             info = tarfile.TarInfo(name)
             info.type, info.mode = tarfile.DIRTYPE, 0o755
             yield info.tobuf(tarfile.PAX_FORMAT)
         left = MAX_BYTES
         for name in _NAMES:
-            top = (self.git_dir if name == "HEAD" else self.common_dir) / name
+            top = self.git_dir / name
             for path in _files(top):
+                if path.is_symlink():
+                    raise DatasetError(f"{path} is a link, which may lead anywhere", hint=_clone(self.given))
                 arcname = f"{name}/{path.relative_to(top)}" if path != top else name
                 try:
                     size, data = _read(path)
@@ -120,19 +114,19 @@ def check_ref(ref: str) -> str:
     return ref
 
 
-def _pointed_to(file: Path, word: str = "") -> Path:
-    """Return the directory that a small file names."""
-    text = file.read_text(encoding="utf-8", errors="surrogateescape")[:4096].strip().removeprefix(word).strip()
-    return file.parent / text
+def _clone(given: Path | str) -> str:
+    return f"if you trust what it leads to, clone it, and give the clone: `git clone --no-local {given} DIR`"
 
 
 def _files(top: Path) -> Iterator[Path]:
-    if top.is_file():
+    """Yield a file, or the files of a folder, and links to either in place of what they lead to."""
+    if top.is_symlink() or top.is_file():
         yield top
         return
     for folder, directories, names in os.walk(top):  # it does not follow links
         directories.sort()
-        yield from (Path(folder, name) for name in sorted(names))
+        links = [name for name in directories if Path(folder, name).is_symlink()]
+        yield from (Path(folder, name) for name in sorted([*names, *links]))
 
 
 def _read(path: Path) -> tuple[int, Iterator[bytes]]:
