@@ -77,22 +77,15 @@ class WrittenCall:
 class _Way:
     """A way to put an answer into a conversation, to render what comes after it."""
 
-    whole_past: bool
-    """Whether to render the whole past. Some templates need it, but long conversations then take longer with each
-    turn."""
     content: bool
     """Whether the mark is also the answer's content. Gemma 4 writes content after the tools' results."""
     calls: int | None
-    """Maximum number of its calls. Llama 3.1 makes one at a time."""
+    """Maximum number of calls of one answer. Llama 3.1 makes one at a time."""
     text_arguments: bool
     """Whether the arguments are JSON text. Most templates take mappings; DeepSeek's take text."""
 
 
-_WAYS = tuple(
-    itertools.starmap(_Way, itertools.product((False, True), (True, False), (None, 1), (False, True)))  # in this order
-)
-_PLAIN_WAYS = tuple(_Way(past, content=True, calls=None, text_arguments=False) for past in (False, True))
-"""Ways for an answer without calls."""
+_WAYS = tuple(itertools.starmap(_Way, itertools.product((True, False), (None, 1), (False, True))))  # in this order
 
 
 class Chat:
@@ -214,7 +207,8 @@ class Chat:
         The answer itself is not rendered, because a template would write it differently from how the model did.
         Instead, a mark that nothing in the conversation can contain is rendered, and the text after it is taken. The
         first time that a conversation has this shape, the messages after the answer are marked as well, to check that
-        all of them are rendered.
+        all of them are rendered. The whole past is rendered with it, because templates look at it: Cohere's number all
+        calls of a conversation.
 
         Raises:
             UsageError: the template refuses the conversation, does not end the answer with an end token, or leaves out
@@ -222,7 +216,7 @@ class Chat:
         """
         shape = ("after", *_shape(messages[answered:]))
         refusal: UsageError | None = None
-        for way in _WAYS if messages[answered].get("tool_calls") else _PLAIN_WAYS:
+        for way in _WAYS:
             try:
                 if (shape, way) not in self._whole:
                     since, marks = _marked(messages[answered + 1 :])
@@ -277,16 +271,18 @@ class Chat:
     ) -> Prompt:
         """Return what follows the answer, when it is rendered this way."""
         mark = _mark()
+        said = [
+            {**message, "tool_calls": message["tool_calls"][: way.calls]} if message.get("tool_calls") else message
+            for message in messages
+        ]
         calls = [
             {**call, "function": {**call["function"], "arguments": json.dumps({"at": mark})}}
-            for call in messages[answered].get("tool_calls") or ()
-        ][: way.calls]
-        first = next(place for place, message in enumerate(messages) if message["role"] == "assistant")
-        past = messages[:answered] if way.whole_past else messages[:first]
-        answer: Message = {"role": "assistant", "content": mark if way.content else ""}
+            for call in said[answered].get("tool_calls") or ()
+        ]
+        said[answered] = {"role": "assistant", "content": mark if way.content or not calls else ""}
         if calls:
-            answer["tool_calls"] = calls
-        text = self._render([*past, answer, *messages[answered + 1 :]], tools, as_text=way.text_arguments)
+            said[answered]["tool_calls"] = calls
+        text = self._render(said, tools, as_text=way.text_arguments)
         _, found, tail = text.rpartition(mark)
         tokens = self._encode(tail) if found else []
         begin = next((place for place, token in enumerate(tokens) if token in self.end_tokens), None)
