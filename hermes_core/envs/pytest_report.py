@@ -5,7 +5,9 @@ Two processes, both started with this file's text as an argument, so that nothin
 - The supervisor never runs anything of the project. It holds the only way back to the driver (its standard output),
   can't be traced or read by processes of the same user, keeps the time, and takes outcomes from a pipe.
 - The test process imports pytest and this reporter before the project's directories become importable, so that nothing
-  in the project can take their place, and then runs the tests. It alone has the pipe's other end.
+  in the project can take their place, and then runs the tests. It alone has the pipe's other end. What it needs to send
+  an outcome is bound by then: tests may replace functions of the standard library, and builtins, also for longer than a
+  test, and may close descriptors.
 
 What code under test can still do, as it runs in the same process as pytest, is to change pytest itself in memory.
 `docs/threat-model.md` says so. What it can't do is to be counted as passed by dying, by hanging, by writing a file, or
@@ -22,20 +24,29 @@ before any test, and the report.
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import json
 import os
+import resource
 import selectors
 import signal
 import subprocess
 import sys
 import time
+from importlib.machinery import PathFinder
+from os import _exit, chdir, getpid, write
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # annotations are not evaluated, so newer syntax works on 3.8
     from collections.abc import Callable, Iterator
 
-LOADER = "import sys; exec(compile(sys.argv[1], '<pytest_report>', 'exec'), {'__name__': '__main__'})"
-"""The code for `python -c`. The text of this file is its first argument."""
+LOADER = """\
+import builtins, sys
+own = {'__name__': '__main__', '__builtins__': dict(vars(builtins))}
+exec(compile(sys.argv[1], '<pytest_report>', 'exec'), own)
+"""
+"""The code for `python -c`. The text of this file is its first argument. It has its own builtins, which no test
+replaces."""
 
 PASSED, FAILED, ERROR, SKIPPED, XFAILED, XPASSED, MISSING = "p", "f", "e", "s", "x", "X", "-"
 """One test's outcome as one character of the report's `outcomes`. Only `p` counts as passed."""
@@ -54,6 +65,9 @@ _OOM_KILLS = (
 )
 _PR_SET_DUMPABLE = 4
 _ROOM, _ROOM_INODES = 1 << 20, 10
+_DESCRIPTORS = 1 << 16
+
+_quoted = json.encoder.encode_basestring_ascii  # of C, so that nothing in it can be replaced
 
 
 def supervise(source: str) -> int:
@@ -319,7 +333,7 @@ def run_tests() -> None:
     config = json.loads(sys.stdin.buffer.read())
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
-    os.set_inheritable(config["results"], False)
+    config["results"] = _out_of_reach(config["results"])
     reporter = Reporter(config)
     sys.path.remove("")  # `python -c` puts this there
     try:
@@ -329,20 +343,36 @@ def run_tests() -> None:
             raise ImportError(f"pytest {pytest.__version__} is too old; version 7.0 or newer is needed")
     except BaseException as error:
         reporter.send(broken=f"{type(error).__name__}: {error}")
-        os._exit(3)
+        _exit(3)
     reporter.send(pytest=pytest.__version__)
     os.environ.update(config["env"])
     os.environ["PYTHONPATH"] = os.pathsep.join(config["import_path"])
     os.chdir(config["root"])
     sys.meta_path.append(reporter.later)
     sys.argv = ["pytest"]
-    if not reporter.files():
+    if not reporter.files:
         reporter.send(status=5, where="", text="none of the test files exists")
-        os._exit(0)
-    status = pytest.main(_arguments(config), plugins=[_as_plugin(reporter, pytest)])
+        _exit(0)
+    try:
+        reporter.status = pytest.main(_arguments(config), plugins=[_as_plugin(reporter, pytest)])
+    except Exception:  # a descriptor that a test has closed, for example
+        if reporter.status is None:
+            raise
     _flush()  # before the status, after which nobody reads on
-    reporter.send(status=int(status))
-    os._exit(0)
+    reporter.send(status=int(reporter.status))
+    _exit(0)
+
+
+def _out_of_reach(descriptor: int) -> int:
+    """Move a descriptor above all that a test can open, and may close in one go; no other program gets it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
+    try:
+        return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, most - 1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        os.close(descriptor)
 
 
 def _flush() -> None:
@@ -371,27 +401,54 @@ class Reporter:
         self.import_path = config["import_path"]
         self.later = _Later(self.import_path)
         self._doctests: dict[str, dict[str, tuple[str, int]]] = {}
+        paths = {node_id: self._file(node_id) for node_id in self.ids}
         for node_id, docstring in config["doctests"].items():
-            path, _, name = node_id.partition("::")
-            self._doctests.setdefault(path, {})[name] = docstring
-        others = {node_id.split("::")[0] for node_id in self.ids if node_id not in config["doctests"]}
+            if path := paths[node_id]:
+                self._doctests.setdefault(path, {})[node_id[len(path) + 2 :]] = docstring
+        others = {path for node_id, path in paths.items() if node_id not in config["doctests"]}
         self._only_doctests = {os.path.join(self.root, path) for path in self._doctests if path not in others}
+        self.files = sorted({*paths.values()} - {""}, key=_parts)
+        self._named = [*dict.fromkeys(map(self._argument, self.files))]
+        roots = set() if all(map(_is_readable, self.files)) else {self.root, os.path.realpath(self.root)}
+        ways = [path.split("/") for path in self.files]
+        self._leads = {os.path.join(root, *way[:end]) for root in roots for way in ways for end in range(len(way) + 1)}
         self._results = config["results"]
+        self._pid = getpid()
+        self.status: int | None = None
+        if self._doctests:
+            import doctest
+
+            self._finder: Any = doctest.DocTestFinder
+
+    def _file(self, node_id: str) -> str:
+        """Return the existing file of a test, or an empty string. Its path may contain anything that a name may."""
+        parts = node_id.split("::")
+        paths = ("::".join(parts[:end]) for end in range(1, len(parts) + 1))
+        return next((path for path in paths if os.path.isfile(os.path.join(self.root, path))), "")
+
+    def _argument(self, path: str) -> str:
+        """Return what names a file to pytest: the nearest directory above it if pytest would misread the path."""
+        while not _is_readable(path):
+            path = os.path.dirname(path)
+        return os.path.join(self.root, path) if self.cwd or not path else path
 
     def send(self, **event: Any) -> None:
-        data = json.dumps(event).encode() + b"\n"
+        """Send one event of texts and numbers. A forked child that goes on as if it were us has no say."""
+        if getpid() != self._pid:
+            return
+        fields = [
+            f"{_quoted(name)}: {_quoted(value) if isinstance(value, str) else value}" for name, value in event.items()
+        ]
+        data = ("{" + ", ".join(fields) + "}\n").encode()
         while data:
-            data = data[os.write(self._results, data) :]
+            data = data[write(self._results, data) :]
 
     def index_of(self, node_id: str) -> int | None:
         """Return the place of a test among the wanted ones, or None."""
         index = self.ids.get(node_id)
-        return self.ids.get(node_id.partition("[")[0]) if index is None and self._with_parameters else index
-
-    def files(self) -> list[str]:
-        """Return the existing files of the wanted tests, in the order in which pytest would collect them."""
-        files = {node_id.split("::")[0] for node_id in self.ids}
-        return [name for name in sorted(files, key=_parts) if os.path.isfile(os.path.join(self.root, name))]
+        if index is None and self._with_parameters:
+            return next((index for plain, index in self.ids.items() if node_id.startswith(plain + "[")), None)
+        return index
 
     def pytest_load_initial_conftests(self) -> None:
         """Put the project's directories first in `sys.path`. All plugins are loaded by now."""
@@ -413,11 +470,16 @@ class Reporter:
 
     def pytest_configure(self, config: Any) -> None:
         """Collect the wanted files, whatever the configuration collects by default."""
-        config.args = [os.path.join(self.root, name) for name in self.files()] if self.cwd else self.files()
+        config.args = self._named
         if hasattr(config, "ArgsSource"):
             config.args_source = config.ArgsSource.ARGS
         if self.cwd:  # only now: without arguments, pytest takes its configuration from the current directory
-            os.chdir(self.cwd)
+            chdir(self.cwd)
+
+    def pytest_ignore_collect(self, collection_path: Any) -> bool | None:
+        """Collect nothing beside the wanted files, where a directory stands for them."""
+        path = str(collection_path)
+        return True if self._leads and path not in self._leads and not path.endswith("/__init__.py") else None
 
     def pytest_pycollect_makemodule(self, module_path: Any) -> Iterator[None]:
         """Look for no tests in a source file that was named only for its doctests."""
@@ -427,16 +489,15 @@ class Reporter:
 
     def pytest_make_collect_report(self, collector: Any) -> Iterator[None]:
         """Use the given docstrings instead of the module's own."""
-        import doctest
-
-        finder: Any = doctest.DocTestFinder
-        find = finder.find
-        if collector.nodeid in self._doctests:
-            finder.find = _finding(self._doctests[collector.nodeid])
+        if collector.nodeid not in self._doctests:
+            yield
+            return
+        find = self._finder.find
+        self._finder.find = _finding(self._doctests[collector.nodeid])
         try:
             yield
         finally:
-            finder.find = find
+            self._finder.find = find
 
     def pytest_collection_modifyitems(self, items: list[Any]) -> Iterator[None]:
         """Keep only the wanted tests. Runs after all other hooks of this name."""
@@ -445,18 +506,31 @@ class Reporter:
 
     def pytest_collectreport(self, report: Any) -> None:
         if report.failed:
-            self.send(where=report.nodeid[:_WHERE_CHARS], text=report.longreprtext[-_TEXT_CHARS:])
+            self._explain(report)
+
+    def pytest_sessionfinish(self, exitstatus: int) -> None:
+        """Note how the tests ended. After this, pytest only tidies up."""
+        self.status = exitstatus
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         index = self.index_of(report.nodeid)
         outcome = _outcome(report)
         if index is None or outcome is None:
             return
+        self.send(index=index, outcome=outcome)
         if outcome in (FAILED, ERROR):
-            where, text = report.nodeid[:_WHERE_CHARS], report.longreprtext[-_TEXT_CHARS:]
-            self.send(index=index, outcome=outcome, where=where, text=text)
-        else:
-            self.send(index=index, outcome=outcome)
+            self._explain(report)
+
+    def _explain(self, report: Any) -> None:
+        try:
+            self.send(where=report.nodeid[:_WHERE_CHARS], text=report.longreprtext[-_TEXT_CHARS:])
+        except Exception:  # pytest makes the text with what the test may have replaced
+            pass
+
+
+def _is_readable(path: str) -> bool:
+    """Return whether pytest takes such an argument for the path that it is."""
+    return "[" not in path and "::" not in path
 
 
 def _parts(path: str) -> list[str]:
@@ -487,8 +561,6 @@ class _Later:
         self._import_path = import_path
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        from importlib.machinery import PathFinder
-
         return PathFinder.find_spec(name, self._import_path, target) if path is None else None
 
 

@@ -314,3 +314,58 @@ async def test_doctests_are_run_from_the_given_docstrings(project, source, outco
     given = {"mod.py::mod.double": ("\n    >>> double(2)\n    4\n    ", 1)}
     report = await project.run(*given, doctests=given)
     assert report.outcomes == {"mod.py::mod.double": outcome}, report
+
+
+REPLACED = {
+    "json.dumps": "p.setattr(json, 'dumps', no)",
+    "the whole of json": "p.setattr(json.JSONEncoder, 'encode', no); p.setattr(json.JSONEncoder, 'iterencode', no); "
+    "p.setattr(json.encoder, 'encode_basestring_ascii', no)",
+    "os.write": "p.setattr(os, 'write', no)",
+    "os._exit": "p.setattr(os, '_exit', no)",
+    "os.getpid": "p.setattr(os, 'getpid', lambda: 1)",
+    "the clock": "[p.setattr(time, name, lambda: 0.0) for name in ('time', 'monotonic', 'perf_counter')]",
+    "builtins": "[p.setattr(builtins, name, no) for name in ('open', 'print', 'input', 'max', 'sorted')]",
+    "modules": "[p.delitem(sys.modules, name) for name in ('json', 'os', 'doctest') if name in sys.modules]",
+    "the environment": "[p.delenv(name) for name in [*os.environ] if name != 'PYTEST_CURRENT_TEST']",
+    "a child that goes on": "os.fork() or p.setattr(sys, 'stdout', None)",
+}
+LASTING = ("json.dumps", "os.write", "os._exit", "os.getpid", "a child that goes on")
+"""pytest itself needs the others."""
+
+
+@pytest.mark.parametrize("scope", ["function", "module"])
+async def test_outcomes_arrive_whatever_tests_replace(project, scope):
+    chosen = REPLACED if scope == "function" else LASTING
+    lines = ["import builtins, json, os, sys, time, pytest", "def no(*_, **__): raise RuntimeError('replaced')"]
+    for number, name in enumerate(chosen):
+        lines += [f"@pytest.fixture(scope='{scope}')", f"def replaced{number}():"]
+        lines += ["    p = pytest.MonkeyPatch()", f"    {REPLACED[name]}", "    yield", "    p.undo()"]
+        lines += [f"def test_{number}(replaced{number}): pass", f"def test_{number}_after(): assert {number} >= 0"]
+    lines += ["def test_closed():", "    os.closerange(3, 4096)", "def test_fails(): assert 'the end' == 1"]
+    project.write(test_it__dot__py="\n".join(lines))
+    names = [f"test_{number}{after}" for number in range(len(chosen)) for after in ("", "_after")]
+    ids = [f"test_it.py::{name}" for name in (*names, "test_closed", "test_fails")]
+    report = await project.run(*ids, args=["-s"])
+    assert [report.outcomes[each] for each in ids] == ["passed"] * (len(ids) - 1) + ["failed"], report
+    assert report.complete, report
+    assert any("the end" in text for _, text in report.texts)
+
+
+PLACES = ("br[acket]", "br[acket", "a::b", "plain", "[", "::", "x[y]/::z")
+
+
+@pytest.mark.parametrize("cwd", [None, "tests"])
+async def test_a_path_may_contain_anything(project, cwd):
+    source = "import pytest\n@pytest.mark.parametrize('x', ['a.py::b', '[c]::d'])\ndef test_it(x): pass\n"
+    source += "def test_other(): open('ran', 'w')\n"
+    files = [f"tests/{place}/test_{number}.py" for number, place in enumerate(PLACES)]
+    for path in files:
+        project.put(path, source.encode())
+        project.put(path.replace("test_", "test_more_"), b"open('ran', 'w')\n")
+    ids = [f"{path}::test_it[{x}]" for path in files for x in ("a.py::b", "[c]::d")]
+    inside = cwd and str(project.root / cwd)
+    report = await project.run(*ids, cwd=inside)
+    assert set(report.outcomes.values()) == {"passed"}, report
+    plain = [f"{path}::test_it" for path in files]
+    assert all(map((await project.run(*plain, cwd=inside, with_parameters=True)).passed, plain))
+    assert not [*project.root.rglob("ran")]

@@ -37,7 +37,7 @@ def node_ids(names: Iterable[str], test_patch: str, where: str, *, drop: bool) -
     files = sorted(path for path in set(_CHANGED.findall(test_patch)) if _is_test_module(path))
     found = []
     for name in names:
-        if "::" in name and "[" in name and not name.endswith("]"):
+        if "::" in name and "[" in name[len(test_file(name)) :] and not name.endswith("]"):
             if not drop:
                 raise _refused(where, name, "whose name was cut off")
         elif "::" in name:
@@ -51,6 +51,12 @@ def node_ids(names: Iterable[str], test_patch: str, where: str, *, drop: bool) -
         else:
             raise _refused(where, name, f"without its file, and the test patch changes {len(files)} files of tests")
     return tuple(found)
+
+
+def test_file(node_id: str) -> str:
+    """Return the file of a pytest node id, relative to the checkout. Its path may contain `::` and `[`."""
+    path, python, _ = node_id.partition(".py::")
+    return path + ".py" if python else node_id.split("::", 1)[0]
 
 
 def _refused(where: str, name: str, reason: str) -> Refused:

@@ -27,7 +27,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 from hermes_core import DatasetError, checked_row
 from hermes_swe_smith import doctests
 from hermes_swe_smith.config import SweSmithConfig, image_name
-from hermes_swe_smith.names import node_ids
+from hermes_swe_smith.names import node_ids, test_file
 from hermes_swe_smith.r2e import as_swe_bench
 
 Variant = Literal["swe-smith", "swe-smith-2025", "oracle", "swe-bench", "r2e"]
@@ -130,8 +130,8 @@ class Task:
         """Return the names of possible doctests of a module, by file: `pkg.mod.func` in `pkg/mod.py`."""
         found: dict[str, list[str]] = {}
         for node_id in filter(_may_be_doctest, self.node_ids):
-            path, _, name = node_id.partition("::")
-            found.setdefault(path, []).append(name)
+            path = test_file(node_id)
+            found.setdefault(path, []).append(node_id[len(path) + 2 :])
         return found
 
     @property
@@ -140,14 +140,9 @@ class Task:
         return tuple(sorted({test_file(node_id) for node_id in self.fail_to_pass}))
 
 
-def test_file(node_id: str) -> str:
-    """Return the file of a pytest node id, relative to the checkout."""
-    return node_id.split("::", 1)[0]
-
-
 def _may_be_doctest(node_id: str) -> bool:
-    path, _, name = node_id.partition("::")
-    return bool(doctests.objects(path, name))
+    path = test_file(node_id)
+    return bool(doctests.objects(path, node_id[len(path) + 2 :]))
 
 
 def parse_row(row: Mapping[str, Any], where: str, config: SweSmithConfig) -> Task:

@@ -19,7 +19,7 @@ from hermes_swe_smith.make_tasks.project import File
 from hermes_swe_smith.make_tasks.sources import Unreadable, parsed
 from hermes_swe_smith.make_tasks.statement import plain
 from hermes_swe_smith.repos import Source, TestEnvironment
-from hermes_swe_smith.rows import Task
+from hermes_swe_smith.rows import Task, test_file
 from hermes_swe_smith.verify import run_tests
 from hermes_swe_smith.workspace import (
     OPERATION_TIMEOUT_S,
@@ -124,7 +124,7 @@ class Bench:
 
     def test_files(self, node_ids: Iterable[str]) -> set[str]:
         """Return the files of these tests, without sources whose only tests are doctests that can be read."""
-        return {node_id.split("::", 1)[0] for node_id in node_ids if node_id not in self._examples}
+        return {test_file(node_id) for node_id in node_ids if node_id not in self._examples}
 
     async def lay_out(self, slot: LeasedSlot, changes: Mapping[str, bytes]) -> Ground:
         """Put the repository into the slot, empty before, with other contents of some files."""
@@ -229,7 +229,7 @@ def _surveyed(output: bytes, files: Sequence[str]) -> Surveyed:
 
 def _usable(node_id: str) -> bool:
     """Return whether a row can have the test: `swe-smith` takes tests of `.py` files inside the checkout."""
-    path = node_id.split("::", 1)[0]
+    path = test_file(node_id)
     inside = path.endswith(".py") and not path.startswith("/") and ".." not in path.split("/")
     try:
         node_id.encode()

@@ -20,6 +20,8 @@ import json
 import os
 import sys
 import threading
+from importlib.machinery import PathFinder
+from os import _exit, getpid, write
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # annotations are not evaluated, so newer syntax works on 3.8
@@ -98,8 +100,6 @@ class Later:
         self._import_path = import_path
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        from importlib.machinery import PathFinder
-
         return PathFinder.find_spec(name, self._import_path, target) if path is None else None
 
 
@@ -167,13 +167,13 @@ class Survey:
 def main() -> None:
     """Run the survey. Never returns."""
     config = json.loads(sys.stdin.buffer.read())
-    answer = os.dup(1)
+    answer, ours, encode = os.dup(1), getpid(), json.JSONEncoder().encode  # before tests replace what is needed
     os.dup2(2, 1)  # what pytest and the tests print
 
     def tell(**event: Any) -> None:
-        data = json.dumps(event).encode() + b"\n"
+        data = encode(event).encode() + b"\n" if getpid() == ours else b""
         while data:
-            data = data[os.write(answer, data) :]
+            data = data[write(answer, data) :]
 
     sys.path[:] = [entry for entry in sys.path if entry]
     for name in [*os.environ]:
@@ -201,7 +201,7 @@ def main() -> None:
     pytest.hookimpl(hookwrapper=True, tryfirst=True)(kind.pytest_runtest_protocol)
     status = pytest.main([*config["args"], "--rootdir=" + config["root"], *config["tests"]], plugins=[survey])
     tell(status=int(status))
-    os._exit(0)
+    _exit(0)
 
 
 if __name__ == "__main__":
