@@ -1,16 +1,25 @@
-"""The tool `search_files`: by content with ripgrep (find and grep where the slot has none), by name with find."""
+"""The tool `search_files`: by content, or by name."""
 
 from __future__ import annotations
 
 import asyncio
+import inspect
+import json
 import posixpath
-from typing import Any
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from pydantic import Field, field_validator
 
 from hermes_core.errors import CommandError
-from hermes_core.sandbox.commands import CommandResult, SlotCommands
-from hermes_core.tools.base import CallContext, Tool
+from hermes_core.sandbox.commands import MAX_FILE_BYTES, SlotCommands
+from hermes_core.tools import search_program
+from hermes_core.tools.base import CallContext, CommandText, Tool, ToolParams
 from hermes_core.tools.files import path_error
-from hermes_core.tools.search_results import Place, SearchEngine, SearchOutput, SearchParams
+from hermes_core.tools.limits import OUTPUT_CHARS
 
 SKIPPED = (".git", ".*.git", ".hg", ".svn", ".bzr", ".jj", ".hermes-*", "node_modules", "__pycache__")
 """Globs of names that are not searched, unless `path` itself is one of them or inside one, because they are not the
@@ -18,67 +27,99 @@ user's work. `.*.git` is a git directory next to its checkout (SWE-smith's tasks
 ours that are being written."""
 
 TIMEOUT_S = 60.0
-_KEPT_BYTES = 4 << 20
-"""Number of bytes kept of a search's output. Only the first half is used."""
+MAX_GLOBS = 32
+"""Maximum number of globs from expanding braces."""
+
+_ANSWER_BYTES = 8 << 20
+"""Number of bytes kept of the program's output, of which the first half is sure to be there."""
+
+_END_S = 10.0
+"""How long the program may take to begin and to end, beside its own time limit."""
 
 DESCRIPTION = """\
-Search the workspace. target=content: `pattern` is a regular expression, the answer the lines that match (or, by \
-output_mode, only the files, or a count for each). target=files: `pattern` is a glob of file names such as *.py or \
-src/**/test_*.py. Page with offset and limit. Directories such as .git and node_modules are left out."""
+Search the workspace. target=content: `pattern` is a regular expression as in Python, the answer the lines that match \
+(or, by output_mode, only the files, or a count for each). target=files: `pattern` is a glob of file names such as \
+*.py or src/**/test_*.py. Page with offset and limit. Directories such as .git and node_modules are left out, and \
+those that are links, unless path names them."""
 
 Answer = dict[str, Any]
 
-_ENGINE = "hermes.search_engine"
-# Find out what the slot has: ripgrep, GNU's grep with Perl's regular expressions, or any grep. A constant without
-# arguments.
-_PROBE = """\
-command -v rg >/dev/null 2>&1 && { echo rg; exit; }
-echo x | grep -qP '\\w' 2>/dev/null && echo x | grep -HZ x >/dev/null 2>&1 && { echo gnu; exit; }
-echo posix
-"""
+_PROGRAM = ["-I", "-S", "-W", "ignore", "-X", "utf8", "-c", inspect.getsource(search_program)]
+"""Arguments of Python."""
 
-# Any grep: it may not be able to end a path with a NUL, so each file that matches is searched once more, separately.
-# Arguments: the pattern, the output mode's flag, lines of context, the files. Prints `path NUL lines NUL` for each.
-_EACH = """\
-pattern=$1 mode=$2 context=$3
-shift 3
-grep -lsE -e "$pattern" -- "$@" | while IFS= read -r file; do
-    printf '%s\\000' "$file"
-    grep "$mode" -C "$context" -sE -e "$pattern" -- "$file" | tr -d '\\000'
-    printf '\\000'
-done
-"""
+_UNDONE = {"error": "the search failed: it could not be done in time; narrow the path or the pattern"}
+
+
+class SearchParams(ToolParams):
+    """Parameters of `search_files`."""
+
+    pattern: CommandText = Field(min_length=1, description="A regular expression, or for target=files a glob.")
+    target: Literal["content", "files"] = Field(default="content", description="What to search: lines, or names.")
+    path: CommandText = Field(default=".", min_length=1, description="The directory or file to search.")
+    file_glob: CommandText | None = Field(default=None, description="For content: only files like this, as in *.py.")
+    limit: int = Field(default=50, ge=1, le=1000, description="Results at most.")
+    offset: int = Field(default=0, ge=0, description="Results to skip.")
+    output_mode: Literal["content", "files_only", "count"] = Field(
+        default="content", description="For content: the lines, the files that have some, or how many each has."
+    )
+    context: int = Field(default=0, ge=0, le=20, description="For content: lines to show around each match.")
+
+    @field_validator("target", mode="before")
+    @classmethod
+    def _older_names(cls, value: object) -> object:
+        return {"grep": "content", "find": "files"}.get(value, value) if isinstance(value, str) else value
+
+    @field_validator("pattern")
+    @classmethod
+    def _one_line(cls, value: str) -> str:
+        if "\n" in value:
+            raise ValueError("a search is within lines: the pattern can't contain a newline")
+        return value
+
+    @field_validator("file_glob")
+    @classmethod
+    def _no_negation(cls, value: str | None) -> str | None:
+        if value is not None and value.startswith("!"):
+            raise ValueError("a glob can't be negated: say which files to search")
+        return value or None
+
+    @property
+    def globs(self) -> list[str]:
+        """Return the globs of wanted files; an empty list means all files."""
+        glob = self.pattern if self.target == "files" else self.file_glob
+        return expand_braces(glob) if glob else []
+
+
+def expand_braces(glob: str) -> list[str]:
+    """Return `*.{js,ts}` as `*.js` and `*.ts`. Braces beyond `MAX_GLOBS` are left as they are."""
+    pending, done = [glob], list[str]()
+    while pending:
+        each = pending.pop(0)
+        braces = re.search(r"\{([^{}]*,[^{}]*)\}", each)
+        words = braces[1].split(",") if braces else []
+        if braces is None or len(words) + len(pending) + len(done) > MAX_GLOBS:
+            done.append(each)
+        else:
+            pending = [each[: braces.start()] + word + each[braces.end() :] for word in words] + pending
+    return list(dict.fromkeys(done))
 
 
 async def run_search(ctx: CallContext, params: SearchParams) -> Answer:
     """Search. The answer lists what was found, how much there is in all, and how to see more."""
     commands = ctx.require_commands()
-    limit_s = min(TIMEOUT_S, ctx.timeout_s or TIMEOUT_S)
     try:
-        place = await _place(commands, params.path)
+        directory, start = await _place(commands, params.path)
     except CommandError as error:
         return await path_error(commands, params.path, error)
-    globs = (
-        params.globs if place.start == "." else []
-    )  # a file that was named itself is searched even if the glob does not match it
-    if params.target == "files":
-        engine, argv = SearchEngine.FIND, [*_find(globs, place.start), "-print0"]
-    else:
-        engine = await _engine(ctx, commands)
-        argv = _content_argv(engine, params, globs, place.start)
-    result = await commands.run(argv, cwd=place.directory, timeout_s=limit_s, output_limit=_KEPT_BYTES)
-    # The output is data here, not text to show. If it was cut, only the first half, which is complete, can be read.
-    data = result.stdout[: _KEPT_BYTES // 2] if result.stdout_truncated else result.stdout
-    found = SearchOutput(params, place, engine, globs, whole=not result.stdout_truncated and not result.timed_out)
-    answer = await asyncio.to_thread(found.answer, data)  # in a thread, because some MB of output take time
-    if result.timed_out:
-        return {**answer, "note": f"stopped after {limit_s:g} s: these are not all; narrow the path or the pattern"}
-    if not answer["total_count"] and (result.returncode != 0 or engine is SearchEngine.POSIX):
-        return _failure(result) or answer
-    return answer
+    request = {**params.model_dump(), "directory": directory, "start": start, "skipped": SKIPPED}
+    # A file that was named itself is searched even if the glob does not match it.
+    request |= {"globs": params.globs if start == "." else [], "chars": OUTPUT_CHARS}
+    request |= {"limit_s": min(TIMEOUT_S, ctx.timeout_s or TIMEOUT_S)}
+    return await _in_slot(commands, request) or await _beside_driver(commands, request)
 
 
-async def _place(commands: SlotCommands, path: str) -> Place:
+async def _place(commands: SlotCommands, path: str) -> tuple[str, str]:
+    """Return the directory to search from, and what to search in it: `.`, or one file."""
     kind = (await commands.stat(path)).kind
     if kind == "link":  # `stat` does not follow it; if it can be listed, it is a directory
         try:
@@ -87,57 +128,71 @@ async def _place(commands: SlotCommands, path: str) -> Place:
         except CommandError as error:
             kind = "dir" if error.code == "too_large" else "file"
     if kind == "dir":
-        return Place(path, ".")
+        return path, "."
     directory, name = posixpath.split(path)
-    return Place(directory or ".", f"./{name}")
+    return directory or ".", f"./{name}"
 
 
-async def _engine(ctx: CallContext, commands: SlotCommands) -> SearchEngine:
-    """Return the best search program that the slot has. It is determined once."""
-    if _ENGINE not in ctx.state:
-        answer = (await commands.run(["sh", "-c", _PROBE], timeout_s=10)).text.strip()
-        ctx.state[_ENGINE] = answer if answer in tuple(SearchEngine) else SearchEngine.POSIX
-    return SearchEngine(ctx.state[_ENGINE])
+async def _in_slot(commands: SlotCommands, request: Answer) -> Answer | None:
+    """Return the program's answer; None if the slot has no Python that works."""
+    try:
+        result = await commands.run(
+            ["python3", *_PROGRAM],
+            cwd=request["directory"],
+            stdin=_line({**request, "source": "slot"}),
+            timeout_s=request["limit_s"] + _END_S,
+            output_limit=_ANSWER_BYTES,
+        )
+    except CommandError:
+        return None
+    return _answer(result.stdout) or (_UNDONE if result.timed_out else None)
 
 
-# Command lines. Text from the model is always a separate argument, and can't be mistaken for an option.
+async def _beside_driver(commands: SlotCommands, request: Answer) -> Answer:
+    """Return the answer for a slot without Python: find and tar are all that it needs."""
+    names = request["target"] == "files"
+    argv = ["find", request["start"], *([*_named(SKIPPED), "-prune", "-o"] if request["start"] == "." else [])]
+    argv += ["(", "-type", "f", "-o", "-type", "l", "-exec", "test", "-f", "{}", ";", ")"]
+    wanted = [glob.rpartition("/")[2] for glob in request["globs"]]  # the program checks their directories
+    argv += _named(wanted) if wanted and "**" not in wanted else []
+    argv += ["-print0"] if names else ["-exec", "tar", "-chf", "-", "{}", "+"]
+    result = await commands.run(
+        argv, cwd=request["directory"], timeout_s=request["limit_s"] + _END_S, output_limit=MAX_FILE_BYTES
+    )
+    if not result.stdout and result.returncode:
+        return {"error": f"the search failed: {result.error_text[:1000]}"}
+    data = result.stdout[: MAX_FILE_BYTES // 2] if result.stdout_truncated else result.stdout
+    request |= {"source": "names" if names else "archive", "cut": result.stdout_truncated or result.timed_out}
+    return _answer(await asyncio.to_thread(_run_here, _line(request) + data, request["limit_s"] + _END_S)) or _UNDONE
 
 
-def _content_argv(engine: SearchEngine, params: SearchParams, globs: list[str], start: str) -> list[str]:
-    mode = {"content": "-n", "files_only": "-l", "count": "-c"}[params.output_mode]
-    flags = [mode, "-C", str(params.context)] if params.context and mode == "-n" else [mode]
-    if engine is SearchEngine.RIPGREP:
-        argv = ["rg", "--no-config", "--no-messages", "--color=never", "--no-heading", "--with-filename", "--null"]
-        argv += ["--hidden", "--no-ignore", "--sort=path", *flags]
-        argv += [f"--glob={glob}" for glob in globs] + [f"--glob=!{name}" for name in SKIPPED]
-        return [*argv, "-e", params.pattern, "--", start]
-    if engine is SearchEngine.GNU:
-        search = ["grep", "-HIsZP", "--color=never", *flags, "-e", params.pattern, "--"]
-    elif mode == "-l":
-        search = ["grep", "-lsE", "-e", params.pattern, "--"]
-    else:
-        search = ["sh", "-c", _EACH, "sh", params.pattern, mode, str(params.context)]
-    return [*_find(globs, start), "-exec", *search, "{}", "+"]
+def _named(globs: Sequence[str]) -> list[str]:
+    """Return find's expression for names that match one of the globs."""
+    return ["(", *[word for glob in globs for word in ("-o", "-name", glob)][1:], ")"]
 
 
-def _find(globs: list[str], start: str) -> list[str]:
-    """Return a find command for files whose names the globs can match. `SearchOutput` checks their directories."""
-    skipped = [word for name in SKIPPED for word in ("-o", "-name", name)][1:]
-    prune = ["(", *skipped, ")", "-prune", "-o"] if start == "." else []
-    names = [glob.rpartition("/")[2] for glob in globs]
-    tests = [word for name in names for word in ("-o", "-name", name)][1:]
-    wanted = ["(", *tests, ")"] if tests and "**" not in names else []
-    return ["find", start, *prune, "-type", "f", *wanted]
+def _run_here(given: bytes, limit_s: float) -> bytes:
+    try:
+        argv = [sys.executable, *_PROGRAM]
+        return subprocess.run(argv, input=given, capture_output=True, timeout=limit_s, check=False).stdout
+    except subprocess.TimeoutExpired:
+        return b""
 
 
-def _failure(result: CommandResult) -> Answer | None:
-    """Return what went wrong with a search that found nothing. A file that can't be read, or is gone, does not
-    count."""
-    usual = ("ermission denied", "No such file")
-    complaints = [line for line in result.error_text.splitlines() if not any(words in line for words in usual)]
-    return {"error": "the search failed: " + "\n".join(complaints)[:1000]} if complaints else None
+def _line(request: Answer) -> bytes:
+    return json.dumps(request).encode() + b"\n"
+
+
+def _answer(output: bytes) -> Answer | None:
+    """Return the program's answer; None if it gave none."""
+    try:
+        answer = json.loads(output)
+    except ValueError:
+        return None
+    return answer if isinstance(answer, dict) else None
 
 
 SEARCH_FILES = Tool(
     "search_files", SearchParams, run_search, DESCRIPTION, toolsets=("file", "safe"), parallel_safe=True
 )
+"""The tool `search_files`."""

@@ -6,7 +6,8 @@ import time
 
 import pytest
 
-from hermes_core.tools.globs import MAX_GLOBS, expand_braces, path_matches
+from hermes_core.tools.search import MAX_GLOBS, expand_braces
+from hermes_core.tools.search_program import path_matches
 
 
 @pytest.mark.parametrize(
