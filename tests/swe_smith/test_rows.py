@@ -154,6 +154,55 @@ def test_other_names_of_the_id(name):
     assert parse(fields).instance_id.startswith("owner__name")
 
 
+PRO = {"fail_to_pass": "['tests/test_x.py::test_a[\\'x\\']']", "pass_to_pass": "['tests/test_x.py::test_b',]"}
+TESTS = ("tests/test_x.py::test_a['x']", "tests/test_x.py::test_b")
+
+
+def pro(**changes):
+    fields = row(repo="owner/name", base_commit=COMMIT, test_patch="diff\n", dockerhub_tag="owner.name-1", **PRO)
+    return {key: value for key, value in {**fields, **changes}.items() if not key.isupper()}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        pro(),
+        {key.upper(): value for key, value in pro().items()},
+        {"instance": pro(), "problem_statement": "another", "prompt": "{}"},
+        {"info": json.dumps(pro()), "answer": None},
+        {"extra_info": {"index": 3, "instance": pro()}},
+        {"responses_create_params": {"metadata": {"instance_id": "x", "instance_dict": json.dumps(pro())}}},
+    ],
+    ids=["lower case", "upper case", "instance", "JSON text", "two levels", "three levels"],
+)
+def test_other_ways_to_write_a_row(fields):
+    task = parse(fields, image_template="pro/images:{dockerhub_tag}")
+    assert (task.variant, task.node_ids, task.image) == ("swe-bench", TESTS, "pro/images:owner.name-1")
+    assert (task.instance_id, task.problem_statement) == (row()["instance_id"], "It is broken.")
+
+
+def test_the_tag_that_a_template_needs_is_asked_for():
+    with pytest.raises(DatasetError, match="field 'dockerhub_tag' is missing"):
+        parse(pro(dockerhub_tag=None), image_template="pro/images:{dockerhub_tag}")
+
+
+@pytest.mark.parametrize(
+    ("node_id", "path", "kept"),
+    [
+        ("tests/test_x.py::TestX::test_a@group", "tests/test_x.py", "tests/test_x.py::TestX::test_a"),
+        ("tests/test_x.py::test_a[x@y]@a b", "tests/test_x.py", "tests/test_x.py::test_a[x@y]"),
+        ("tests/test_x.py::test_a[x@y]", "tests/test_x.py", ""),
+        ("tests/test_x.py::test_a[b.py::c]", "tests/test_x.py", ""),
+        ("a@b/br[acket/a::b/test_x.py::test_a", "a@b/br[acket/a::b/test_x.py", ""),
+        ("docs/a.rst::a.rst", "docs/a.rst", ""),
+    ],
+)
+def test_the_parts_of_a_node_id(node_id, path, kept):
+    for variant, repo in ((row, "swesmith/owner__name.01234567"), (pro, "owner/name")):
+        task = parse(variant(FAIL_TO_PASS=[node_id], fail_to_pass=[node_id], repo=repo))
+        assert task.fail_to_pass == (kept or node_id,) and task.fail_to_pass_files == (path,)
+
+
 def test_a_patch_without_a_last_line_end_is_ended():
     assert parse(row(patch="diff")).patch == "diff\n"
 

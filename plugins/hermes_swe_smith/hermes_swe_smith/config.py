@@ -45,8 +45,8 @@ class SweSmithConfig(EnvironmentConfig):
     profile's."""
     image_template: str = ""
     """Make each task's sandboxes from the image with this name, in which `{id}` is the instance id in lower case,
-    `{id_1776}` the same with `_1776_` for `__`, as SWE-bench names its images, and `{id_s}` with `_s_`, as SWE-Gym
-    does."""
+    `{id_1776}` the same with `_1776_` for `__`, as SWE-bench names its images, `{id_s}` with `_s_`, as SWE-Gym does,
+    and `{dockerhub_tag}` the row's field of this name, as SWE-bench Pro has it."""
     image_python: str = ""
     """The Python of the image that runs the tests, if the repository is in the image. Empty: conda's environment
     `testbed`, or the `.venv` of the repository."""
@@ -84,14 +84,24 @@ class SweSmithConfig(EnvironmentConfig):
         return template
 
 
-def image_name(template: str, instance_id: str) -> str:
+def image_name(template: str, instance_id: str, tag: str = "") -> str:
     """Return the name of an instance's image.
+
+    Args:
+        tag: the row's `dockerhub_tag`.
 
     Raises:
         ValueError: the template has another name in braces.
     """
     name = instance_id.lower()
+    names = {
+        "id": name,
+        "id_1776": name.replace("__", "_1776_"),
+        "id_s": name.replace("__", "_s_"),
+        "dockerhub_tag": tag,
+    }
     try:
-        return template.format(id=name, id_1776=name.replace("__", "_1776_"), id_s=name.replace("__", "_s_"))
+        return template.format(**names)
     except (KeyError, IndexError, AttributeError, ValueError):
-        raise ValueError(f"{template!r}: only {{id}}, {{id_1776}} and {{id_s}} are replaced") from None
+        known = ", ".join(f"{{{each}}}" for each in names)
+        raise ValueError(f"{template!r}: only {known} are replaced") from None

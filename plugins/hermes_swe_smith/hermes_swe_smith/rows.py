@@ -10,19 +10,21 @@ What a row's `patch` and `base_commit` mean depends on where the row is from:
 | `swe-bench` | `base_commit`, `test_patch`, no `text`, `repo` is not `swesmith/…` | the buggy tree | the fix |
 | `r2e` | `parsed_commit_content`, `expected_output_json` | none: the image's own commit | the fix |
 
-The rows of SWE-bench, SWE-bench Verified, SWE-Gym and others of their shape are `swe-bench`. A field that is null
-counts as absent. Any other combination is refused until the configuration says what it is.
+The rows of SWE-bench, SWE-bench Verified, SWE-bench Pro, SWE-Gym and others of their shape are `swe-bench`. A field
+that is null counts as absent, and names are taken in lower case too. Some publishers put such a row into a field of
+another one, as an object or as its JSON text. Any other combination is refused until the configuration says what it is.
 """
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
 from hermes_core import DatasetError, checked_row
 from hermes_swe_smith import doctests
@@ -35,19 +37,29 @@ Variant = Literal["swe-smith", "swe-smith-2025", "oracle", "swe-bench", "r2e"]
 _ID_FIELDS = ("instance_id", "id", "problem_id")
 _MIRRORS = "swesmith/"
 _R2E_FIELDS = {"parsed_commit_content", "expected_output_json"}
+_GROUP = re.compile(r"(?<=[\w\]])@[^\[\]]*$")
+_DEPTH = 4
 
 
 def _as_list(value: object) -> object:
-    """Return a list from a list, JSON in a string, or an array of the library that read the file."""
-    if isinstance(value, str):
+    """Return a list from a list, its text in JSON or Python, or an array of the library that read the file."""
+    if not isinstance(value, str):
+        return value.tolist() if hasattr(value, "tolist") else value
+    for read in (json.loads, ast.literal_eval):
         try:
-            return json.loads(value)
-        except ValueError:
-            raise ValueError("must be a list, not a text that is none in JSON") from None
-    return value.tolist() if hasattr(value, "tolist") else value
+            return read(value.strip())
+        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+            continue
+    raise ValueError("must be a list, not a text that is none in JSON or Python")
 
 
-NodeIds = Annotated[list[str], BeforeValidator(_as_list)]
+def _ungrouped(node_ids: list[str]) -> list[str]:
+    """Return the tests' ids without the group that xdist puts behind them."""
+    starts = [(node_id, len(test_file(node_id))) for node_id in node_ids]
+    return [node_id[:start] + _GROUP.sub("", node_id[start:]) for node_id, start in starts]
+
+
+NodeIds = Annotated[list[str], BeforeValidator(_as_list), AfterValidator(_ungrouped)]
 
 
 class Row(BaseModel):
@@ -66,6 +78,7 @@ class Row(BaseModel):
     text: str | None = None
     image_name: str | None = None
     docker_image: str | None = None
+    dockerhub_tag: str | None = None
     patch_is: Literal["bug", "fix"] | None = None
     """What the row's `patch` is. It overrides the setting of the same name."""
 
@@ -145,6 +158,11 @@ def _may_be_doctest(node_id: str) -> bool:
     return bool(doctests.objects(path, node_id[len(path) + 2 :]))
 
 
+_NAMES = {name.lower(): name for name in (*(each.alias or key for key, each in Row.model_fields.items()), *_ID_FIELDS)}
+_NAMES |= {name.lower(): name for name in ("created_at", *_R2E_FIELDS)}
+"""The usual names of the fields that are looked at, by their lower case."""
+
+
 def parse_row(row: Mapping[str, Any], where: str, config: SweSmithConfig) -> Task:
     """Return a row as a task.
 
@@ -155,7 +173,7 @@ def parse_row(row: Mapping[str, Any], where: str, config: SweSmithConfig) -> Tas
         DatasetError: a field is missing or wrong, or the row is ambiguous; names place, instance and field.
         Refused: the row's tests can't be run.
     """
-    fields = {key: value for key, value in row.items() if value is not None}
+    fields = _fields(row)
     r2e = config.variant == "r2e" or (config.variant == "auto" and fields.keys() >= _R2E_FIELDS)
     if r2e:
         fields = as_swe_bench(fields, where)
@@ -193,9 +211,46 @@ def parse_row(row: Mapping[str, Any], where: str, config: SweSmithConfig) -> Tas
     )
 
 
+def _fields(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a row that are not null, under their usual names. A row inside it adds its own."""
+    fields = {key: value for key, value in row.items() if value is not None}
+    if not _names_tests(fields):
+        fields = _inner(fields, _DEPTH) or fields
+    return {_NAMES[key.lower()]: value for key, value in fields.items() if key.lower() in _NAMES} | fields
+
+
+def _names_tests(fields: Mapping[str, Any]) -> bool:
+    return "fail_to_pass" in map(str.lower, fields) or fields.keys() >= _R2E_FIELDS
+
+
+def _inner(fields: Mapping[str, Any], depth: int) -> dict[str, Any] | None:
+    """Return the row that one of the values is or contains, with the fields around it."""
+    if _names_tests(fields):
+        return dict(fields)
+    for value in fields.values() if depth else ():
+        inside = _object(value)
+        if inside is not None and (found := _inner(inside, depth - 1)):
+            return {**fields, **found}
+    return None
+
+
+def _object(value: object) -> dict[str, Any] | None:
+    """Return the fields of an object, or of its JSON text, that are not null."""
+    if isinstance(value, str) and value.lstrip()[:1] == "{":
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            return None
+    if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+        return None
+    return {key: each for key, each in value.items() if each is not None}
+
+
 def _image(row: Row, where: str, config: SweSmithConfig) -> str | None:
     if config.image_template:
-        return image_name(config.image_template, row.instance_id)
+        if "{dockerhub_tag}" in config.image_template and not row.dockerhub_tag:
+            raise DatasetError(f"{where}, field 'dockerhub_tag' is missing or empty", hint="image_template has it")
+        return image_name(config.image_template, row.instance_id, row.dockerhub_tag or "")
     if not config.use_image_name:
         return None
     if not (named := row.image_name or row.docker_image):
@@ -257,7 +312,7 @@ def _ended(patch: str) -> str:
 
 def _field_hint(place: str) -> str:
     if place.startswith(("FAIL_TO_PASS", "PASS_TO_PASS")):
-        return "a list of pytest node ids, or such a list as JSON text"
+        return "a list of pytest node ids, or such a list as text of JSON or Python"
     return {
         "instance_id": "each row needs a text in instance_id, id or problem_id",
         "repo": "owner/name, or swesmith/<owner>__<name>.<commit8>",
