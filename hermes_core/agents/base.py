@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-import zlib
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -21,14 +20,6 @@ Message = dict[str, Any]
 
 MASKED = -100
 """The mask of a token that the model did not write."""
-
-
-def text_checksum(text: str, before: int = 0) -> int:
-    """Return the CRC-32 of a text that follows a text with the checksum `before`.
-
-    Spaces are left out, because some tokenizers drop the space that a part of a text begins with.
-    """
-    return zlib.crc32(text.replace(" ", "").encode("utf-8", "surrogatepass"), before)
 
 
 class StopReason(StrEnum):

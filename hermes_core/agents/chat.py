@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import re
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +27,8 @@ END_OF_TURN = (
     *OPENS_NEXT,
 )
 """Special tokens that end an answer, in current models. A tokenizer's own end token always does."""
+
+_PART_OF_A_TAG = re.compile(r"[<\[][^<>\[\]\s]*\Z")
 
 PROBE_TOOL: Mapping[str, Any] = {
     "type": "function",
@@ -95,6 +98,7 @@ class Chat:
         tokenizer: a Hugging Face tokenizer.
         template: a chat template to use instead of the tokenizer's own.
         template_kwargs: more variables for the template, such as `enable_thinking`.
+        end_tokens: token ids that end an answer, too, as the model's `generation_config.json` has them.
 
     Raises:
         ConfigError: there is no chat template, or no end token, or settings may not set a variable.
@@ -102,7 +106,12 @@ class Chat:
     """
 
     def __init__(
-        self, tokenizer: Any, *, template: str | None = None, template_kwargs: Mapping[str, Any] | None = None
+        self,
+        tokenizer: Any,
+        *,
+        template: str | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+        end_tokens: Iterable[int] = (),
     ) -> None:
         self.tokenizer = tokenizer
         self.turnstile = asyncio.Lock()
@@ -118,7 +127,9 @@ class Chat:
         self._variables = dict(template_kwargs or {})
         self._check_variables()
         added = {str(token): index for index, token in tokenizer.added_tokens_decoder.items()}
-        own = {tokenizer.eos_token_id} - {None}
+        self.vocabulary: int = max([len(tokenizer), *(index + 1 for index in added.values())])
+        """Token ids are below this."""
+        own = {tokenizer.eos_token_id} - {None} | {each for each in end_tokens if 0 <= each < self.vocabulary}
         self.end_tokens: frozenset[int] = frozenset(own | {added[text] for text in END_OF_TURN if text in added})
         """The token ids that end an answer."""
         self._opening = frozenset(added[text] for text in OPENS_NEXT if text in added)
@@ -126,8 +137,7 @@ class Chat:
         """The end tokens that do not begin another message."""
         if not self.end_tokens:
             raise ConfigError(f"{self.name} has no end token", hint="set eos_token in its tokenizer_config.json")
-        self.vocabulary: int = max([len(tokenizer), *(index + 1 for index in added.values())])
-        """Token ids are below this."""
+        self._before = tokenizer.encode("a", add_special_tokens=False)[-1:]
         self._whole: set[tuple[Any, ...]] = set()
         """Shapes of conversations that are rendered completely, each with the way to do it."""
 
@@ -258,13 +268,17 @@ class Chat:
                 continue
             head, found, tail = whole.rpartition(user)[2].partition(result)[0].rpartition(inside)
             if found:
-                text = self._unframed(head, before) + inside + self._up_to_end(tail)
+                text = _unframed(head, before) + inside + self._up_to_end(tail)
                 yield WrittenCall(text, _NAME, arguments)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of these tokens, including special ones."""
-        text: str = self.tokenizer.decode(list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        return text
+        """Return the text of these tokens, including special ones, as it stands in a longer text: SentencePiece drops
+        the space that a whole text begins with."""
+        before, text = (
+            self.tokenizer.decode(each, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+            for each in (self._before, [*self._before, *tokens])
+        )
+        return str(text[len(before) :])
 
     def _after(
         self, way: _Way, messages: Sequence[Message], answered: int, tools: Sequence[Mapping[str, Any]]
@@ -299,14 +313,9 @@ class Chat:
             hint="use a model whose template has tools, or set chat_template to one that does",
         )
 
-    def _unframed(self, head: str, before: str) -> str:
-        """Return `head` without the text before any answer, as far as `before` has that text."""
-        tokens = self._encode(head)
-        common = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(tokens, self._encode(before), strict=False))
-        return self.decode(tokens[sum(1 for _ in common) :])
-
     def _up_to_end(self, tail: str) -> str:
-        return self.decode(list(itertools.takewhile(lambda token: token not in self.end_tokens, self._encode(tail))))
+        ends = self.tokenizer.convert_ids_to_tokens(sorted(self.end_tokens))
+        return re.split("|".join(map(re.escape, ends)), tail, maxsplit=1)[0]
 
     def _remember(self, shape: tuple[Any, ...]) -> None:
         if len(self._whole) >= _REMEMBERED:
@@ -369,6 +378,12 @@ class Chat:
 
 def _mark() -> str:
     return f"mark{secrets.token_hex(12)}"
+
+
+def _unframed(head: str, before: str) -> str:
+    """Return `head` without the text before any answer, as far as `before` has that text and no tag is cut."""
+    common = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(head, before, strict=False)))
+    return head[len(_PART_OF_A_TAG.sub("", head[:common])) :]
 
 
 def _call(arguments: str, identifier: str) -> dict[str, Any]:

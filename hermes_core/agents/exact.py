@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hermes_core.agents.base import MASKED, AgentResult, AgentSettings, AgentTask, Message, text_checksum
+from hermes_core.agents.base import MASKED, AgentResult, AgentSettings, AgentTask, Message
 from hermes_core.agents.chat import Chat
 from hermes_core.agents.failures import BadCompletion, ContextLengthExceeded, public_url
 from hermes_core.agents.generate import TokenServer
@@ -54,8 +54,6 @@ class Node:
     masked_tokens: array[int] = field(default_factory=lambda: array("i"))
     """For each token, the token itself if the model wrote it, else -100."""
     turns: list[Turn] = field(default_factory=list)
-    text_checksum: int = 0
-    """`text_checksum` of the text of the tokens, computed from its parts as they came."""
     metadata: dict[str, Any] = field(default_factory=dict)
     """`finish_reason` of the last answer."""
     heard: list[tuple[Any, ...]] = field(default_factory=list)
@@ -70,19 +68,17 @@ class Node:
             spread[turn.start : turn.stop] = turn.logprobs
         return spread
 
-    def ask(self, tokens: Sequence[int], text: str) -> None:
+    def ask(self, tokens: Sequence[int]) -> None:
         """Add tokens that the model did not write."""
         self.tokens.extend(tokens)
         self.masked_tokens.extend([MASKED] * len(tokens))
-        self.text_checksum = text_checksum(text, self.text_checksum)
 
-    def answer(self, sampled: Sampled, text: str) -> None:
+    def answer(self, sampled: Sampled) -> None:
         """Add what the model sampled."""
         own, logprobs = array("i", sampled.tokens), array("d", sampled.logprobs)
         self.turns.append(Turn(len(self.tokens), own, logprobs, zlib.crc32(self.tokens), sampled.finish_reason))
         self.tokens.extend(own)
         self.masked_tokens.extend(own)
-        self.text_checksum = text_checksum(text, self.text_checksum)
         self.metadata["finish_reason"] = sampled.finish_reason
 
 
@@ -113,7 +109,7 @@ class ExactSession:
 
     def get_state(self) -> Mapping[str, Any]:
         """Return the sequences so far, under `nodes`."""
-        return {"nodes": self.nodes, "end_tokens": self._chat.closing_tokens, "decode": self._chat.decode}
+        return {"nodes": self.nodes, "end_tokens": self._chat.closing_tokens}
 
     async def chat_completion(
         self,
@@ -157,8 +153,8 @@ class ExactSession:
         async with self._chat.turnstile:
             await asyncio.sleep(0)
         # Only now, so that a request that failed or was cancelled leaves no trace in the sequences.
-        node.ask(prompt.tokens, self._chat.decode(prompt.tokens))
-        node.answer(sampled, self._chat.decode(sampled.tokens))
+        node.ask(prompt.tokens)
+        node.answer(sampled)
         if node not in self.nodes:
             self.nodes.append(node)
         self._answers += 1

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,12 @@ def checked_chat(
         UnknownNameError: the template has no such variable.
         ConfigError: the template can't be used; or there is no such file.
     """
-    chat = Chat(tokenizer, template=_template(template), template_kwargs=template_kwargs)
+    chat = Chat(
+        tokenizer,
+        template=_template(template),
+        template_kwargs=template_kwargs,
+        end_tokens=_end_tokens(tokenizer.name_or_path),
+    )
     chat.check(tools=tools, system=system, compacts=compacts)
     return chat
 
@@ -131,6 +137,19 @@ def _load_tokenizer(name: str | None) -> Any:
             f"the tokenizer {name!r} can't be loaded: {describe(error)}",
             hint="give --agent.tokenizer_name: a folder with the model's tokenizer, or its name on the hub",
         ) from error
+
+
+def _end_tokens(name: str) -> Iterator[int]:
+    """Yield the token ids that end an answer, by the files beside a tokenizer: servers end answers with any of them."""
+    from transformers.utils import cached_file
+
+    for file in ("generation_config.json", "config.json"):
+        try:
+            path = cached_file(name, file)
+            given = json.loads(Path(path).read_bytes())["eos_token_id"]
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        yield from (each for each in (given if isinstance(given, list) else [given]) if type(each) is int)
 
 
 def _template(given: str | None) -> str | None:

@@ -13,7 +13,12 @@ from hermes_core.agents.replies import decode_arguments
 
 _OBJECT = r'\{\s*+"(?:name|type|function|parameters|arguments|id)"\s*+:'
 _BARE = rf"\[(?=\s*+{_OBJECT})|(?={_OBJECT})\{{"
-TAG_MARKS = Marks(r"<\|python_tag\|>|<\|python_start\|>", r"<\|python_end\|>")
+# Llama 4 writes what it says before its calls between the two marks, and the calls behind them.
+TAG_MARKS = Marks(
+    r"<\|python_tag\|>|<\|python_start\|>(?!\s*+[^\s\[{<][^<]*+<\|python_end\|>)(?:\s*+<\|python_end\|>)?"
+    rf"|<\|python_end\|>(?=\s*+{_OBJECT})",
+    r"<\|python_(?:start|end)\|>",
+)
 XLAM_MARKS = Marks(rf"(?:```(?:json)?\s*+)?\[(?=\s*+{_OBJECT})")
 _NAMED = re.compile(r'\{\s*+"name"\s*+:\s*+"([^"\\]{1,256}+)"')
 _FENCE = re.compile(r"\s*+```")
