@@ -134,8 +134,8 @@ class Layers:
         self._found = found
         self._copies_network_files = of_container
 
-    def mount(self, new_root: str, place: str) -> None:
-        """Mount a slot's root at `new_root`, with what it has changed in `place`.
+    def mount(self, new_root: str, place: str) -> bool:
+        """Mount a slot's root at `new_root`, with what it has changed in `place`; whether a slot has lived there.
 
         The caller has a mount namespace of its own.
         """
@@ -154,9 +154,11 @@ class Layers:
             options = "lowerdir=%s,upperdir=%s,workdir=%s,%s"
             options %= (":".join(layer.lowers), upper, work, mounts.OVERLAY_OPTIONS)
             target = new_root if layer.target == "/" else new_root + layer.target
+            mounts.mount_point(new_root, layer.target, True, not fresh)
             mounts.mount("overlay", target, "overlay", mounts.MS_NODEV, options)
         if fresh and self._copies_network_files:
             self._copy_network_files(new_root + "/etc")
+        return not fresh
 
     def _copy_network_files(self, folder: str) -> None:
         if os.path.islink(folder) or not os.path.isdir(folder):

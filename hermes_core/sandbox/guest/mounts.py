@@ -128,7 +128,7 @@ def build_root(
     dev: bool = True,
     proc_options: str | None = None,
     terminals: int = 1024,
-    base: Callable[[str], None] | None = None,
+    base: Callable[[str], bool] | None = None,
 ) -> None:
     """Make a root that holds what is named and nothing else, and move this process (and its children) into it.
 
@@ -145,24 +145,26 @@ def build_root(
         symlinks: `(text, path)`; an existing path is left alone.
         proc_options: of the fresh /proc, such as `hidepid=2`.
         terminals: pseudo-terminals at most. All that are not the host's own share some 3,000.
-        base: mounts what the rest is put on, at the path that it is given; None is an empty root in memory.
+        base: mounts what the rest is put on, at the path that it is given, and returns whether a slot has lived there:
+            then what it has put in the way of a mount point is moved aside. None is an empty root in memory.
     """
     make_private()
+    lived_in = False
     if base is None:
         mount("tmpfs", new_root, "tmpfs", MS_NOSUID | MS_NODEV, "mode=755,size=1m")
     else:
-        base(new_root)
+        lived_in = base(new_root)
     umask = os.umask(0o022)
     try:
         if dev and base is not None:
-            _mount_point(new_root, "/dev", True)
+            mount_point(new_root, "/dev", True, lived_in)
             mount("tmpfs", new_root + "/dev", "tmpfs", MS_NOSUID | MS_NOEXEC, "mode=755,size=%d" % _DEV_BYTES)
         if dev:
             _make_devices(new_root, terminals)
         if proc:
-            _mount_point(new_root, "/proc", True)
+            mount_point(new_root, "/proc", True, lived_in)
             mount("proc", new_root + "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, proc_options)
-        _mount_all(new_root, list(binds), list(tmpfs), list(masks))
+        _mount_all(new_root, list(binds), list(tmpfs), list(masks), lived_in)
         for text, path in symlinks:
             if not os.path.lexists(new_root + path):
                 os.symlink(text, new_root + path)
@@ -302,7 +304,11 @@ def _parts(path: str) -> list[str]:
 
 
 def _mount_all(
-    root: str, binds: list[tuple[str, str, bool]], tmpfs: list[tuple[str, int | None, int]], masks: list[str]
+    root: str,
+    binds: list[tuple[str, str, bool]],
+    tmpfs: list[tuple[str, int | None, int]],
+    masks: list[str],
+    lived_in: bool,
 ) -> None:
     steps = []  # type: list[tuple[str, Callable[[str], None]]]
     steps += [(path, _mask) for path in masks]
@@ -313,7 +319,7 @@ def _mount_all(
     if clash:
         raise ValueError("both bound and masked: " + ", ".join(sorted(clash)))
     for target, step in sorted(steps, key=lambda pair: _parts(pair[0])):
-        _mount_point(root, target, directories.get(target, True))
+        mount_point(root, target, directories.get(target, True), lived_in)
         step(root + target)
     for path in masks:  # only now: the mount points of binds on top of them had to be made
         mount(None, root + path, None, _MS_REMOUNT | _MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC)
@@ -337,16 +343,23 @@ def _bind(source: str, writable: bool) -> Callable[[str], None]:
     return step
 
 
-def _mount_point(root: str, target: str, directory: bool) -> None:
-    """Make a file or directory to mount on. No link is followed: what lies in a writable bind may be anyone's."""
+def mount_point(root: str, target: str, directory: bool, lived_in: bool) -> None:
+    """Make a file or directory to mount on. No link is followed: what lies in a writable bind may be anyone's.
+
+    Args:
+        lived_in: what is in the way was put there by a slot, and is moved aside.
+    """
     path, names = root, [name for name in target.split("/") if name]
     for number, name in enumerate(names, 1):
         path += "/" + name
+        is_directory = directory or number < len(names)
+        if lived_in and os.path.lexists(path) and (os.path.islink(path) or os.path.isdir(path) != is_directory):
+            os.rename(path, "%s.%s" % (path, os.urandom(6).hex()))
         if os.path.islink(path):
             raise OSError(errno.ELOOP, "a link is in the way of a mount point", target)
         if os.path.lexists(path):
             continue
-        if directory or number < len(names):
+        if is_directory:
             os.mkdir(path, 0o755)
         else:
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
@@ -356,10 +369,10 @@ def _make_devices(root: str, terminals: int) -> None:
     for name in _DEVICES:
         device = "/dev/" + name
         if os.path.exists(device):
-            _mount_point(root, device, False)
+            mount_point(root, device, False, False)
             mount(device, root + device, None, _MS_BIND)
             restrict(root + device, MS_NOSUID | MS_NOEXEC)
-    _mount_point(root, "/dev/pts", True)
+    mount_point(root, "/dev/pts", True, False)
     options = "newinstance,ptmxmode=0666,mode=620,max=%d" % terminals
     mount("devpts", root + "/dev/pts", "devpts", MS_NOSUID | MS_NOEXEC, options)
     for name, text in _DEVICE_LINKS.items():

@@ -131,9 +131,10 @@ def own_user_namespace(uid: int, between: Callable[[], object], *, net: bool) ->
     Args:
         between: called in the new namespace, when its ids can be written from outside.
     """
+    permitted = _capabilities("CapPrm")  # not later: to a mere user, the root directory may be closed
     os.setresgid(uid, uid, 0)
     os.setresuid(uid, uid, 0)
-    _set_capabilities(_capabilities("CapPrm"))  # the change of user has taken them out of effect
+    _set_capabilities(permitted)  # the change of user has taken them out of effect
     names = ("user", "ipc", "uts", *(("net",) if net else ()))
     check(libc.unshare(sum(_FLAGS[name] for name in names)), "unshare " + "+".join(names))
     between()
