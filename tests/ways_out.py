@@ -4,6 +4,8 @@ None of them may end a rollout without a reward: see docs/threat-model.md, "What
 none fills a disk of the host, and none starts more than a hundred processes.
 """
 
+# (commands stand as one would type them)
+
 from __future__ import annotations
 
 import itertools
@@ -41,7 +43,9 @@ WAYS: Mapping[str, Way] = {
     "lets nobody change its root": Way("chattr -R +i / 2>&1 | tail -1; chattr +i / /data /etc . 2>&1"),
     # --- something else is in the place of a directory ---
     **{
-        f"puts {what} in the place of {place}": Way(f"cd /; rm -rf {place} 2>/dev/null; mv {place} /gone; {make} {place}")
+        f"puts {what} in the place of {place}": Way(
+            f"cd /; rm -rf {place} 2>/dev/null; mv {place} /gone; {make} {place}"
+        )
         for place, (what, make) in itertools.chain(
             itertools.product(
                 ("/data", "/dev", "/proc"),
@@ -50,19 +54,25 @@ WAYS: Mapping[str, Way] = {
             ((place, ("a circle", f"ln -s {place}")) for place in ("/data", "/tmp", "/var", "/etc", "/proc", "/root")),
         )
     },
-    "has a link to its root everywhere": Way("cd /; for d in data tmp var root home srv; do rm -rf $d; ln -s / $d; done"),
+    "has a link to its root everywhere": Way(
+        "cd /; for d in data tmp var root home srv; do rm -rf $d; ln -s / $d; done"
+    ),
     "moves everything away": Way("cd /; mkdir gone; mv data tmp var etc root home opt srv gone 2>&1"),
     "removes everything": Way("rm -rf --no-preserve-root / 2>/dev/null"),
     "removes its programs": Way("rm -rf /usr/bin/git /usr/bin/env /bin/sh /bin/bash /usr/lib/git-core"),
     "removes its libraries": Way("rm -rf /lib/*/libc.so.6 /usr/lib/*/libc.so.6 /lib64/ld-*"),
     "removes its users": Way("rm -f /etc/passwd /etc/group; mkdir /etc/passwd"),
     # --- what its programs do ---
-    "has a shell that fails": Way("for s in /bin/sh /bin/bash; do rm -f $s; printf '#!/nothing' >$s; chmod 755 $s; done"),
+    "has a shell that fails": Way(
+        "for s in /bin/sh /bin/bash; do rm -f $s; printf '#!/nothing' >$s; chmod 755 $s; done"
+    ),
     "has a shell that stops": Way(
         "cp /bin/sleep /tmp/s; for s in sh bash dash; do rm -f /bin/$s; cp /tmp/s /bin/$s; done; kill -STOP $$"
     ),
     "has a git that fails": Way("g=$(command -v git); rm -f $g; printf '#!/bin/sh\\nexit 128' >$g; chmod 755 $g"),
-    "has a git that floods": Way("g=$(command -v git); rm -f $g; printf '#!/bin/sh\\nyes | head -c 9000000' >$g; chmod 755 $g"),
+    "has a git that floods": Way(
+        "g=$(command -v git); rm -f $g; printf '#!/bin/sh\\nyes | head -c 9000000' >$g; chmod 755 $g"
+    ),
     "preloads what is none": Way("echo /etc/hostname >/etc/ld.so.preload"),
     "has settings of git that fail": Way("printf '[' | tee /etc/gitconfig ~/.gitconfig .git/config >/dev/null", False),
     # --- its processes ---

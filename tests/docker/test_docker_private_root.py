@@ -74,6 +74,18 @@ async def test_two_slots_of_one_container_own_their_roots(slots: Any, api: APICl
     assert await python(again, LOW_PORT) == {"80": "ok"}
 
 
+async def test_it_changes_no_device_of_the_container_and_reads_nothing_in_proc_that_not_all_may(slots: Any) -> None:
+    backend, a, b = slots
+    one, other = backend.commands(a), backend.commands(b)
+    modes = "stat -L -c %a /dev/null /dev/zero /dev/urandom /dev/stdin"
+    before = await said(other, modes)
+    await one.run("chmod 0 /dev/null /dev/zero /dev/urandom /dev/stdin /proc/self/fd/0 /proc/keys; echo x >/dev/null")
+    assert await said(other, modes) == before == "666\n" * 3 + "666"
+    closed = "for f in $(find /proc -maxdepth 1 -type f ! -perm -004; ls -d /proc/kpage*); do head -c 1 $f; done"
+    assert await said(one, closed) == ""
+    assert await said(one, "ls /proc/kpagecount") == "/proc/kpagecount"
+
+
 async def test_nothing_but_its_own_is_in_its_reach(slots: Any) -> None:
     backend, a, b = slots
     commands = backend.commands(a)

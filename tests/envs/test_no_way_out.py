@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,7 @@ def swe_smith(_folder: Path) -> tuple[str, dict[str, Any]]:
 
 CELLS = [
     pytest.param(tasks, "local", "private-root", marks=pytest.mark.root),
-    pytest.param(swe_smith, "local", "private-root", marks=pytest.mark.root),
+    pytest.param(swe_smith, "local", "private-root", marks=[pytest.mark.root, FULL]),
     pytest.param(tasks, "local", "namespace", marks=FULL),
     pytest.param(tasks, "docker", "private-root", marks=FULL),
     pytest.param(tasks, "docker", "user", marks=STRESS),

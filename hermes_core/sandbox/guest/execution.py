@@ -136,7 +136,13 @@ class Execution:
         return self.sinks[0] if isinstance(self.sinks[0], Stream) else None
 
     def descriptors(self, wants_input: bool) -> list[int]:
-        """Return the child's descriptors 0, 1 and 2, if it gets no terminal. `spawned` closes them. Raises OSError."""
+        """Return the child's descriptors, if it gets no terminal: its input, if it has one, its output and errors.
+
+        `spawned` closes them.
+
+        Raises:
+            OSError: there are no more.
+        """
         if self.pty is not None:
             self.stdin = Input(self._loop, None, self.id, self._outlet.send, terminal=True)
             return []
@@ -144,14 +150,14 @@ class Execution:
             if wants_input:
                 self.stdin = Input(self._loop, None, self.id, self._outlet.send)
             return []
-        if wants_input:
-            reader, writer = os.pipe2(os.O_CLOEXEC)
-            os.set_blocking(writer, False)
-            self.stdin = Input(self._loop, writer, self.id, self._outlet.send)
-        else:
-            reader = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-        self._child_fds.insert(0, reader)
-        return [reader, self._child_fds[1], self._child_fds[-1]]
+        outputs = [self._child_fds[0], self._child_fds[-1]]
+        if not wants_input:
+            return outputs
+        reader, writer = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(writer, False)
+        self.stdin = Input(self._loop, writer, self.id, self._outlet.send)
+        self._child_fds.append(reader)
+        return [reader, *outputs]
 
     def spawned(self) -> None:
         """Close our copies of the child's descriptors, as the slot's parent has them. Idempotent."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import stat
 import struct
 
 from .namespaces import check, libc
@@ -63,6 +64,7 @@ _MASKED_IN_PROC = (
     "sysrq-trigger",
     "timer_list",
     "timer_stats",
+    "tty/driver",
     "vmallocinfo",
 )
 """What a root of a slot has no need of in /proc, and what containers hide there too."""
@@ -196,14 +198,17 @@ def close_proc() -> None:
 
 
 def mask_proc() -> None:
-    """Cover what tells of the whole machine in this mount namespace's own /proc."""
-    for name in _MASKED_IN_PROC:
+    """Cover what tells of the whole machine in this mount namespace's own /proc, and what not every user may read."""
+    with os.scandir("/proc") as entries:
+        own = [each for each in entries if not each.name.isdigit()]
+        closed = [each.name for each in own if not each.stat(follow_symlinks=False).st_mode & stat.S_IROTH]
+    for name in {*_MASKED_IN_PROC, *closed}:
         path = "/proc/" + name
         if os.path.isdir(path):
             _mask(path)
             mount(None, path, None, _MS_REMOUNT | _MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC)
         elif os.path.lexists(path):
-            mount("/dev/null", path, None, _MS_BIND)
+            mount("/dev/null", path, None, _MS_BIND)  # read-only, as what it shows is
 
 
 def mount_with_ids(source: str, target: str, user_namespace: int) -> None:
@@ -308,7 +313,7 @@ def _mount_all(
     binds: list[tuple[str, str, bool]],
     tmpfs: list[tuple[str, int | None, int]],
     masks: list[str],
-    lived_in: bool,
+    lived_in: bool = False,
 ) -> None:
     steps = []  # type: list[tuple[str, Callable[[str], None]]]
     steps += [(path, _mask) for path in masks]
@@ -343,7 +348,7 @@ def _bind(source: str, writable: bool) -> Callable[[str], None]:
     return step
 
 
-def mount_point(root: str, target: str, directory: bool, lived_in: bool) -> None:
+def mount_point(root: str, target: str, directory: bool, lived_in: bool = False) -> None:
     """Make a file or directory to mount on. No link is followed: what lies in a writable bind may be anyone's.
 
     Args:
@@ -369,10 +374,11 @@ def _make_devices(root: str, terminals: int) -> None:
     for name in _DEVICES:
         device = "/dev/" + name
         if os.path.exists(device):
-            mount_point(root, device, False, False)
+            mount_point(root, device, False)
             mount(device, root + device, None, _MS_BIND)
-            restrict(root + device, MS_NOSUID | MS_NOEXEC)
-    mount_point(root, "/dev/pts", True, False)
+            # Read-only: it can be written to, but a slot whose root is the device's owner can't change its mode.
+            restrict(root + device, MS_NOSUID | MS_NOEXEC | MS_RDONLY)
+    mount_point(root, "/dev/pts", True)
     options = "newinstance,ptmxmode=0666,mode=620,max=%d" % terminals
     mount("devpts", root + "/dev/pts", "devpts", MS_NOSUID | MS_NOEXEC, options)
     for name, text in _DEVICE_LINKS.items():

@@ -27,6 +27,7 @@ _PART = 48 << 10
 """A longer message comes in parts, as a datagram of the socket is bounded."""
 _FIRST, _NEXT, _LAST = b"\0", b"\1", b"\2"
 """What parts begin with; a message that is whole begins otherwise, and one that was begun before is dropped then."""
+_STREAMS = (0, 1, 2)
 SCRIPT_FD = 9
 """Where a command finds a script that is too long for an argument."""
 
@@ -184,6 +185,9 @@ class Parent:
             if "pipes" in message:
                 wants_input, outputs = message["pipes"]
                 pipes = self._pipes(message["id"], wants_input, outputs, fds)
+            if "pty" not in message and len(fds) < len(_STREAMS):
+                # In the slot's own /dev, where a mode can't be changed for others.
+                fds.insert(0, os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
             if "script" in message:
                 fds.append(descriptors.memory_file(message["script"].encode("latin-1"), self._folder))
             pid = self._spawn(message, fds, self._terminal(message, ends))
@@ -226,9 +230,10 @@ class Parent:
             fds.append(theirs)
             kept.append(mine)
             ours.append((mine, writable))
-        fds.insert(0, fds.pop() if wants_input else os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+        if wants_input:
+            fds.insert(0, fds.pop())
         if outputs == 1:
-            fds.append(os.dup(fds[1]))
+            fds.append(os.dup(fds[-1]))
         return ours
 
     def _let_go(self, identity: str) -> None:
@@ -465,7 +470,7 @@ class Parent:
 
 def _places(fds: list[int], tty: str | None) -> list[tuple[int, int]]:
     """Return where a command finds its descriptors, without its input and output if it has a terminal."""
-    return list(zip(fds, (SCRIPT_FD,) if tty is not None else (0, 1, 2, SCRIPT_FD)))
+    return list(zip(fds, (SCRIPT_FD,) if tty is not None else (*_STREAMS, SCRIPT_FD)))
 
 
 def _moved_up(sock: socket.socket) -> socket.socket:
