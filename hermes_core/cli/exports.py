@@ -89,9 +89,13 @@ def merge(runs: Sequence[Path], out: Path, as_json: bool) -> None:
 
 
 def _exported(done: Export) -> str:
+    from hermes_core.export.card import rewards_text
+
     rows = "" if done.rows == done.rollouts else f", {done.rows} rows"
     lines = [f"{done.rollouts} rollouts of {done.items} items exported as {done.format}{rows}"]
-    lines += [f"left out: {count} {reason}" for reason, count in done.left_out.items()]
+    for reason, count in done.left_out.items():
+        rewards = rewards_text(done, reason)
+        lines.append(f"left out: {count} {reason}" + (f" ({rewards})" if rewards else ""))
     lines += [
         f"tool {name}: {tool.calls} calls, {sum(tool.errors.values())} failed" for name, tool in done.tools.items()
     ]

@@ -127,7 +127,7 @@ def _shown(
 ) -> Iterable[RenderableType]:
     from rich.text import Text
 
-    from hermes_core.view import tables, transcript
+    from hermes_core.view import tables, transcript, words
     from hermes_core.view.statistics import by_item, by_tool
 
     if not by_name:
@@ -148,7 +148,7 @@ def _shown(
             yield from transcript.reports(((row, run.record(row)) for row in group), full=full)
         yield from _more(len(rows) - most)
         if rows:
-            yield Text(f"`hermes-rl show RUN {rows[0].name}` shows all turns and calls of a rollout", "dim")
+            yield words.line(f"`hermes-rl show RUN {rows[0].name}` shows all turns and calls of a rollout", "dim")
     elif by_name:
         yield from transcript.rollout(rows[0], run.record(rows[0]), full=full)
     else:

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 from hermes_core.agents.base import MASKED, CallRecord, Message, TurnRecord
 from hermes_core.envs.record import Record
 from hermes_core.envs.tokens import TokenSequence
-from hermes_core.export.conversation import arguments_of, calls_in, calls_of, reasoning_of, text_of
+from hermes_core.export.conversation import calls_in, calls_of, reasoning_of
+from hermes_core.view.plain_text import arguments_of, text_of
 
 VERSION = "ATIF-v1.8"
 
@@ -129,7 +130,7 @@ def _turn_extra(turn: TurnRecord) -> dict[str, Any]:
 
 def _tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
     """Return a call. Arguments that are no JSON object are kept as text beside empty ones."""
-    arguments = arguments_of(call)
+    arguments = arguments_of(call["function"]["arguments"])
     raw = {"extra": {"arguments": call["function"]["arguments"]}} if arguments is None else {}
     return {
         "tool_call_id": call["id"],

@@ -11,7 +11,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from hermes_core.envs.summary import SOLVED
 from hermes_core.export.selection import ExportFilters, Selection
+from hermes_core.export.tables import Columns, features
+from hermes_core.printing import printable
 from hermes_core.version import __version__
 
 CARD = "README.md"
@@ -58,6 +61,8 @@ class Export:
     items: int
     left_out: Mapping[str, int]
     """Number of rollouts that were left out, by reason."""
+    left_out_rewards: Mapping[str, Mapping[str, float]]
+    """The rewards of these, by reason: how many had one (`scored`) and were `solved`, and the `mean`."""
     superseded: int
     """Number of records that a later record of the same rollout replaces; they are counted nowhere else."""
     mean_reward: float | None
@@ -90,6 +95,7 @@ def described(selection: Selection, name: str, out: Path, rows: int, files: Sequ
         rows=rows,
         items=len({each.item_id for each in chosen}),
         left_out=dict(selection.left_out.most_common()),
+        left_out_rewards={reason: _rewards(rewards) for reason, rewards in selection.lost.items()},
         superseded=selection.superseded,
         mean_reward=sum(rewards) / len(rewards) if rewards else None,
         models=dict(Counter(model for each in chosen for model in each.models).most_common()),
@@ -100,6 +106,11 @@ def described(selection: Selection, name: str, out: Path, rows: int, files: Sequ
         tools=_tools(selection),
         files=files,
     )
+
+
+def _rewards(rewards: Sequence[float]) -> dict[str, float]:
+    solved = sum(reward >= SOLVED for reward in rewards)
+    return {"scored": len(rewards), "solved": solved, "mean": sum(rewards) / len(rewards)}
 
 
 def _run(selection: Selection) -> dict[str, Any]:
@@ -153,31 +164,45 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def card(export: Export, licence: str | None) -> str:
-    """Return the text of the card. Hugging Face reads what is between the two lines of dashes."""
+def card(export: Export, licence: str | None, columns: Columns | None) -> str:
+    """Return the text of the card. Hugging Face reads what is between the two lines of dashes.
+
+    Args:
+        columns: those of a table.
+    """
     run = export.run
-    sections = [_front_matter(export, licence), f"# {run['name']}, exported as {export.format}"]
-    about = f"Made by hermes-rl {__version__} from the run `{run['name']}`."
+    sections = [_front_matter(export, licence, columns), f"# {_cell(run['name'])}, exported as {export.format}"]
+    about = f"Made by hermes-rl {__version__} from the run `{_cell(run['name'])}`."
     if export.filters:
         about += f" Conditions: `{json.dumps(export.filters)}`."
     sections.append(about)
     sections.append(_table(("", "number"), _counts(export)))
     if export.left_out:
-        sections += ["## Left out", _table(("reason", "rollouts"), export.left_out.items())]
+        rows = [(_cell(reason), count, rewards_text(export, reason)) for reason, count in export.left_out.items()]
+        sections += ["## Left out", _table(("reason", "rollouts", "their rewards"), rows)]
     if export.tools:
         sections += ["## Tools", _tool_table(export)]
     sections += ["## Origin", _origin(run)]
     if export.files:
         listed = [(f"`{file.name}`", f"{file.bytes:,}", f"`{file.sha256}`") for file in export.files]
         sections += ["## Files", _table(("file", "bytes", "SHA-256"), listed)]
-    return "\n\n".join(sections) + "\n"
+    return printable("\n\n".join(sections)) + "\n"
 
 
-def _front_matter(export: Export, licence: str | None) -> str:
+def rewards_text(export: Export, reason: str) -> str:
+    """Return what the rollouts that were left out for a reason had scored; empty if none had a reward."""
+    rewards = export.left_out_rewards.get(reason)
+    return f"{rewards['solved']} solved, mean reward {rewards['mean']:.3f}" if rewards else ""
+
+
+def _front_matter(export: Export, licence: str | None, columns: Columns | None) -> str:
     lines = [f"license: {json.dumps(licence)}"] if licence else []
     tables = [file.name for file in export.files if file.name.startswith("train.")]
     if tables:
         lines += ["configs:", "- config_name: default", f"  data_files: {tables[0]}"]
+    if columns and tables == ["train.jsonl"]:
+        # `datasets` would take the types from the first rows, which may have no calls. JSON is also YAML.
+        lines.append(f"dataset_info: {json.dumps({'features': features(columns)})}")
     return "\n".join(["---", *lines, "tags: [agent, tool-use, hermes-rl]", "---"])
 
 

@@ -10,20 +10,7 @@ from typing import Any
 from hermes_core.agents.base import CallError, CallErrorKind, CallRecord, Message
 from hermes_core.agents.compaction import contexts
 from hermes_core.envs.record import Record
-
-
-def text_of(content: Any) -> str:
-    """Return the content of a message as text. Parts that are no text are written as JSON."""
-    if content is None or isinstance(content, str):
-        return content or ""
-    if not isinstance(content, Sequence):
-        return json.dumps(content, ensure_ascii=False)
-    return "".join(
-        part["text"]
-        if isinstance(part, Mapping) and isinstance(part.get("text"), str)
-        else json.dumps(part, ensure_ascii=False)
-        for part in content
-    )
+from hermes_core.view.plain_text import parsed, text_of
 
 
 def reasoning_of(message: Message) -> str:
@@ -38,16 +25,6 @@ def has_reasoning(record: Record) -> bool:
         for message in record.messages
         if message["role"] == "assistant"
     )
-
-
-def arguments_of(call: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the arguments of a tool call in a message; None if they are not a JSON object."""
-    arguments = call["function"]["arguments"]
-    try:
-        value = json.loads(arguments) if isinstance(arguments, str) else arguments
-    except ValueError:
-        return None
-    return dict(value) if isinstance(value, Mapping) else None
 
 
 def calls_in(message: Message) -> Sequence[Mapping[str, Any]]:
@@ -105,10 +82,7 @@ def _calls_in_messages(messages: Sequence[Message]) -> Iterator[CallRecord]:
 
 def _error_in(answer: str) -> CallError | None:
     """Return the error that a tool's answer reports. With an exit code, it is the answer of a command that ran."""
-    try:
-        value = json.loads(answer) if answer.startswith("{") else None
-    except (ValueError, RecursionError):
-        return None
+    value = parsed(answer)
     if not isinstance(value, dict) or not value.get("error") or value.get("exit_code") is not None:
         return None
     return CallError(CallErrorKind.FAILED, str(value["error"]))

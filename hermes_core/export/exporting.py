@@ -61,7 +61,7 @@ def export_run(
         if not rows:
             raise _nothing_to_export(selection, to)
         done = described(selection, to, out, rows, files_of(folder))
-        (folder / CARD).write_text(card(done, licence), encoding="utf-8")
+        (folder / CARD).write_text(card(done, licence, form.columns), encoding="utf-8")
     return done
 
 

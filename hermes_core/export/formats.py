@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
+import hashlib
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from hermes_core.envs.plain import json_text
 from hermes_core.envs.record import Record
 from hermes_core.envs.store import RUN, SUMMARY, TRAJECTORIES, write_json
 from hermes_core.envs.summary import Tally
@@ -29,7 +30,8 @@ class Format:
     refuses: Refuses
     """Tells which records it can't hold."""
     columns: Columns | None = None
-    rows: Callable[[Selection], Iterator[Row]] | None = None
+    rows: Callable[..., Iterable[Row]] | None = None
+    """Gets the selection, and a record or both records of a pair."""
     write: Callable[[Selection, Path], int] | None = None
     failures: tuple[str, ...] = (NO_FAILURE,)
     """The kinds of failure that are exported unless others are asked for."""
@@ -48,25 +50,28 @@ class Format:
             check_parquet()
 
     def write_to(self, folder: Path, selection: Selection, *, parquet: bool) -> int:
-        """Write the selection, and return the number of rows or files of rollouts."""
+        """Write the selection, and return the number of rows or files of rollouts. What the format can't hold is left
+        out of the selection."""
         if self.write is not None:
             return self.write(selection, folder)
         assert self.columns is not None and self.rows is not None
-        count = 0
+        make = self.rows
         with table(folder, self.columns, parquet=parquet) as add:
-            for row in self.rows(selection):
-                add(row)
-                count += 1
-        return count
+            return selection.write_each(lambda *records: add(make(selection, *records)))
 
 
 def _write_atif(selection: Selection, folder: Path) -> int:
     """Write one file per rollout, named by its trajectory id."""
-    count = 0
-    for record in selection.records():
-        (folder / f"{record.trajectory_id}.json").write_text(json.dumps(atif.trajectory(record)) + "\n")
-        count += 1
-    return count
+
+    def write(record: Record) -> int:
+        text = json_text(atif.trajectory(record)) + "\n"
+        name = harbor.plain_name(record.trajectory_id)
+        if name != record.trajectory_id:  # which would not be the name of a file in this folder
+            name += f"-{hashlib.sha256(record.trajectory_id.encode()).hexdigest()[:8]}"
+        (folder / f"{name}.json").write_text(text)
+        return 1
+
+    return selection.write_each(write)
 
 
 def _write_eval(selection: Selection, folder: Path) -> int:
@@ -76,15 +81,19 @@ def _write_eval(selection: Selection, folder: Path) -> int:
         chosen.mkdir()
         with (chosen / TRAJECTORIES).open("wb") as file:
             tally = Tally()
-            for record in selection.records():
+
+            def write(record: Record) -> int:
                 file.write(record.line())
                 tally.add(record)
+                return 1
+
+            count = selection.write_each(write)
         write_json(chosen / RUN, selection.run.about)
         write_json(chosen / SUMMARY, tally.summary(tally.session).to_dict())
         run = Run(chosen)
         with closing(RunLog(run, folder / log_name(run))) as log:
             log.update()
-    return len(selection.chosen)
+    return count
 
 
 def _without_messages(record: Record) -> str | None:
@@ -103,8 +112,8 @@ FORMATS = {
         rows.openai_rows,
     ),
     "trl": Format(
-        "conversations for chat templates (TRL, axolotl): arguments are objects",
-        rows.unfit_for_templates,
+        "conversations for chat templates (TRL, axolotl): arguments are objects, or text if the model wrote no object",
+        rows.without_answer,
         rows.TRL,
         rows.trl_rows,
     ),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 import uuid
 from collections import Counter
@@ -13,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from hermes_core.envs.plain import json_text
 from hermes_core.envs.record import STAGES, Record
 from hermes_core.errors import FailureKind
 from hermes_core.export.atif import trajectory
@@ -34,12 +34,21 @@ _LONGEST_NAME = 80
 def write_job(selection: Selection, folder: Path) -> int:
     """Write the job's folder, and return the number of its trials."""
     trials, model = _Trials(selection.run.name), _model(selection.run.about)
-    for record in (replace(each, model=each.model or model) for each in selection.records()):
+
+    def write(recorded: Record) -> int:
+        record = replace(recorded, model=recorded.model or model)
         name = trials.name(record)
-        _write_trial(folder / name, name, record, selection.run.about)
+        files = _trial(name, record)  # all of them, before one is written
+        for part in (folder / name, folder / name / "agent", folder / name / "verifier"):
+            part.mkdir()
+        for path, data in files.items():
+            (folder / name / path).write_bytes(data)
         trials.add(name, record)
-    _write_json(folder / "config.json", {"job_name": trials.job, "jobs_dir": "jobs", "agents": trials.agents()})
-    _write_json(folder / "result.json", trials.result())
+        return 1
+
+    selection.write_each(write)
+    (folder / "config.json").write_text(_json({"job_name": trials.job, "jobs_dir": "jobs", "agents": trials.agents()}))
+    (folder / "result.json").write_text(_json(trials.result()))
     return trials.total
 
 
@@ -64,7 +73,7 @@ class _Trials:
 
     def name(self, record: Record) -> str:
         """Return a name for a rollout's folder that no other has: the item's, made safe, and the rollout's number."""
-        plain = re.sub(r"[^\w.-]+", "-", record.item_id, flags=re.ASCII).strip(".-")[:_LONGEST_NAME] or "item"
+        plain = plain_name(record.item_id)
         name = f"{plain}__{record.rollout_index}"
         if name in self._names:
             digest = hashlib.sha256(f"{record.item_id}/{record.group}".encode()).hexdigest()
@@ -120,22 +129,29 @@ def _eval(found: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _write_trial(folder: Path, name: str, record: Record, about: Mapping[str, Any]) -> None:
-    for part in (folder, folder / "agent", folder / "verifier"):
-        part.mkdir()
+def plain_name(text: str) -> str:
+    """Return a text as a file's name: no path, and not hidden. Two texts may have the same."""
+    return re.sub(r"[^\w.-]+", "-", text, flags=re.ASCII).strip(".-")[:_LONGEST_NAME] or "item"
+
+
+def _trial(name: str, record: Record) -> dict[str, bytes]:
+    """Return the files of a trial. Raise ValueError if they can't hold the record."""
     configuration = {"task": {"path": f"tasks/{record.item_id}"}, "trial_name": name, "agent": {"name": record.agent}}
-    _write_json(folder / "config.json", configuration)
-    _write_json(folder / "result.json", _result(name, record, configuration))
+    texts = {
+        "config.json": _json(configuration),
+        "result.json": _json(_result(name, record, configuration)),
+        "verifier/test-stdout.txt": _verifier_output(record),
+    }
     if record.messages:
-        _write_json(folder / "agent" / "trajectory.json", trajectory(record))
+        texts["agent/trajectory.json"] = _json(trajectory(record))
     if record.reward is not None:
-        _write_json(folder / "verifier" / "reward.json", {"reward": record.reward})
-        (folder / "verifier" / "reward.txt").write_text(f"{record.reward}\n")
-    (folder / "verifier" / "test-stdout.txt").write_text(_verifier_output(record))
+        texts["verifier/reward.json"] = _json({"reward": record.reward})
+        texts["verifier/reward.txt"] = f"{record.reward}\n"
     if record.patch is not None:
-        (folder / "agent" / "patch.diff").write_text(record.patch)
+        texts["agent/patch.diff"] = record.patch
     if record.failure is not None:
-        (folder / "exception.txt").write_text(f"{record.failure.stage}: {record.failure.message}\n")
+        texts["exception.txt"] = f"{record.failure.stage}: {record.failure.message}\n"
+    return {path: text.encode() for path, text in texts.items()}
 
 
 def _verifier_output(record: Record) -> str:
@@ -145,7 +161,7 @@ def _verifier_output(record: Record) -> str:
         for command in record.sandbox_commands
         if command.stage == "verify"
     ]
-    return "\n".join([*ran, json.dumps(dict(record.details), indent=2) + "\n"])
+    return "\n".join([*ran, _json(dict(record.details))])
 
 
 def _result(name: str, record: Record, configuration: Mapping[str, Any]) -> dict[str, Any]:
@@ -211,5 +227,5 @@ def _time(seconds: float | None) -> str | None:
     return None if seconds is None else datetime.fromtimestamp(seconds, UTC).isoformat()
 
 
-def _write_json(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, indent=2) + "\n")
+def _json(value: Any) -> str:
+    return json_text(value, indent=2) + "\n"

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hermes_core.agents.base import MASKED, Message
+from hermes_core.envs.plain import json_text
 from hermes_core.envs.record import Record
-from hermes_core.export.conversation import (
-    arguments_of,
-    calls_in,
-    conversations,
-    prompt_length,
-    reasoning_of,
-    text_of,
-)
+from hermes_core.export.conversation import calls_in, conversations, prompt_length, reasoning_of
 from hermes_core.export.selection import Candidate, Selection, best_of_each
 from hermes_core.export.tables import JSON, Columns, Kind, Row
+from hermes_core.view.plain_text import arguments_of, text_of
 
 _ABOUT: Columns = {
     "trajectory_id": "string",
@@ -73,12 +67,11 @@ def without_answer(record: Record) -> str | None:
 OPENAI: Columns = {"messages": _messages_with("string"), "tools": JSON, **_ABOUT}
 
 
-def openai_rows(selection: Selection) -> Iterator[Row]:
+def openai_rows(selection: Selection, record: Record) -> Iterator[Row]:
     """Yield each conversation as it goes over the wire: the arguments of a call are JSON text."""
-    for record in selection.records():
-        for messages in conversations(record):
-            wire = [_wire(message) for message in messages]
-            yield {"messages": wire, "tools": list(record.tool_schemas), **_about(record)}
+    for messages in conversations(record):
+        wire = [_wire(message) for message in messages]
+        yield {"messages": wire, "tools": list(record.tool_schemas), **_about(record)}
 
 
 _WIRE = ("role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name")
@@ -93,25 +86,19 @@ def _wire(message: Message) -> Message:
 TRL: Columns = {"messages": _messages_with(JSON), "tools": "string", **_ABOUT}
 
 
-def trl_rows(selection: Selection) -> Iterator[Row]:
-    """Yield each conversation as chat templates want it: the arguments of a call are an object.
+def trl_rows(selection: Selection, record: Record) -> Iterator[Row]:
+    """Yield each conversation as chat templates want it: the arguments of a call are an object. What the model wrote
+    instead of one is text.
 
     `tools` is JSON text, because Arrow would give the schema of each tool the keys of all others.
     """
-    for record in selection.records():
-        for messages in conversations(record):
-            rendered = [_for_template(message) for message in messages]
-            yield {"messages": rendered, "tools": _tools(record), **_about(record)}
-
-
-def unfit_for_templates(record: Record) -> str | None:
-    """Refuse a rollout whose calls a chat template can't write: the model's arguments are no JSON object."""
-    malformed = any(arguments_of(call) is None for message in record.messages for call in calls_in(message))
-    return "arguments that are no JSON object" if malformed else without_answer(record)
+    for messages in conversations(record):
+        rendered = [_for_template(message) for message in messages]
+        yield {"messages": rendered, "tools": _tools(record), **_about(record)}
 
 
 def _tools(record: Record) -> str | None:
-    return json.dumps(list(record.tool_schemas)) if record.tool_schemas else None
+    return json_text(list(record.tool_schemas)) if record.tool_schemas else None
 
 
 def _for_template(message: Message) -> Message:
@@ -120,14 +107,14 @@ def _for_template(message: Message) -> Message:
         row["reasoning_content"] = reasoning
     if calls := calls_in(message):
         row["tool_calls"] = [
-            {
-                "id": call["id"],
-                "type": "function",
-                "function": {"name": call["function"]["name"], "arguments": arguments_of(call)},
-            }
-            for call in calls
+            {"id": call["id"], "type": "function", "function": _for_function(call["function"])} for call in calls
         ]
     return {**row, **{key: message[key] for key in ("tool_call_id", "name") if key in message}}
+
+
+def _for_function(function: Mapping[str, Any]) -> dict[str, Any]:
+    arguments = arguments_of(function["arguments"])
+    return {"name": function["name"], "arguments": function["arguments"] if arguments is None else arguments}
 
 
 # ---------------------------------------------------------------------- tokens
@@ -142,24 +129,23 @@ TOKENS: Columns = {
 }
 
 
-def token_rows(selection: Selection) -> Iterator[Row]:
+def token_rows(selection: Selection, record: Record) -> Iterator[Row]:
     """Yield the tokens that the model read and wrote, as the server recorded them: a row for each sequence.
 
     `labels` has -100 for every token that the model did not write; its logprob is 0.
     """
-    for record in selection.records():
-        for number, sequence in enumerate(record.sequences):
-            masks = sequence.masks
-            yield {
-                "input_ids": sequence.tokens.tolist(),
-                "attention_mask": [1] * len(sequence.tokens),
-                "labels": masks.tolist(),
-                "logprobs": [
-                    0.0 if mask == MASKED else logprob for mask, logprob in zip(masks, sequence.logprobs, strict=True)
-                ],
-                "sequence": number,
-                **_about(record),
-            }
+    for number, sequence in enumerate(record.sequences):
+        masks = sequence.masks
+        yield {
+            "input_ids": sequence.tokens.tolist(),
+            "attention_mask": [1] * len(sequence.tokens),
+            "labels": masks.tolist(),
+            "logprobs": [
+                0.0 if mask == MASKED else logprob for mask, logprob in zip(masks, sequence.logprobs, strict=True)
+            ],
+            "sequence": number,
+            **_about(record),
+        }
 
 
 def without_tokens(record: Record) -> str | None:
@@ -187,37 +173,35 @@ PREFERENCE: Columns = {
 }
 
 
-def preference_rows(selection: Selection) -> Iterator[Row]:
-    """Yield pairs of one group with the same prompt and different rewards.
-
-    The highest reward is paired with the lowest, the next with the next, so each rollout is in at most one pair. The
-    conditions for rewards apply to the chosen rollout, and the limit per item to the pairs.
-    """
-    for chosen, rejected in selection.pairs:
-        better, worse = selection.run.at(chosen.offset), selection.run.at(rejected.offset)
-        length = prompt_length(better.messages)
-        yield {
-            "prompt": [_for_template(message) for message in better.messages[:length]],
-            "chosen": [_for_template(message) for message in better.messages[length:]],
-            "rejected": [_for_template(message) for message in worse.messages[length:]],
-            "tools": _tools(better),
-            "score_chosen": better.reward,
-            "score_rejected": worse.reward,
-            "environment": better.environment,
-            "item_id": better.item_id,
-            "group": better.group,
-            "chosen_id": better.trajectory_id,
-            "rejected_id": worse.trajectory_id,
-        }
+def preference_rows(selection: Selection, better: Record, worse: Record) -> Iterator[Row]:
+    """Yield a pair as `pair_up` finds them."""
+    length = prompt_length(better.messages)
+    yield {
+        "prompt": [_for_template(message) for message in better.messages[:length]],
+        "chosen": [_for_template(message) for message in better.messages[length:]],
+        "rejected": [_for_template(message) for message in worse.messages[length:]],
+        "tools": _tools(better),
+        "score_chosen": better.reward,
+        "score_rejected": worse.reward,
+        "environment": better.environment,
+        "item_id": better.item_id,
+        "group": better.group,
+        "chosen_id": better.trajectory_id,
+        "rejected_id": worse.trajectory_id,
+    }
 
 
 def without_reward(record: Record) -> str | None:
     """Refuse a rollout without a reward, for pairs."""
-    return "no reward" if record.reward is None else unfit_for_templates(record)
+    return "no reward" if record.reward is None else without_answer(record)
 
 
 def pair_up(selection: Selection) -> None:
-    """Find the pairs of the chosen rollouts. Rollouts in no pair are left out."""
+    """Pair rollouts of one group with the same prompt and different rewards. Rollouts in no pair are left out.
+
+    The highest reward is paired with the lowest, the next with the next, so each rollout is in at most one pair. The
+    conditions for rewards apply to the chosen rollout, and the limit per item to the pairs.
+    """
     groups: dict[tuple[str, bytes], list[Candidate]] = {}
     for candidate in selection.chosen:
         groups.setdefault((candidate.group, candidate.prompt), []).append(candidate)
@@ -226,9 +210,7 @@ def pair_up(selection: Selection) -> None:
     if limit is not None:
         pairs = best_of_each(pairs, limit, item=lambda pair: pair[0].item_id, reward=lambda pair: pair[0].reward or 0.0)
     paired = {candidate.offset for pair in pairs for candidate in pair}
-    if alone := len(selection.chosen) - len(paired):
-        selection.left_out["in no pair"] += alone
-    selection.chosen = [candidate for candidate in selection.chosen if candidate.offset in paired]
+    selection.keep([candidate for candidate in selection.chosen if candidate.offset in paired], "in no pair")
     selection.pairs = pairs
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -217,6 +218,8 @@ class Selection:
     chosen: list[Candidate]
     left_out: Counter[str] = field(default_factory=Counter)
     """Number of rollouts that are left out, by reason."""
+    lost: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    """The rewards of those rollouts, by reason."""
     pairs: list[tuple[Candidate, Candidate]] = field(default_factory=list)
     """Pairs of a better and a worse chosen rollout, for a format of pairs."""
     superseded: int = 0
@@ -226,10 +229,43 @@ class Selection:
         """Read the chosen records, one at a time."""
         return (self.run.at(candidate.offset) for candidate in self.chosen)
 
-    @property
+    def write_each(self, write: Callable[..., int]) -> int:
+        """Give each chosen record, or both of a pair, to `write`, and return the sum of what it returns. Those for
+        which it raises ValueError or OverflowError are left out."""
+        count, held = 0, []
+        for candidates in self.pairs or [(candidate,) for candidate in self.chosen]:
+            try:
+                count += write(*(self.run.at(candidate.offset) for candidate in candidates))
+            except (ValueError, OverflowError):
+                continue
+            held += candidates
+        self.keep(held, "values that the format can't hold")
+        return count
+
+    def keep(self, kept: list[Candidate], reason: str) -> None:
+        """Leave out the other chosen rollouts for this reason."""
+        offsets = {candidate.offset for candidate in kept}
+        for candidate in self.chosen:
+            if candidate.offset not in offsets:
+                self.leave_out(reason, candidate.reward)
+        self.chosen = kept
+
+    def leave_out(self, reason: str, reward: float | None) -> None:
+        """Count a rollout that is left out."""
+        self.left_out[reason] += 1
+        if reward is not None:
+            self.lost[reason].append(reward)
+
+    @cached_property
     def tools(self) -> list[str]:
         """Return the names of all tools that were called, sorted."""
         return sorted({use.name for candidate in self.chosen for use in candidate.tools})
+
+    @cached_property
+    def items(self) -> dict[str, int]:
+        """Return the items with their numbers, in the order in which they come."""
+        ids = dict.fromkeys(candidate.item_id for candidate in self.chosen)
+        return {item_id: number for number, item_id in enumerate(ids)}
 
 
 def select(run: RunReader, filters: ExportFilters, refuses: Refuses, *, by_reward: bool = True) -> Selection:
@@ -239,7 +275,7 @@ def select(run: RunReader, filters: ExportFilters, refuses: Refuses, *, by_rewar
         refuses: tells which records the format can't hold.
         by_reward: apply the conditions for rewards and the limit per item. Pairs apply them to the chosen rollout.
     """
-    last: dict[tuple[str, str, int], Candidate | str] = {}
+    last: dict[tuple[str, str, int], Candidate | tuple[str, float | None]] = {}
     superseded = 0
     for offset, record in run.records():
         key = (record.item_id, record.group, record.rollout_index)
@@ -248,20 +284,17 @@ def select(run: RunReader, filters: ExportFilters, refuses: Refuses, *, by_rewar
         if reason is None and by_reward and not filters.rewards(record.reward):
             reason = "reward too low, or none"
         last.pop(key, None)  # so that the order is that of the records that count
-        last[key] = _candidate(offset, record) if reason is None else reason
-    selection = Selection(run, filters, [], superseded=superseded)
-    selection.left_out.update(outcome for outcome in last.values() if isinstance(outcome, str))
+        last[key] = _candidate(offset, record) if reason is None else (reason, record.reward)
     candidates = [outcome for outcome in last.values() if isinstance(outcome, Candidate)]
+    selection = Selection(run, filters, candidates, superseded=superseded)
+    for outcome in last.values():
+        if not isinstance(outcome, Candidate):
+            selection.leave_out(*outcome)
     if filters.deduplicate:
-        kept = _first_of_each(candidates)
-        selection.left_out["duplicate"] += len(candidates) - len(kept)
-        candidates = kept
+        selection.keep(_first_of_each(selection.chosen), "duplicate")
     if filters.per_item is not None and by_reward:
-        kept = best_of_each(candidates, filters.per_item, item=_item_of, reward=_reward_of)
-        selection.left_out["over the limit per item"] += len(candidates) - len(kept)
-        candidates = kept
-    selection.chosen = candidates
-    selection.left_out += Counter()  # without zeros
+        best = best_of_each(selection.chosen, filters.per_item, item=_item_of, reward=_reward_of)
+        selection.keep(best, "over the limit per item")
     return selection
 
 

@@ -9,9 +9,10 @@ from typing import Any
 
 from hermes_core.agents.base import Message, StopReason
 from hermes_core.envs.record import Record
-from hermes_core.export.conversation import arguments_of, calls_in, calls_of, text_of
+from hermes_core.export.conversation import calls_in, calls_of
 from hermes_core.export.selection import Selection
 from hermes_core.export.tables import JSON, Columns, Row
+from hermes_core.view.plain_text import arguments_of, parsed, text_of
 
 COLUMNS: Columns = {
     "prompt_index": "int",
@@ -43,26 +44,23 @@ _SYSTEM = (
 _NO_THOUGHT = "<think>\n</think>\n"
 
 
-def sharegpt_rows(selection: Selection) -> Iterator[Row]:
-    """Yield a row for each rollout. The counts of tools have the same keys in every row."""
-    prompts: dict[str, int] = {}
-    tools = selection.tools
-    for record in selection.records():
-        stats = {tool: {"count": 0, "success": 0, "failure": 0} for tool in tools}
-        for call in calls_of(record):
-            stats[call.name]["count"] += 1
-            stats[call.name]["success" if call.error is None else "failure"] += 1
-        yield {
-            "prompt_index": prompts.setdefault(record.item_id, len(prompts)),
-            "conversations": conversation(record),
-            "metadata": {"batch_num": 0, "timestamp": _time(record), "model": _model(record)},
-            "completed": record.stop_reason == StopReason.FINISHED,
-            "partial": False,
-            "api_calls": len(record.turns) or sum(message["role"] == "assistant" for message in record.messages),
-            "toolsets_used": _toolsets(record),
-            "tool_stats": stats,
-            "tool_error_counts": {tool: counts["failure"] for tool, counts in stats.items()},
-        }
+def sharegpt_rows(selection: Selection, record: Record) -> Iterator[Row]:
+    """Yield the row of a rollout. The counts of tools have the same keys in every row."""
+    stats = {tool: {"count": 0, "success": 0, "failure": 0} for tool in selection.tools}
+    for call in calls_of(record):
+        stats[call.name]["count"] += 1
+        stats[call.name]["success" if call.error is None else "failure"] += 1
+    yield {
+        "prompt_index": selection.items[record.item_id],
+        "conversations": conversation(record),
+        "metadata": {"batch_num": 0, "timestamp": _time(record), "model": _model(record)},
+        "completed": record.stop_reason == StopReason.FINISHED,
+        "partial": False,
+        "api_calls": len(record.turns) or sum(message["role"] == "assistant" for message in record.messages),
+        "toolsets_used": _toolsets(record),
+        "tool_stats": stats,
+        "tool_error_counts": {tool: counts["failure"] for tool, counts in stats.items()},
+    }
 
 
 def _model(record: Record) -> str | None:
@@ -129,7 +127,8 @@ def _answer(message: Message) -> str:
 
 
 def _call(call: Mapping[str, Any]) -> str:
-    named = {"name": call["function"]["name"], "arguments": arguments_of(call) or {}}
+    function = call["function"]
+    named = {"name": function["name"], "arguments": arguments_of(function["arguments"]) or {}}
     return json.dumps(named, ensure_ascii=False)
 
 
@@ -139,11 +138,8 @@ def _name(answer: Message, number: int) -> str:
 
 
 def _result(message: Message, name: str) -> str:
-    content: Any = text_of(message["content"])
-    if content.strip().startswith(("{", "[")):
-        try:
-            content = json.loads(content)
-        except ValueError:
-            pass
+    text = text_of(message["content"])
+    value = parsed(text)
+    content = text if value is None else value
     result = {"tool_call_id": message.get("tool_call_id", ""), "name": name, "content": content}
     return f"<tool_response>\n{json.dumps(result, ensure_ascii=False)}\n</tool_response>"

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from hermes_core.envs.plain import json_line
+from hermes_core.envs.plain import json_text
 from hermes_core.errors import UsageError
 
 Row = Mapping[str, Any]
@@ -19,6 +19,9 @@ types of its keys."""
 
 Columns = Mapping[str, Kind]
 
+Add = Callable[[Iterable[Row]], int]
+"""Adds all of these rows and returns their number, or raises ValueError and adds none."""
+
 JSON = "json"
 """Any value. Parquet keeps it as JSON text, in a column that readers can tell from text."""
 
@@ -28,30 +31,33 @@ _ROW_GROUP_BYTES = 16 << 20
 
 
 @contextmanager
-def table(folder: Path, columns: Columns, *, parquet: bool) -> Iterator[Callable[[Row], None]]:
-    """Open `train.jsonl` or `train.parquet` in a folder, and yield a function that adds a row.
+def table(folder: Path, columns: Columns, *, parquet: bool) -> Iterator[Add]:
+    """Open `train.jsonl` or `train.parquet` in a folder, and yield a function that adds rows.
 
     Raises:
         UsageError: pyarrow is not installed.
     """
-    opened = _parquet(folder / "train.parquet", columns) if parquet else _jsonl(folder / "train.jsonl", columns)
-    with opened as add:
-        yield add
+    opened = _parquet(folder / "train.parquet", columns) if parquet else _jsonl(folder / "train.jsonl")
+    with opened as write:
 
-
-@contextmanager
-def _jsonl(path: Path, columns: Columns) -> Iterator[Callable[[Row], None]]:
-    with path.open("wb") as file:
-
-        def add(row: Row) -> None:
-            assert row.keys() == columns.keys(), row.keys() ^ columns.keys()
-            file.write(json_line(row))
+        def add(rows: Iterable[Row]) -> int:
+            lines = [(row, json_text(row)) for row in rows]  # also for Parquet: whether any reader takes the values
+            for row, line in lines:
+                assert row.keys() == columns.keys(), row.keys() ^ columns.keys()
+                write(row, line)
+            return len(lines)
 
         yield add
 
 
 @contextmanager
-def _parquet(path: Path, columns: Columns) -> Iterator[Callable[[Row], None]]:
+def _jsonl(path: Path) -> Iterator[Callable[[Row, str], object]]:
+    with path.open("w", encoding="ascii") as file:
+        yield lambda row, line: file.write(f"{line}\n")
+
+
+@contextmanager
+def _parquet(path: Path, columns: Columns) -> Iterator[Callable[[Row, str], object]]:
     check_parquet()
     import pyarrow as pa
     import pyarrow.parquet
@@ -90,8 +96,7 @@ def _parquet(path: Path, columns: Columns) -> Iterator[Callable[[Row], None]]:
 
     with pyarrow.parquet.ParquetWriter(path, typed, compression="zstd") as file:
 
-        def add(row: Row) -> None:
-            assert row.keys() == columns.keys(), row.keys() ^ columns.keys()
+        def add(row: Row, line: str) -> None:
             rows.append({name: _stored(row[name], kind) for name, kind in columns.items()})
             if len(rows) == _ROWS_AT_A_TIME:
                 collect()
@@ -101,6 +106,19 @@ def _parquet(path: Path, columns: Columns) -> Iterator[Callable[[Row], None]]:
         yield add
         collect()
         write(file)
+
+
+def features(columns: Columns) -> list[dict[str, Any]]:
+    """Return the columns as the features on a dataset card."""
+    return [{"name": name, **_feature(kind)} for name, kind in columns.items()]
+
+
+def _feature(kind: Kind) -> dict[str, Any]:
+    if isinstance(kind, list):
+        return {"list": features(kind[0]) if isinstance(kind[0], Mapping) else _feature(kind[0])["dtype"]}
+    if isinstance(kind, Mapping):
+        return {"struct": features(kind)}
+    return {"dtype": {"int": "int64", "float": "float64", "token": "int32"}.get(kind, kind)}
 
 
 def check_parquet() -> None:

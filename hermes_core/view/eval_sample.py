@@ -11,7 +11,7 @@ from typing import Any
 
 from hermes_core.agents.compaction import contexts
 from hermes_core.view.index import LIMITS
-from hermes_core.view.plain_text import failure_name, listed, parsed, text_of
+from hermes_core.view.plain_text import arguments_of, failure_name, listed, text_of
 
 Json = dict[str, Any]
 
@@ -271,13 +271,13 @@ class _Sample:
             event["metadata"] = {"exit_code": call["exit_code"], "bytes_dropped": call["bytes_dropped"]}
         return event
 
-    def _arguments_of(self, call_id: str, before: int) -> str:
+    def _arguments_of(self, call_id: str, before: int) -> Any:
         """Return the arguments of a call of a record that does not list its calls."""
         for message in reversed(self.record["messages"][:before]):
             for call in message.get("tool_calls") or ():
                 if call.get("id") == call_id:
-                    return str((call.get("function") or {}).get("arguments") or "{}")
-        return "{}"
+                    return (call.get("function") or {}).get("arguments")
+        return None
 
     def _sandbox(self, ran: Mapping[str, Any]) -> Json:
         return {
@@ -374,7 +374,7 @@ def _message(message: Mapping[str, Any], index: int, model: str | None) -> Json:
 
 def _tool_call(call: Mapping[str, Any]) -> Json:
     function = call.get("function") or {}
-    arguments, error = _arguments(str(function.get("arguments") or "{}"))
+    arguments, error = _arguments(function.get("arguments"))
     value = {
         "id": str(call.get("id") or ""),
         "function": str(function.get("name") or ""),
@@ -384,11 +384,11 @@ def _tool_call(call: Mapping[str, Any]) -> Json:
     return {**value, "parse_error": error} if error else value
 
 
-def _arguments(written: str) -> tuple[Json, str | None]:
+def _arguments(written: Any) -> tuple[Json, str | None]:
     """Return arguments as an object, and what is wrong with them if the model wrote none."""
-    arguments = parsed(written)
+    arguments = arguments_of(written)
     if arguments is None:
-        return {"arguments": bounded(written)}, "the arguments are not a JSON object"
+        return {"arguments": bounded(str(written))}, "the arguments are not a JSON object"
     return {name: bounded(value) if isinstance(value, str) else value for name, value in arguments.items()}, None
 
 

@@ -6,16 +6,22 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from hermes_core.agents.replies import decode_arguments
+from hermes_core.envs.plain import json_text, json_value
+
 
 def text_of(content: Any) -> str:
-    """Return the text of a message's content, which may also be a list of parts."""
+    """Return the text of a message's content, which may also be a list of parts. Parts that are no text are written as
+    JSON."""
     if content is None or isinstance(content, str):
         return content or ""
-    if isinstance(content, list):
-        parts = [part.get("text") if isinstance(part, Mapping) else None for part in content]
-        if all(isinstance(part, str) for part in parts):
-            return "\n".join(map(str, parts))
-    return json.dumps(content, ensure_ascii=False)
+    if not isinstance(content, list):
+        return json.dumps(content, ensure_ascii=False)
+    texts = [part.get("text") if isinstance(part, Mapping) else None for part in content]
+    return "".join(
+        text if isinstance(text, str) else json.dumps(part, ensure_ascii=False)
+        for part, text in zip(content, texts, strict=True)
+    )
 
 
 def listed(values: list[Any]) -> str:
@@ -23,13 +29,31 @@ def listed(values: list[Any]) -> str:
     return "\n".join(listed(part) if isinstance(part, list) else text_of(part) for part in values)
 
 
-def parsed(text: str) -> dict[str, Any] | None:
-    """Return the JSON object that a text is, or None."""
+def parsed(text: str) -> dict[str, Any] | list[Any] | None:
+    """Return the JSON object or list that a text is; None if it is neither, or has what not every reader takes."""
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
+        value = json_value(text.encode()) if text.lstrip().startswith(("{", "[")) else None
+        json_text(value)
+    except ValueError:
         return None
-    return value if isinstance(value, dict) else None
+    return value
+
+
+def arguments_of(written: Any) -> dict[str, Any] | None:
+    """Return the arguments of a tool call as they were read when it was made; None if they are no JSON object, or have
+    what not every reader takes, such as a number beyond 64 bits."""
+    arguments = decode_arguments(written)[0]
+    try:
+        json.loads(json_text(arguments), parse_int=_of_64_bits)
+    except ValueError:
+        return None
+    return arguments
+
+
+def _of_64_bits(digits: str) -> int:
+    if not -(2**63) <= (number := int(digits)) < 2**63:
+        raise ValueError("a number beyond 64 bits")
+    return number
 
 
 def failure_name(kind: str, stage: str | None) -> str:

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from hermes_core.envs.record import STAGES
 from hermes_core.view.index import Row
-from hermes_core.view.plain_text import failure_name, listed, parsed, text_of
+from hermes_core.view.plain_text import arguments_of, failure_name, listed, parsed, text_of
 from hermes_core.view.words import REWARDLESS, Indented, count, duration, figure, line, money, shown
 
 LINES = 30
@@ -165,11 +165,11 @@ def _about_turn(turn: Mapping[str, Any], started: float | None) -> str:
 def _call(call: Mapping[str, Any], full: bool) -> Iterator[RenderableType]:
     """Yield a tool call. The only text among its arguments, such as a command, needs no name."""
     function = call.get("function") or {}
-    name, written = function.get("name", ""), str(function.get("arguments", ""))
-    arguments = parsed(written)
+    name, written = function.get("name", ""), function.get("arguments")
+    arguments = arguments_of(written)
     if arguments is None:
         yield Indented(Text.assemble(line(f"→ {name}", "bold cyan"), "  ", ("arguments are no JSON object", "red")), 2)
-        yield _block(written, full, indent=4)
+        yield _block(str(written), full, indent=4)
         return
     command = arguments.get("command")
     if isinstance(command, str) and "\n" not in command.strip():
@@ -187,10 +187,10 @@ def _result(message: Mapping[str, Any], call: Mapping[str, Any] | None, full: bo
     if call is not None:
         yield Indented(_about_call(call, content), 2)
     values = parsed(content)
-    if values is None:
-        yield _block(content, full, "dim", indent=4)
-    else:
+    if isinstance(values, dict):
         yield from fields(values, full, 4, "dim")
+    else:
+        yield _block(content, full, "dim", indent=4)
 
 
 def _about_call(call: Mapping[str, Any], content: str) -> Text:

@@ -173,12 +173,21 @@ def test_the_outline_of_a_line_of_version_1_is_all_of_it() -> None:
     assert parse_outline(OLD_LINE.encode(), "here") == json.loads(OLD_LINE)
 
 
-@pytest.mark.parametrize("text", [r"half a pair: \ud800", "[" * 300 + "]" * 300])
-def test_a_line_that_only_the_slower_reader_takes_is_read(text: str) -> None:
-    value = f'"{text}"' if text.startswith("half") else text
-    line = LINE.replace('"agent":', f'"note":{value},"agent":')
+@pytest.mark.parametrize(
+    ("written", "read"), [(r'"half a pair: \ud800"', "half a pair: ?"), ("NaN", "NaN"), ("[-Infinity]", ["-Infinity"])]
+)
+def test_a_line_that_only_the_slower_reader_takes_is_read(written: str, read: Any) -> None:
+    line = LINE.replace('"agent":', f'"note":{written},"agent":')
     for parse in (parse_line, parse_outline):
-        assert parse(line.encode(), "here")["note"] == json.loads(value)
+        assert parse(line.encode(), "here")["note"] == read
+
+
+@pytest.mark.parametrize("written", ["[" * 300 + "]" * 300, "[" * 9000 + "]" * 9000])
+def test_a_line_that_is_nested_too_deeply_is_refused(written: str) -> None:
+    line = LINE.replace('"agent":', f'"note":{written},"agent":')
+    for parse in (parse_line, parse_outline):
+        with pytest.raises(ValueError):
+            parse(line.encode(), "here")
 
 
 def test_a_torn_line_has_no_outline() -> None:

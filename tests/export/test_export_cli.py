@@ -27,7 +27,7 @@ def test_an_export_says_what_it_did(make_run: MakeRun) -> None:
     assert done.exit_code == 0, done.output
     assert done.output.splitlines() == [
         "1 rollouts of 1 items exported as openai",
-        "left out: 1 reward too low, or none",
+        "left out: 1 reward too low, or none (0 solved, mean reward 0.000)",
         "left out: 1 failure: infra",
         "tool bash: 1 calls, 0 failed",
         "tool read: 1 calls, 1 failed",

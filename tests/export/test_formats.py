@@ -69,14 +69,6 @@ def test_a_conversation_that_was_summarised_is_a_row_for_each_part_that_the_mode
     assert rows == [told, ["Be brief.", "user", "Done."], told]
 
 
-def test_a_call_that_no_template_can_write_is_left_out(make_run: MakeRun) -> None:
-    broken = rollout(index=1)
-    broken.messages[2]["tool_calls"][0]["function"]["arguments"] = "{not json"
-    run = make_run([rollout(), broken])
-    done = export_run(run, "trl", run.parent / "trl")
-    assert (done.rollouts, done.left_out) == (1, {"arguments that are no JSON object": 1})
-
-
 def test_tokens_are_those_of_the_record(make_run: MakeRun) -> None:
     second = TokenSequence.of([9, 8], [-100, 8], [1.0, -2.0])
     run = make_run([rollout(sequences=(SEQUENCE, second)), rollout(index=1, sequences=())])
