@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hermes_swe_smith.trees import ATTRIBUTES
+
 _NEEDED = ("iniconfig==2.3.1", "packaging==26.3", "pluggy==1.7.0")
 PYTEST_7 = (*_NEEDED, "pytest==7.4.4")
 PYTEST = (*_NEEDED, "pytest==8.3.5")  # the last that does not need Pygments, which takes longest to install
@@ -52,7 +54,7 @@ def write(folder: Path, shapes: Mapping[str, Shape]) -> Path:
             (root / program).chmod(0o755)
         git(root, "init", "-q", "-b", "main")
         (root / ".git/info").mkdir(exist_ok=True)
-        (root / ".git/info/attributes").write_text("* -text\n")
+        (root / ".git/info/attributes").write_text(ATTRIBUTES)
         git(root, "add", "-A", "-f")
         git(root, "commit", "-q", "-m", "clean")
         git(root, "bundle", "create", "-q", str(folder / f"{number}.bundle"), "main")
@@ -532,6 +534,17 @@ SHAPES: dict[str, Shape] = {
         },
         fail=("tests/test_core.py::test_double", "pkg/core.py::pkg.core.double"),
         keep=("tests/test_core.py::test_half", "tests/test_core.py::test_name"),
+    ),
+    "bytes: attributes": plain(
+        {
+            ".gitattributes": "* text=auto eol=crlf\n*.py text ident export-subst filter=lfs\n*.txt working-tree-encoding=UTF-16\n",
+            "pkg/core.py": "# $Id$ $Format:%H$\r\n" + DOUBLE.replace("\n", "\r\n"),
+            "tests/data.txt": "4",
+            "tests/test_core.py": TESTS + "def test_bytes():\n    source = open('pkg/core.py', 'rb').read()\n"
+            "    assert source.startswith(b'# $Id$ $Format:%H$\\r\\n') and source.count(b'\\r\\n') == source.count(b'\\n')\n"
+            "    assert open('tests/data.txt', 'rb').read() == b'4'\n",
+        },
+        **both("tests/test_core.py", keep=["test_half", "test_bytes"]),
     ),
     "library: __init__.py": Shape(
         {"pkg/__init__.py": DOUBLE, "tests/test_core.py": TESTS.replace("pkg.core", "pkg")},

@@ -283,6 +283,36 @@ def test_tracked_files_are_work_even_where_they_are_ignored(bench):
     assert tested["src/pkg/core.py"] == FILES["src/pkg/core.py"]
 
 
+def test_what_the_reference_solution_has_is_work_even_where_it_is_ignored(tmp_path, origin):
+    bug = "diff --git a/build/made.py b/build/made.py\nnew file mode 100644\n--- /dev/null\n+++ b/build/made.py\n"
+    fix = bug + "@@ -0,0 +1 @@\n+X = 1\n"
+    bench = Bench(tmp_path, origin, patch=fix, patch_is="fix", base_is="buggy", has_test_patch=True)
+    root = bench.checkout()
+    write(root, {"build/made.py": b"X = 1\n", "build/more.py": b"X = 2\n"})
+    tested, answer = bench.take(root)
+    assert tested["build/made.py"] == b"X = 1\n" and "build/more.py" not in tested
+    assert bench.rescore(answer["patch"]) == tested
+
+
+@pytest.mark.parametrize("done", ["nothing", "removed", "replaced"])
+def test_a_link_whose_target_is_no_text_stays(tmp_path, origin, done):
+    project = tmp_path / "project"
+    git(tmp_path, "clone", "-q", str(origin), "project")
+    os.symlink(b"\xff", project / "src/odd")
+    git(project, "add", "-A")
+    git(project, "commit", "-q", "-m", "a link")
+    bench = Bench(tmp_path, project)
+    root = bench.checkout()
+    link = root / "src/odd"
+    if done != "nothing":
+        link.unlink()
+    if done == "replaced":
+        link.symlink_to(os.fsdecode(b"\xfe"))
+        write(root, {"src/pkg/core.py": FILES["src/pkg/core.py"]})
+    tested, answer = bench.take(root)
+    assert tested["src/odd"] == b"\xff" and ("core.py" in answer["patch"]) == (done == "replaced")
+
+
 def test_a_repository_inside_the_checkout_is_files(bench):
     root = bench.checkout()
     write(root, {"src/pkg/sub/x.py": b"1\n", "src/pkg/sub/.git/config": b"[core]\n", "src/.GIT/config": b"x"})

@@ -605,13 +605,14 @@ def take_work(arguments: dict[str, Any], stream: IO[bytes]) -> dict[str, Any]:
     repo, before = trees.repo, trees.files("agent")
     blobs = Blobs(repo.objects, {name for mode, name in before.values() if mode != MODULE})
     after = _read_work(stream, blobs, arguments["max_workspace"])
-    added = [path for path in after if path not in before]
+    clean = trees.files("clean")
+    added = [path for path in after if path not in before and path not in clean]
     for path in repo.ignored(added, _gitignores(repo, after, blobs)):
         del after[path]
-    modules = {path: entry for path, entry in before.items() if entry[0] == MODULE}
-    for path in in_the_way(after, modules):
+    fixed = _not_in_patches(repo, before)
+    for path in in_the_way(after, fixed):
         del after[path]
-    after.update(modules)
+    after.update(fixed)
     patch = repo.diff(trees.agent, repo.write(after), most=arguments["max_patch"])
     with open(os.path.join(arguments["work"], "patch"), "w", encoding="utf-8", newline="") as file:
         file.write(patch)
@@ -634,7 +635,7 @@ def _read_work(stream: IO[bytes], blobs: Blobs, most: int) -> Tree:
             elif member.issym():
                 target = os.fsencode(member.linkname)
                 if not _is_text(target):
-                    continue  # no patch that is text can hold it: of links git makes no binary form
+                    continue  # see `_not_in_patches`
                 entry = LINK, blobs.add(io.BytesIO(target), len(target))
             elif member.isreg():
                 if member.size > left:
@@ -652,6 +653,14 @@ def _read_work(stream: IO[bytes], blobs: Blobs, most: int) -> Tree:
     if long > MAX_PATH:
         raise Refused("work", f"a file's path has {long} bytes, more than {MAX_PATH}")
     return kept
+
+
+def _not_in_patches(repo: Repository, files: Tree) -> Tree:
+    """Return the files that stay as they are, because no patch that is text can hold them: of links git makes no binary
+    form."""
+    targets = repo.contents({name for mode, name in files.values() if mode == LINK})
+    odd = {name for name, target in targets.items() if not _is_text(target)}
+    return {path: (mode, name) for path, (mode, name) in files.items() if mode == MODULE or name in odd}
 
 
 def _path(name: str) -> str:

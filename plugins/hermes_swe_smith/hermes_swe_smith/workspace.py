@@ -73,20 +73,19 @@ export GIT_AUTHOR_DATE=2000-01-01T00:00:00Z GIT_COMMITTER_DATE=2000-01-01T00:00:
 git -c gc.auto=0 -c maintenance.auto=false commit -q --no-verify --allow-empty -m "The project as it is"
 """
 
-# The objects lie beside the checkout, so that taking the agent's work is not taking them too.
-_CHECKOUT = f"""set -e
-ln -sfn "$1" .venv
-cd "$2"
-git -c init.defaultBranch=main init -q --template= --separate-git-dir "../.$2.git"
-{_COMMIT}"""
-
-# Tests may ask git. The attributes keep it from failing over what an agent wrote into its own.
+# Makes a repository of the directory $1. An agent's has its objects in $2, beside the checkout, so that taking the
+# agent's work is not taking them too. Git keeps each file as it is, byte for byte, whatever attributes the project has.
 _TRACK = f"""set -e
 cd "$1"
-git -c init.defaultBranch=main init -q --template=
-mkdir .git/info
-printf %s "$2" > .git/info/attributes
+git -c init.defaultBranch=main init -q --template= ${{2:+--separate-git-dir "$2"}}
+info=$(git rev-parse --git-dir)/info
+mkdir "$info"
+printf %s "$3" > "$info/attributes"
 {_COMMIT}"""
+
+_CHECKOUT = f"""set -e
+ln -sfn "$4" .venv
+{_TRACK}"""
 
 ENVIRONMENT_LINK = ".venv"
 """The virtual environment of the tests, beside the checkout."""
@@ -317,11 +316,10 @@ async def give_checkout(site: LeasedSlot, task: Task, trees_dir: str, environmen
         SetupFailed: git does not work in the slot.
     """
     await _unpack_untouched(site, trees_dir, site.commands, task.directory)
-    script = ["sh", "-c", _CHECKOUT, "sh", environment.venv, task.directory]
-    done = await site.commands.run(script, timeout_s=OPERATION_TIMEOUT_S, merge_stderr=True)
+    done = await _track(site.commands, _CHECKOUT, task.directory, f"../.{task.directory}.git", environment.venv)
     if not done.ok:
         raise SetupFailed(
-            f"instance {task.instance_id!r}: no repository could be made in the slot: {done.text.strip()[-1000:]}",
+            f"instance {task.instance_id!r}: no repository could be made: {done.error_text.strip()[-1000:]}",
             hint="the slot's user must be able to run git",
         )
 
@@ -431,9 +429,14 @@ async def give_tested(site: LeasedSlot, tested: Tested, to: SlotCommands, direct
 
 async def track(commands: SlotCommands, directory: str) -> None:
     """Make a git repository of what is to be tested, because tests may ask git."""
-    done = await commands.run(["sh", "-c", _TRACK, "sh", directory, trees.ATTRIBUTES], timeout_s=OPERATION_TIMEOUT_S)
+    done = await _track(commands, _TRACK, directory, "")
     if not done.ok:  # that is for its tests to find out: what an agent leaves must not end its rollout
         log.warning("no git repository could be made of what is to be tested: %s", done.error_text.strip()[-1000:])
+
+
+async def _track(commands: SlotCommands, script: str, directory: str, git_dir: str, *more: str) -> CommandResult:
+    argv = ["sh", "-c", script, "sh", directory, git_dir, trees.ATTRIBUTES, *more]
+    return await commands.run(argv, env=trees.OWN_CONFIGURATION_ONLY, timeout_s=OPERATION_TIMEOUT_S)
 
 
 async def forget_tested(site: LeasedSlot, tested: Tested) -> None:
@@ -587,6 +590,7 @@ async def apply_fix(site: LeasedSlot, task: Task, trees_dir: str) -> None:
         ["git", "apply", "--whitespace=nowarn", "-"],
         cwd=task.directory,
         stdin=fix.encode("utf-8", "surrogateescape"),
+        env=trees.OWN_CONFIGURATION_ONLY,
         timeout_s=OPERATION_TIMEOUT_S,
     )
     if not done.ok:
