@@ -4,8 +4,6 @@ None of them may end a rollout without a reward: see docs/threat-model.md, "What
 none fills a disk of the host, and none starts more than a hundred processes.
 """
 
-# (commands stand as one would type them)
-
 from __future__ import annotations
 
 import itertools

@@ -48,7 +48,7 @@ async def test_no_way_out(request, tmp_path, environment, backend, level):
     profile: dict[str, Any] = dict(PROFILE)
     if backend == "docker":
         profile["image"] = request.getfixturevalue("docker_images")[0]
-        profile |= {"cap_add": ["SYS_ADMIN"]} if level == "private-root" else {}
+        profile |= {"private-root": {"cap_add": ["SYS_ADMIN"]}, "dedicated": {"max_sandboxes": 8}}.get(level, {})
     ways = {name: way for name, way in WAYS.items() if level == "private-root" or not way.root}
     agent, records = Ways(ways, tmp_path), {}
     settings = Settings(state_dir=tmp_path / "state", profiles={"default": profile})

@@ -29,6 +29,7 @@ _SHOWN = 1000
 
 # $1: the token. The script's own parameters follow. Its stderr becomes part of the outcome.
 _HELPER = """
+umask 022
 token=$1; shift
 exec 4>&1
 fail() { echo "$1" >&2; exit 1; }
@@ -45,6 +46,7 @@ printf '%%s %%s %%s\\n' "$token" "$status" "$message" >&4
 # parameters. The first line of output says that the command was started, or which part of it (`cwd`, `program`,
 # `input`) is not available.
 COMMAND = """
+umask 022
 cwd=$1 size=$2 merge=$3 fifo=$4 mark=$5 session=$6; shift 6
 IFS= read -r token || exit 125
 refuse() { printf '%s %s %s\\n' "$token" "$1" "$2"; exit 0; }

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 _SHM_BYTES = 64 << 20
 _TERMINALS = 64
+_UMASK = 0o022
+"""The usual one, which programs and checks expect. What is private is so by the directories above."""
 _OPEN_FILES = 4096
 """Descriptors of a process in a slot at most: the kernel's own default, and well below the guest's."""
 _SIGNALS = 4096
@@ -70,7 +72,6 @@ class Plan:
         lists: Lists | None,
         user_namespace: bool,
         net_namespace: bool,
-        umask: int,
         max_processes: int,
         process_memory: int,
         max_files: int,
@@ -87,7 +88,6 @@ class Plan:
         self.lists = lists
         self.user_namespace = user_namespace
         self.net_namespace = net_namespace
-        self.umask = umask
         self.max_processes = max_processes
         self.process_memory = process_memory
         self.max_files = max_files
@@ -127,7 +127,7 @@ def parent_main(sock: socket.socket, plan: Plan) -> NoReturn:
             _enter_root(sock, plan, plan.layers, plan.counted_as)
         else:
             _enter_own_user(sock, plan)
-        os.umask(plan.umask)
+        os.umask(_UMASK)
         os.chdir(plan.workspace.path)
         parent = Parent(sock, owns_all=plan.mechanism != "shared")
         parent.ready()

@@ -249,7 +249,6 @@ class Slot:
             user_namespace=site.single_user,
             # The preparation may need the sandbox's network (an installer); slots of this level have loopback only.
             net_namespace=self.index != PREPARE and not (self.mechanism == "root" and site.config["share_network"]),
-            umask=0o077 if self.mechanism == "user" and self.index != PREPARE else 0o022,
             max_processes=site.config["max_processes"] if own_user else 0,
             process_memory=site.config["process_memory"] if self.index != PREPARE else 0,
             max_files=site.soft_files,

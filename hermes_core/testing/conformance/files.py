@@ -22,6 +22,20 @@ async def write_and_read(kit: Kit) -> None:
         same(content.size, size, "the size that `read_file` tells")
 
 
+@check("files")
+async def modes_are_the_usual_ones(kit: Kit) -> None:
+    """What a slot makes has the modes that programs expect, however it is made: those of the umask 0022."""
+    slot = await kit.slot()
+    await slot.run("mkdir made; echo x >made/run; chmod 700 made/run")
+    await slot.write_file("made/new/written", b"x")
+    await slot.write_file("made/new/program", b"x", mode=0o755)
+    await slot.tar_in("made/copied/deep", await slot.tar_out("made"))
+    modes = {entry.path: f"{entry.mode:o}" for entry in await slot.list_dir("made", recursive=True)}
+    tree = {"run": "700", "new": "755", "new/written": "644", "new/program": "755"}
+    copies = {f"copied/deep/{path}": mode for path, mode in tree.items()}
+    same(modes, {**tree, "copied": "755", "copied/deep": "755", **copies}, "the modes")
+
+
 @check("files", least=Isolation.USER, needs="a preparation user apart")
 async def rights_are_the_slots(kit: Kit) -> None:
     """File operations have the slot's rights: reading a file that it can't read is refused."""

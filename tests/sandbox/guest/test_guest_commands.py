@@ -457,8 +457,7 @@ async def test_session_and_limits(rig):
     )
     (pid, sid), adj, umask, (_, no_new), core, processes = (line.split() for line in result.text.splitlines())
     assert pid == sid and adj == ["1000"] and core == ["0"]
-    if rig.level == "user":
-        assert umask == ["0077"]
+    assert umask == ["0022"]
     if rig.level != "shared":
         assert no_new == "1" and processes == ["256"]
 

@@ -87,7 +87,7 @@ os.makedirs(base + "/.slots/spares")
 os.makedirs(base + "/prepared/shared")
 plan = confine.Plan(
     workspace=Workspace(base, 0, None), mechanism="namespace", uid=None, counted_as=None, layers=None, lists=None,
-    user_namespace=os.geteuid() != 0, net_namespace=True, umask=0o022, max_processes=0, process_memory=0,
+    user_namespace=os.geteuid() != 0, net_namespace=True, max_processes=0, process_memory=0,
     max_files=1024, visible=[], scratch=base + "/root", wipe=False, swept=[],
 )
 loop = Loop()
