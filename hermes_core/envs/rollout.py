@@ -8,7 +8,8 @@ import logging
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from hermes_core.agents.base import (
@@ -21,7 +22,9 @@ from hermes_core.agents.base import (
     StopReason,
     ToolAnswer,
 )
+from hermes_core.agents.baselines import NopAgent
 from hermes_core.environment import Environment, FollowUp, Item
+from hermes_core.envs.decided import WorkAtFault, decided
 from hermes_core.envs.leased_slot import AgentTime, Fresh, LeasedSlot, ModelTime, Origin
 from hermes_core.envs.pending import Opening
 from hermes_core.envs.plain import Redact, plain
@@ -382,7 +385,17 @@ async def run_rollout(context: RolloutContext, item: Item, trajectory: Trajector
     Raises:
         UsageError, PolicyError: no slot can be had with these settings, for this rollout or any other.
     """
-    return await _by_deadline(context, trajectory, lambda ends: _attempt(context, item, trajectory, ends))
+    lost_in: str | None = None
+
+    async def attempt(ends: _Ends) -> None:
+        nonlocal lost_in
+        await _attempt(context, item, trajectory, ends)
+        before, lost_in = lost_in, trajectory.lost_in
+        with suppress(HermesError):
+            if lost_in is not None and lost_in == before and await _verified_untouched(context, item, trajectory, ends):
+                trajectory.blame_work(f"its sandbox was lost twice in stage {lost_in!r}, while an untouched one lasts")
+
+    return await _by_deadline(context, trajectory, attempt)
 
 
 async def run_rescoring(context: RolloutContext, item: Item, patch: str, trajectory: Trajectory) -> Trajectory:
@@ -448,16 +461,19 @@ async def _until_no_infra(
         trajectory.begin_again()
 
 
-async def _attempt(context: RolloutContext, item: Item, trajectory: Trajectory, ends: _Ends) -> None:
-    """Lease a slot and run the rollout in it once."""
-    hooks, limits = context.hooks, context.limits
+async def _attempt(
+    context: RolloutContext, item: Item, trajectory: Trajectory, ends: _Ends, *, verification: bool = False
+) -> None:
+    """Lease a slot, which may be one reserved for verification, and run the rollout in it once."""
+    hooks = context.hooks
     trajectory.tool_schemas = context.tool_schemas
     with trajectory.records_failure():
-        async with _leased(context, item, trajectory) as rollout, AsyncExitStack() as servers:
+        leased = _leased(context, item, trajectory, verification=verification)
+        async with leased as rollout, AsyncExitStack() as servers:
             on_slot = rollout.hook_arguments(item)
             with trajectory.stage("setup"):
                 prompt = context.environment.initial_messages(item)
-                async with _within(rollout, limits.setup_timeout_s, SetupFailed):
+                async with _within(rollout, context.limits.setup_timeout_s, SetupFailed):
                     await _make_cwd(rollout, context.environment.cwd(item))
                     on_slot["workspace_meta"] = await rollout.calls.all_awaited(hooks.setup(**on_slot))
                     await _check_user(rollout, context.environment.agent_user(item))
@@ -471,9 +487,12 @@ async def _attempt(context: RolloutContext, item: Item, trajectory: Trajectory, 
                     with trajectory.stage("verify"):
                         if context.needs_slot:
                             await rollout.kill_everything()
-                        verified = hooks.verify(result=trajectory.result, **on_slot)
-                        limit_s = ends.of_verification(limits.verify_timeout_s)
-                        trajectory.score(*await _judged(rollout, verified, limit_s))
+                        try:
+                            verify = partial(hooks.verify, result=trajectory.result, **on_slot)
+                            score = await _decided(context, item, trajectory, rollout, verify, ends=ends)
+                        except WorkAtFault as fault:
+                            score = 0.0, {"reason": fault.message}
+                        trajectory.score(*score)
                 else:
                     trajectory.score(None)
             except SlotUnclean:
@@ -490,30 +509,73 @@ async def _score_patch(context: RolloutContext, item: Item, patch: str, trajecto
     with trajectory.records_failure():
         async with _leased(context, item, trajectory) as rollout:
             with trajectory.stage("verify"):
-                verified = score_patch(item, patch, rollout)
-                limit_s = ends.of_verification(context.limits.verify_timeout_s)
-                trajectory.score(*await _judged(rollout, verified, limit_s))
+                try:
+                    limit_s = ends.of_verification(context.limits.verify_timeout_s)
+                    score = await _verified(rollout, partial(score_patch, item, patch, rollout), limit_s)
+                except WorkAtFault as fault:
+                    score = 0.0, {"reason": fault.message}
+                trajectory.score(*score)
 
 
-async def _judged(rollout: Rollout, verified: Awaitable[Score], limit_s: float) -> Score:
-    """Return the hook's score, or 0 if it could not finish because of the agent's work.
-
-    Otherwise an agent could make its verification fail, and its bad rollouts would be removed from their group.
+async def _verified(rollout: Rollout, hook: Callable[[], Awaitable[T]], limit_s: float) -> T:
+    """Return what a hook says of the agent's work.
 
     Raises:
+        WorkAtFault: it could not finish because of the work.
         VerifierError: the hook was too slow, and a command in a slot was not the cause.
     """
     try:
         async with _within(rollout, limit_s, VerifierError):
-            return await rollout.calls.all_awaited(verified)
+            return await rollout.calls.all_awaited(hook())
     except CommandError as error:
         if not rollout.is_of_the_work(error):
             raise
-        return 0.0, {"reason": f"the verification met what the agent left: {error.message}"}
+        raise WorkAtFault(f"the verification met what the agent left: {error.message}") from error
     except VerifierError as error:
         if not rollout.overran:
             raise
-        return 0.0, {"reason": f"the verification of what the agent left was {error.message}"}
+        raise WorkAtFault(f"the verification of what the agent left was {error.message}") from error
+
+
+async def _decided(
+    context: RolloutContext,
+    item: Item,
+    trajectory: Trajectory,
+    rollout: Rollout,
+    hook: Callable[[], Awaitable[T]],
+    *,
+    ends: _Ends,
+) -> T:
+    """Return what a hook says of the agent's work. If it gives no result, an untouched environment decides why.
+
+    Raises:
+        WorkAtFault: because of the work.
+        VerifierError, Disturbed: not because of the work.
+    """
+
+    async def verify() -> T:
+        return await _verified(rollout, hook, ends.of_verification(context.limits.verify_timeout_s))
+
+    async def untouched() -> bool:
+        if not rollout.used or trajectory.is_infra:
+            return False
+        return await _verified_untouched(context, item, trajectory, ends)
+
+    return await decided(verify, untouched)
+
+
+async def _verified_untouched(context: RolloutContext, item: Item, trajectory: Trajectory, ends: _Ends) -> bool:
+    """Return whether the verification gives a result in a slot of its own where no agent has worked.
+
+    Raises:
+        InfraError: no slot could be had, or it was lost.
+    """
+    told = trajectory.environment, trajectory.item_id, trajectory.group, trajectory.rollout_index
+    control = Trajectory(*told, NopAgent.name, trajectory.backend, item=item)
+    await _attempt(replace(context, agent=NopAgent()), item, control, ends, verification=True)
+    if control.failure is not None and control.failure.kind is FailureKind.INFRA:
+        raise InfraError(f"an untouched environment can't be verified either: {control.failure.message}")
+    return control.failure is None
 
 
 async def _work(
@@ -540,7 +602,7 @@ async def _work(
         await rollout.calls.all_awaited(context.hooks.solve(**on_slot))
 
     async def follow_up() -> Message | None:
-        said = await _followed_up(context, trajectory, on_slot)
+        said = await _followed_up(context, trajectory, on_slot, ends)
         if said is None:
             return None
         with rollout.clock_stopped():
@@ -590,29 +652,24 @@ async def _work(
         return task.result
 
 
-async def _followed_up(context: RolloutContext, trajectory: Trajectory, on_slot: Mapping[str, Any]) -> FollowUp | None:
+async def _followed_up(
+    context: RolloutContext, trajectory: Trajectory, on_slot: Mapping[str, Any], ends: _Ends
+) -> FollowUp | None:
     """Ask the environment what the user says now that the agent is done. The agent's clock stands still meanwhile.
 
     Returns None also if the hook could not finish because of the agent's work: then the verification meets the same.
 
     Raises:
-        VerifierError: the hook was too slow, and a command in a slot was not the cause; or it returned nonsense.
+        VerifierError: the hook failed, and not because of the work; or it returned nonsense.
     """
     rollout: Rollout = on_slot["rollout"]
     agents_limit, agents_stage = rollout.limit, trajectory.commands.stage
     trajectory.commands.stage = "verify"
     try:
         with rollout.clock_stopped():
-            async with _within(rollout, context.limits.verify_timeout_s, VerifierError):
-                asked = context.hooks.follow_up(result=trajectory.result, **on_slot)
-                said = await rollout.calls.all_awaited(asked)
-    except CommandError as error:
-        if not rollout.is_of_the_work(error):
-            raise
-        return None
-    except VerifierError:
-        if not rollout.overran:
-            raise
+            ask = partial(context.hooks.follow_up, result=trajectory.result, **on_slot)
+            said = await _decided(context, on_slot["item"], trajectory, rollout, ask, ends=ends)
+    except WorkAtFault:
         return None
     finally:
         rollout.limit, trajectory.commands.stage = agents_limit, agents_stage
@@ -625,7 +682,9 @@ async def _followed_up(context: RolloutContext, trajectory: Trajectory, on_slot:
 
 
 @asynccontextmanager
-async def _leased(context: RolloutContext, item: Item, trajectory: Trajectory) -> AsyncIterator[Rollout]:
+async def _leased(
+    context: RolloutContext, item: Item, trajectory: Trajectory, *, verification: bool = False
+) -> AsyncIterator[Rollout]:
     """Lease the rollout's slot and release it, and time both. If the slot can't be reset, the pool handles it; the
     score stays valid. A rollout that needs no slot gets none."""
     if not context.needs_slot:
@@ -639,6 +698,7 @@ async def _leased(context: RolloutContext, item: Item, trajectory: Trajectory) -
         cwd=context.environment.cwd(item),
         env=context.environment.variables(item),
         group=trajectory.group,
+        verification=verification,
     )
     with trajectory.stage("acquire"):
         try:

@@ -20,17 +20,21 @@ from hermes_core.envs.plain import Cleaner, Redact, short_fields
 from hermes_core.envs.record import STAGES, Failure, Record, SandboxCommand, ToolCalls
 from hermes_core.envs.tokens import SPELT, Tokens, tokens_of
 from hermes_core.errors import (
+    ChannelLost,
     DatasetError,
     FailureKind,
     HermesError,
     ImageError,
     InfraError,
     PolicyError,
+    SandboxLost,
     SetupFailed,
+    SlotLost,
     UsageError,
     VerifierError,
 )
 from hermes_core.sandbox.commands import Slot
+from hermes_core.sandbox.contract import Isolation
 
 log = logging.getLogger(__name__)
 
@@ -90,6 +94,11 @@ class Trajectory:
         self.slot, self.commands = None, CommandLog()
         self._infra = self._failed_stage = self._error = None
         self._ended = False
+
+    @property
+    def is_infra(self) -> bool:
+        """Return whether the infrastructure has failed, so that there is no reward."""
+        return self._infra is not None
 
     def note_infra(self, error: InfraError) -> None:
         """Remember the first infrastructure failure. It decides the outcome, even if a hook hides it."""
@@ -183,6 +192,19 @@ class Trajectory:
         if self._given_up:
             return
         self.reward, self.details, self._ended = reward, dict(details or {}), True
+
+    @property
+    def lost_in(self) -> str | None:
+        """Return the stage in which its sandbox was lost, if that may be the agent's doing; else None."""
+        alone = self.slot is not None and self.slot.isolation == Isolation.DEDICATED.label
+        lost = isinstance(self._infra, ChannelLost | SandboxLost | SlotLost)
+        return self._failed_stage if alone and lost and self._failed_stage in ("agent", "verify") else None
+
+    def blame_work(self, reason: str) -> None:
+        """Set the outcome of a rollout whose failure its agent caused."""
+        if not self._given_up:
+            self.failure = None
+        self.score(0.0, {"reason": reason})
 
     def to_record(self, redact: Redact | None = None) -> Record:
         """Return the record: plain values, without secrets, with long texts cut and named."""

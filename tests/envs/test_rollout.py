@@ -57,8 +57,9 @@ class Commands:
 class Slots:
     """A tool backend without sandboxes."""
 
-    def __init__(self, *failures):
+    def __init__(self, *failures, isolation="user"):
         self.log, self.failures, self.given, self.images = [], list(failures), 0, []
+        self.isolation = isolation
 
     def note(self, event, slot):
         self.log.append(event)
@@ -85,7 +86,8 @@ class Slots:
         self.note(f"acquire {kind}", None)
         self.given += 1
         try:
-            yield Slot(f"s{self.given}", "box", "default", f"/data/{kind}", self.given, "user", trajectory_id, IMAGE)
+            box = f"s{self.given}", "box", "default", f"/data/{kind}", self.given, self.isolation
+            yield Slot(*box, trajectory_id, IMAGE)
         finally:
             self.note(f"release {kind}", None)
 

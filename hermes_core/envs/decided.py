@@ -1,0 +1,42 @@
+"""Decides why a verification gives no result: because of the agent's work, or not. An untouched environment tells.
+
+An agent may own the environment in which its work is verified, and can break there whatever the verification needs. If
+its rollouts then had no reward, it would learn to do so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from hermes_core.errors import Disturbed, HermesError, VerifierError
+
+T = TypeVar("T")
+
+
+class WorkAtFault(HermesError):
+    """The verification gave no result because of the agent's work: the score is 0."""
+
+
+async def decided(verify: Callable[[], Awaitable[T]], untouched: Callable[[], Awaitable[bool]]) -> T:
+    """Return the result of a verification.
+
+    If it fails, and an untouched environment can be verified, it is tried again: what it lacked may have been missing
+    for a moment only, such as a network. If it fails again, the work is the cause.
+
+    Args:
+        untouched: returns whether the verification gives a result where no agent has worked.
+
+    Raises:
+        WorkAtFault: because of the work, there is no result.
+        VerifierError, Disturbed: there is none, and the work is not the cause.
+    """
+    try:
+        return await verify()
+    except (VerifierError, Disturbed):
+        if not await untouched():
+            raise
+    try:
+        return await verify()
+    except (VerifierError, Disturbed) as error:
+        raise WorkAtFault(f"an untouched environment can be verified, and this one can't: {error.message}") from error

@@ -1,0 +1,97 @@
+"""Who is to blame for a verification without a result: an untouched environment decides."""
+
+import pytest
+
+from hermes_core.errors import AcquireTimeout, ChannelLost, Disturbed, SandboxLost, SlotLost, VerifierError
+from tests.envs.test_rollout import Doing, Plain, Slots, parts, roll
+
+NO, DISTURBED = VerifierError("no reward"), Disturbed("pytest was killed")
+
+
+async def works(task):
+    await task.tool_handler("shell", {"text": "x"}, "")
+
+
+def verifies(*outcomes):
+    """A verification that has these outcomes, one after the other; the last for ever."""
+    left = list(outcomes)
+
+    async def hook(_):
+        outcome = left.pop(0) if len(left) > 1 else left[0]
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    return hook
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "reward", "kind"),  # with the work, without it, with the work
+    [
+        ([NO, 0.0, NO], 0.0, None),
+        ([NO, 1.0, DISTURBED], 0.0, None),
+        ([DISTURBED, 0.0, DISTURBED], 0.0, None),
+        ([NO, 0.0, 1.0], 1.0, None),  # the tests' tools could be had again
+        ([NO, NO], None, "verifier"),
+        ([NO, ZeroDivisionError()], None, "verifier"),
+        ([NO, SandboxLost("gone"), 0.5], 0.5, None),  # nobody can tell, so it is begun anew
+    ],
+)
+async def test_a_verification_without_a_result_is_tried_where_nobody_worked(outcomes, reward, kind):
+    backend = Slots()
+    done = await roll(Plain(verify=verifies(*outcomes)), agent=Doing(works), backend=backend)
+    assert (done.reward, done.failure and str(done.failure.kind)) == (reward, kind)
+    assert backend.log.count("acquire fresh") == backend.log.count("release fresh") == 1
+    if reward == 0.0:
+        assert "an untouched environment can be verified" in done.details["reason"]
+
+
+async def test_an_agent_that_did_nothing_is_not_to_blame():
+    backend = Slots()
+    done = await roll(Plain(verify=verifies(NO, 1.0)), backend=backend)
+    assert (done.reward, str(done.failure.kind)) == (None, "verifier")
+    assert "acquire fresh" not in backend.log
+
+
+async def test_so_it_is_with_a_part_of_the_work():
+    async def works_twice(task):
+        await works(task)
+        assert await task.follow_up() is None
+
+    hooks = {"continue": parts(NO, None, NO), "verify": verifies(0.25)}
+    done = await roll(Plain(**hooks), agent=Doing(works_twice))
+    assert (done.reward, done.failure) == (0.25, None)
+
+
+@pytest.mark.parametrize("error", [SandboxLost("gone"), ChannelLost("silent"), SlotLost("gone")])
+@pytest.mark.parametrize(
+    ("isolation", "losses", "reward"),
+    [("dedicated", "vv", 0.0), ("dedicated", "v", 1.0), ("user", "vvv", None), ("dedicated", "av", 1.0)],
+)
+async def test_a_sandbox_that_is_lost_again_where_the_agent_had_it_to_itself(error, isolation, losses, reward):
+    """`losses` has the stage of each loss: of the agent, or the verification."""
+    backend, left = Slots(isolation=isolation), list(losses)
+
+    async def works_and_ends(task):
+        if left[:1] == ["a"]:
+            left.pop(0)
+            backend.failures.append(("execute shell in /data/slot", error))
+        await works(task)
+
+    async def verify(given):
+        if given.rollout.used and left[:1] == ["v"]:
+            left.pop(0)
+            backend.failures.append(("run look", error))
+        await given.rollout.commands.run("look")
+        return 1.0 if given.rollout.used else 0.5
+
+    done = await roll(Plain(verify=verify), agent=Doing(works_and_ends), backend=backend)
+    assert (done.reward, done.failure and str(done.failure.kind)) == (reward, None if reward is not None else "infra")
+    if reward == 0.0:
+        assert "twice in stage 'verify'" in done.details["reason"]
+
+
+async def test_other_failures_of_the_infrastructure_are_nobodys_fault():
+    error = AcquireTimeout("no room")
+    done = await roll(Plain(verify=verifies(error)), agent=Doing(works), backend=Slots(isolation="dedicated"))
+    assert (done.reward, str(done.failure.kind), done.infra_retries) == (None, "infra", 2)
