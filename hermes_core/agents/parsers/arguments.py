@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from hermes_core.agents.parsers.base import ParsedCall, ParseProblem, WritableCall
 from hermes_core.agents.parsers.jsontext import Item, extent, skip_space
-from hermes_core.agents.parsers.scan import Marks, Reader, Source, TextParser
+from hermes_core.agents.parsers.scan import THINKING, Marks, Reader, Source, TextParser
 from hermes_core.agents.replies import decode_arguments
 
 NAME = r"[^\s<>{}\[\]\"'`|｜,;]{1,256}+"
@@ -126,6 +126,41 @@ read_deepseek = _deepseek_reader(fenced=False)
 def _deepseek_section(bodies: Iterable[str]) -> str:
     calls = "\n".join(f"<｜tool▁call▁begin｜>{body}<｜tool▁call▁end｜>" for body in bodies)
     return f"<｜tool▁calls▁begin｜>{calls}<｜tool▁calls▁end｜>"
+
+
+_SOLAR_HEAD = re.compile(rf"[^<]{{0,64}}+<\|tool_call:name\|>\s*+({NAME})\s*+<\|tool_call:args\|>")
+_SOLAR_CLOSING = re.compile(r"(?:\s*+<\|tool_call:end\|>)?")
+SOLAR_MARKS = Marks(
+    r"<\|tool_call:begin\|>",
+    r"<\|tool_call(?::end|s)\|>|<\|begin\|>assistant|<\|(?:content|end|calls|flush)\|>",
+    {**THINKING, "<|think|>": "<|end|>"},
+)
+
+
+def solar_open() -> TextParser:
+    """Return the parser of Solar Open.
+
+    It writes `<|tool_call:begin|>ID<|tool_call:name|>NAME<|tool_call:args|>{…}<|tool_call:end|>`. Source: the tokens of
+    the model's template.
+    """
+
+    def write(calls: Sequence[WritableCall]) -> str:
+        bodies = (
+            f"<|tool_call:begin|>{index}<|tool_call:name|>{call.name}<|tool_call:args|>{json_arguments(call)}"
+            "<|tool_call:end|>"
+            for index, call in enumerate(calls)
+        )
+        return f"<|tool_calls|>{''.join(bodies)}<|calls|>"
+
+    return TextParser("solar_open", SOLAR_MARKS.compiled(), read_solar, write, SOLAR_MARKS.thinking)
+
+
+def read_solar(source: Source, mark: re.Match[str]) -> tuple[list[Item], int]:
+    """Read one call of Solar Open."""
+    head = _SOLAR_HEAD.match(source.text, mark.end())
+    if head is None:
+        return source.broken(mark.start(), mark.end(), "the call has no name and arguments")
+    return read_arguments(source, mark.start(), head.end(), name=head[1], closing=_SOLAR_CLOSING)
 
 
 _KIMI_HEAD = re.compile(rf"\s*+({NAME})\s*+<\|tool_call_argument_begin\|>")

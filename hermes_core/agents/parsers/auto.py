@@ -43,6 +43,9 @@ _FORMATS = (
     ),
     _tagged(xml.QWEN, "<function="),
     _tagged(xml.SEED, "<seed:tool_call>"),
+    _tagged(xml.DOTS, "<dots_function_call>"),
+    _tagged(xml.MINICPM, "<function name="),
+    _tagged(xml.GCML, "<｜GCML｜"),
     _tagged(xml.MINIMAX, "<invoke name=", "<minimax:tool_call>"),
     _tagged(xml.DSML, "<｜DSML｜"),
     _tagged(xml.KIMI3, "<|sep|>"),
@@ -52,6 +55,12 @@ _FORMATS = (
     _objects(hermes.PHI, "functools", "<|tool_call|>"),
     _objects(hermes.COHERE, "<|START_ACTION|>"),
     _objects(hermes.APERTUS, "<|tools_prefix|>"),
+    _objects(hermes.NEMOTRON, "<TOOLCALL>"),
+    _objects(hermes.GIGACHAT, "<|role_sep|>", "<|function_call|>"),
+    _objects(hermes.GRANITE_20B, "<function_call>", follows=_JSON_NEXT),
+    _objects(hermes.INTERN, "<|plugin|>"),
+    _objects(hermes.INKLING, "<|content_invoke_tool_json|>"),
+    _Format(("<|tool_call:begin|>",), arguments.SOLAR_MARKS, arguments.read_solar),
     _Format(("[TOOL_CALLS]",), Marks(mistral.OPENER), mistral.read_mistral),
     _Format(("<｜tool▁call",), arguments.DEEPSEEK_MARKS, arguments.read_deepseek),
     _Format(("<|tool_call",), arguments.KIMI_MARKS, arguments.read_kimi),
@@ -103,7 +112,7 @@ def _parser_of(numbers: tuple[int, ...]) -> TextParser:
     marks = Marks(
         "|".join(f"(?P<{name}>{each.marks.opener})" for name, each in formats.items()) or r"(?!)",
         "|".join(dict.fromkeys(each.marks.others for each in formats.values() if each.marks.others)),
-        harmony.MARKS.thinking,
+        {**harmony.MARKS.thinking, **arguments.SOLAR_MARKS.thinking},
     )
 
     def read(source: Source, mark: re.Match[str]) -> tuple[list[Item], int]:

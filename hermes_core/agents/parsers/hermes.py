@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from hermes_core.agents.parsers.base import ParseProblem, WritableCall
@@ -14,85 +14,9 @@ from hermes_core.agents.parsers.jsontext import Form, Item, call_object, extent,
 from hermes_core.agents.parsers.scan import Marks, Source, TextParser
 
 
-def hermes() -> TextParser:
-    """Return the parser of Hermes 2 and 3, and of many models tuned like them.
-
-    They write `<tool_call>{"name": …, "arguments": {…}}</tool_call>`.
-    """
-    return HERMES.parser("hermes")
-
-
-def qwen() -> TextParser:
-    """Return the parser of Qwen 2.5 and Qwen 3, which write the same format."""
-    return HERMES.parser("qwen")
-
-
-def longcat() -> TextParser:
-    """Return the parser of the same format with `<longcat_tool_call>` tags."""
-    return LONGCAT.parser("longcat")
-
-
-def ernie45() -> TextParser:
-    """Return the parser of ERNIE 4.5: the same as `hermes`, with `<response>` tags around what is said.
-
-    Source: vLLM's parser of this name, and its tests.
-    """
-    return ERNIE.parser("ernie45")
-
-
-def granite() -> TextParser:
-    """Return the parser of Granite 3: a list behind `<|tool_call|>` or `<tool_call>`. Granite 4 writes as `hermes`.
-
-    Source: vLLM's parsers `granite` and `granite4`, and their tests.
-    """
-    return GRANITE.parser("granite")
-
-
-def phi4_mini_json() -> TextParser:
-    """Return the parser of Phi 4 mini: `functools[…]`, or the list between `<|tool_call|>` and `<|/tool_call|>`.
-
-    Source: vLLM's parser of this name; the tokens of the model's template.
-    """
-    return PHI.parser("phi4_mini_json")
-
-
-def hunyuan_a13b() -> TextParser:
-    """Return the parser of Hunyuan A13B: a list between `<tool_calls>` tags. Source: the tests of vLLM's parser."""
-    return HUNYUAN_A13B.parser("hunyuan_a13b")
-
-
-def cohere() -> TextParser:
-    """Return the parser of Cohere's Command R7B, Command A and later.
-
-    They write `<|START_ACTION|>[{"tool_call_id": "0", "tool_name": …, "parameters": {…}}]<|END_ACTION|>`. The ids only
-    count the calls, so they are not kept. Source: the chat template of Command R7B.
-    """
-    return COHERE.parser("cohere")
-
-
-def apertus() -> TextParser:
-    """Return the parser of Apertus, whose objects have the tool's name as their only key: `[{"NAME": {…}}]`.
-
-    Source: vLLM's parser of this name.
-    """
-    return APERTUS.parser("apertus")
-
-
 def json_call(call: WritableCall, key: str = "arguments") -> str:
     """Return the call as one JSON object."""
     return json.dumps({"name": call.name, key: dict(call.arguments)}, ensure_ascii=False)
-
-
-def _hermes_calls(calls: Sequence[WritableCall], tag: str) -> str:
-    return "\n".join(f"<{tag}>\n{json_call(call)}\n</{tag}>" for call in calls)
-
-
-def _list(objects: Sequence[Mapping[str, Any]]) -> str:
-    return json.dumps(list(objects), ensure_ascii=False)
-
-
-def _plain(call: WritableCall) -> Mapping[str, Any]:
-    return {"name": call.name, "arguments": dict(call.arguments)}
 
 
 def _cohere_form(value: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -100,6 +24,11 @@ def _cohere_form(value: Mapping[str, Any]) -> Mapping[str, Any]:
     if "tool_name" not in value:
         return call_object(value)
     return {"name": value["tool_name"], **{key: value[key] for key in ("arguments", "parameters") if key in value}}
+
+
+def _inkling_form(value: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the object with the name that others use for its arguments."""
+    return {"name": value.get("name"), "arguments": value["args"]} if "args" in value else call_object(value)
 
 
 def _apertus_form(value: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -151,41 +80,81 @@ class Tags:
         return re.compile(rf"\s*+(?:{self.closing})")
 
 
-HERMES = Tags("<tool_call>", "</tool_call>", lambda calls: _hermes_calls(calls, "tool_call"))
-LONGCAT = Tags("<longcat_tool_call>", "</longcat_tool_call>", lambda calls: _hermes_calls(calls, "longcat_tool_call"))
-ERNIE = replace(HERMES, aside="</?response>")
-GRANITE = Tags(
-    r"<\|tool_call\|>|<tool_call>", "</tool_call>", lambda calls: "<|tool_call|>" + _list([*map(_plain, calls)])
+def _one_by_one(before: str, after: str, key: str = "arguments", joint: str = "\n") -> Callable[..., str]:
+    return lambda calls: joint.join(f"{before.format(name=c.name)}{json_call(c, key)}{after}" for c in calls)
+
+
+def _list(before: str, after: str, each: Callable[[int, WritableCall], Any] | None = None) -> Callable[..., str]:
+    form = each or (lambda number, call: {"name": call.name, "arguments": dict(call.arguments)})
+    return lambda calls: before + json.dumps([*map(form, range(len(calls)), calls)], ensure_ascii=False) + after
+
+
+# They write `<tool_call>{"name": …, "arguments": {…}}</tool_call>`.
+HERMES = Tags("<tool_call>", "</tool_call>", _one_by_one("<tool_call>\n", "\n</tool_call>"))
+hermes = partial(HERMES.parser, "hermes")
+qwen = partial(HERMES.parser, "qwen")
+LONGCAT = Tags(
+    "<longcat_tool_call>", "</longcat_tool_call>", _one_by_one("<longcat_tool_call>\n", "\n</longcat_tool_call>")
 )
-PHI = Tags(
-    r"\bfunctools(?=\s*+\[)|<\|tool_call\|>",
-    r"<\|/tool_call\|>",
-    lambda calls: "functools" + _list([*map(_plain, calls)]),
-    aside=r"<\|end\|>",
-)
-HUNYUAN_A13B = Tags(
-    "<tool_calls>",
-    "</tool_calls>",
-    lambda calls: f"<tool_calls>{_list([*map(_plain, calls)])}</tool_calls>",
-    aside="</?answer>",
-)
+longcat = partial(LONGCAT.parser, "longcat")
+# As `hermes`, with `<response>` tags around what is said. Source: vLLM's parser of this name, and its tests.
+ernie45 = partial(replace(HERMES, aside="</?response>").parser, "ernie45")
+# Granite 3; Granite 4 writes as `hermes`. Source: vLLM's parsers `granite` and `granite4`, and their tests.
+GRANITE = Tags(r"<\|tool_call\|>|<tool_call>", "</tool_call>", _list("<|tool_call|>", ""))
+granite = partial(GRANITE.parser, "granite")
+# The model of 20 billion parameters for calls. Source: vLLM's parser of this name.
+GRANITE_20B = Tags("<function_call>", "(?!)", _one_by_one("<function_call> ", ""))
+granite_20b_fc = partial(GRANITE_20B.parser, "granite_20b_fc")
+# `functools[…]`, or the list between marks. Source: vLLM's parser of this name; the tokens of the model's template.
+PHI = Tags(r"\bfunctools(?=\s*+\[)|<\|tool_call\|>", r"<\|/tool_call\|>", _list("functools", ""), aside=r"<\|end\|>")
+phi4_mini_json = partial(PHI.parser, "phi4_mini_json")
+# Also Jamba. Source: the tests of vLLM's parsers.
+HUNYUAN_A13B = Tags("<tool_calls>", "</tool_calls>", _list("<tool_calls>", "</tool_calls>"), aside="</?answer>")
+hunyuan_a13b = partial(HUNYUAN_A13B.parser, "hunyuan_a13b")
+# The ids only count the calls, so they are not kept. Source: the chat template of Command R7B.
 COHERE = Tags(
     r"<\|START_ACTION\|>",
     r"<\|END_ACTION\|>",
-    lambda calls: (
-        "<|START_ACTION|>"
-        + _list([_cohere_object(number, call) for number, call in enumerate(calls)])
-        + "<|END_ACTION|>"
-    ),
+    _list("<|START_ACTION|>", "<|END_ACTION|>", _cohere_object),
     _cohere_form,
     r"<\|(?:START|END)_(?:RESPONSE|TEXT)\|>",
 )
+cohere = partial(COHERE.parser, "cohere")
+# The tool's name is an object's only key. Source: vLLM's parser of this name.
 APERTUS = Tags(
     r"<\|tools_prefix\|>",
     r"<\|tools_suffix\|>",
-    lambda calls: "<|tools_prefix|>" + _list([{c.name: dict(c.arguments)} for c in calls]) + "<|tools_suffix|>",
+    _list("<|tools_prefix|>", "<|tools_suffix|>", lambda _, call: {call.name: dict(call.arguments)}),
     _apertus_form,
 )
+apertus = partial(APERTUS.parser, "apertus")
+# Source: the chat template of Nemotron Nano 9B v2.
+NEMOTRON = Tags("<TOOLCALL>", "</TOOLCALL>", _list("<TOOLCALL>", "</TOOLCALL>"))
+nemotron_nano_v2 = partial(NEMOTRON.parser, "nemotron_nano_v2")
+# A message to a function, or a mark of its own in later versions. Source: SGLang's detector.
+GIGACHAT = Tags(
+    r"\bfunction call<\|role_sep\|>|<\|function_call\|>",
+    r"<\|message_sep\|>",
+    _one_by_one("function call<|role_sep|>\n", "<|message_sep|>"),
+    aside=r"assistant<\|role_sep\|>",
+)
+gigachat3 = partial(GIGACHAT.parser, "gigachat3")
+# InternLM 2 and Intern-S1. Source: the format that SGLang's detector describes.
+INTERN = Tags(
+    r"<\|action_start\|>\s*+<\|plugin\|>",
+    r"<\|action_end\|>",
+    _one_by_one("<|action_start|> <|plugin|>\n", "<|action_end|>", "parameters"),
+)
+interns1 = partial(INTERN.parser, "interns1")
+# Source: the format that SGLang's detector describes.
+INKLING = Tags(
+    r"(?:<\|message_model\|>[^<]*+)?<\|content_invoke_tool_json\|>",
+    r"<\|end_message\|>",
+    _one_by_one("<|message_model|>{name}<|content_invoke_tool_json|>", "<|end_message|>", "args", ""),
+    _inkling_form,
+    r"<\|message_model\|>|<\|content_text\|>",
+)
+inkling = partial(INKLING.parser, "inkling")
 
 _NEXT = re.compile(r'\s*+[,;]?\s*+(?=\{\s*+"(?:name|id|type|arguments|parameters)")')
 _NEXT_LISTED = re.compile(r'\s*+[,;]\s*+(?=\{\s*+")')

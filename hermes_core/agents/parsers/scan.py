@@ -49,6 +49,10 @@ END_TOKENS = (
     "<seed:eos>",
     "<|eos|>",
     "[e~[",
+    "<|message_sep|>",
+    "<|end_message|>",
+    "<|calls|>",
+    "<|flush|>",
 )
 """What servers may leave at the end of an answer."""
 

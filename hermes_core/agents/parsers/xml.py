@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Any
 
 from hermes_core.agents.parsers.arguments import read_arguments
@@ -14,76 +14,6 @@ from hermes_core.agents.parsers.base import ParsedCall, WritableCall
 from hermes_core.agents.parsers.jsontext import Item
 from hermes_core.agents.parsers.scan import THINKING, Marks, Source, TextParser
 from hermes_core.agents.parsers.typed import Schema, decoded, property_schema, typed
-
-
-def glm45() -> TextParser:
-    """Return the parser of GLM 4.5 and 4.6, with line breaks between the tags."""
-    return GLM.parser("glm45")
-
-
-def glm47() -> TextParser:
-    """Return the parser of GLM 4.7: the same without line breaks."""
-    return _GLM47.parser("glm47")
-
-
-def qwen3_coder() -> TextParser:
-    """Return the parser of Qwen3-Coder, Qwen 3.5 and later, Nemotron 3 and Step 3.5: each tag on a line of its own."""
-    return QWEN.parser("qwen3_coder")
-
-
-def mimo() -> TextParser:
-    """Return the parser of MiMo V2: the tags of Qwen3-Coder, with each value on the line of its tags.
-
-    Source: the format that SGLang's `mimo` detector describes.
-    """
-    return _MIMO.parser("mimo")
-
-
-def seed_oss() -> TextParser:
-    """Return the parser of Seed-OSS: the same between `<seed:tool_call>` tags. Source: the model's chat template."""
-    return SEED.parser("seed_oss")
-
-
-def minimax_m2() -> TextParser:
-    """Return the parser of MiniMax M2 to M2.5, which name calls and arguments in attributes.
-
-    Source: the model's chat template.
-    """
-    return MINIMAX.parser("minimax_m2")
-
-
-def deepseek_v3_2() -> TextParser:
-    """Return the parser of DeepSeek V3.2, whose tags have a mark of their own and say which values are text.
-
-    Source: the chat template that DeepSeek describes for the model.
-    """
-    return DSML.parser("deepseek_v3_2")
-
-
-def deepseek_v4() -> TextParser:
-    """Return the parser of DeepSeek V4: the same with another name of the section. Source: SGLang's detector."""
-    return DSML4.parser("deepseek_v4")
-
-
-def kimi_k3() -> TextParser:
-    """Return the parser of Kimi K3, whose tags are special tokens. Each argument has its type.
-
-    Source: the model's chat template.
-    """
-    return KIMI3.parser("kimi_k3")
-
-
-def step3() -> TextParser:
-    """Return the parser of Step 3. Source: the formats that vLLM's and SGLang's parsers of `step3` read."""
-    return STEP3.parser("step3")
-
-
-def hunyuan() -> TextParser:
-    """Return the parser of Hunyuan 3 (Hy3). Its published models write `:opensource` into each tag.
-
-    Source: vLLM's and SGLang's parsers of `hy_v3` and `hunyuan`, and their tests.
-    """
-    return HUNYUAN.parser("hunyuan")
 
 
 def _json(value: Any) -> str:
@@ -206,6 +136,8 @@ class Shape:
     """Matches what follows them, as far as it is present."""
 
 
+_OPTIONAL = {"suffix": r"(?::\w{1,32}+)?", "open": r"(?:<!\[CDATA\[)?", "close": r"(?:\]\]>)?"}
+"""Fields that are read, and never written."""
 _FIELD = re.compile(r"\{(\w+)\}")
 _PIECE = re.compile(r"\{(\w+)\}|(\s+)|[^\s{]+")
 
@@ -240,8 +172,8 @@ def _pattern(written: str) -> str:
             )
         elif field == "key":
             made.append(rf"\s*+(?P<key>[^\n{following}]{{1,256}}+)\s*+")
-        elif field == "suffix":
-            made.append(r"(?::\w{1,32}+)?")
+        elif field in _OPTIONAL:
+            made.append(_OPTIONAL[field])
         else:
             made.append(rf"(?P<{field}>\w{{0,32}}+)")
     return "".join(made)
@@ -345,19 +277,29 @@ MINIMAX = Layout(
     section="<minimax:tool_call>\n{calls}\n</minimax:tool_call>",
     margin=r"(?<=\n)",
 )
-DSML = Layout(
-    argument='<｜DSML｜parameter name="{key}" string="{kind}">{value}</｜DSML｜parameter>\n',
-    call='<｜DSML｜invoke name="{name}">\n{arguments}</｜DSML｜invoke>',
-    section="<｜DSML｜function_calls>\n{calls}\n</｜DSML｜function_calls>",
-    kind=_is_text,
-    aside="</?｜DSML｜(?:function|tool)_calls>",
-)
-DSML4 = Layout(
-    argument=DSML.argument,
-    call=DSML.call,
-    section="<｜DSML｜tool_calls>\n{calls}\n</｜DSML｜tool_calls>",
-    kind=_is_text,
-    aside="</?｜DSML｜(?:function|tool)_calls>",
+# The same in another section. Source: SGLang's detector.
+DOTS = replace(MINIMAX, section="<dots_function_call>\n{calls}\n</dots_function_call>")
+
+
+def _marked(mark: str, section: str) -> Layout:
+    return Layout(
+        argument=f'<{mark}parameter name="{{key}}" string="{{kind}}">{{value}}</{mark}parameter>\n',
+        call=f'<{mark}invoke name="{{name}}">\n{{arguments}}</{mark}invoke>',
+        section=f"<{mark}{section}>\n{{calls}}\n</{mark}{section}>",
+        kind=_is_text,
+        aside=f"</?{mark}(?:function|tool)_calls>",
+    )
+
+
+# Their tags have a mark of their own and say which values are text. Source: the chat template that DeepSeek describes
+# for V3.2; SGLang's detectors of DeepSeek V4 and GigaChat 3.5.
+DSML = _marked("｜DSML｜", "function_calls")
+DSML4 = _marked("｜DSML｜", "tool_calls")
+GCML = _marked("｜GCML｜", "tool_calls")
+# Source: SGLang's detector.
+MINICPM = Layout(
+    argument='<param name="{key}">{open}{value}{close}</param>',
+    call='<function name="{name}">{arguments}</function>',
 )
 KIMI3 = Layout(
     argument='<|open|>argument key="{key}" type="{kind}"<|sep|>{value}<|close|>argument<|sep|>',
@@ -375,6 +317,27 @@ STEP3 = Layout(
     section="<｜tool_calls_begin｜>{calls}<｜tool_calls_end｜>",
     joint="",
 )
+
+# GLM 4.5 and 4.6; as they write also Laguna, Ling 3 and Spark 2.5, with line breaks or without.
+glm45 = partial(GLM.parser, "glm45")
+glm47 = partial(_GLM47.parser, "glm47")
+# Its published models write `:opensource` into each tag. Source: vLLM's and SGLang's parsers of `hy_v3` and `hunyuan`.
+hunyuan = partial(HUNYUAN.parser, "hunyuan")
+# Qwen3-Coder, Qwen 3.5 and later, Nemotron 3 and Step 3.5.
+qwen3_coder = partial(QWEN.parser, "qwen3_coder")
+# Source: the format that SGLang's `mimo` detector describes.
+mimo = partial(_MIMO.parser, "mimo")
+# Source: the chat templates of the models.
+seed_oss = partial(SEED.parser, "seed_oss")
+minimax_m2 = partial(MINIMAX.parser, "minimax_m2")
+kimi_k3 = partial(KIMI3.parser, "kimi_k3")
+dots = partial(DOTS.parser, "dots")
+deepseek_v3_2 = partial(DSML.parser, "deepseek_v3_2")
+deepseek_v4 = partial(DSML4.parser, "deepseek_v4")
+gigachat35 = partial(GCML.parser, "gigachat35")
+minicpm5 = partial(MINICPM.parser, "minicpm5")
+# Source: the formats that vLLM's and SGLang's parsers of `step3` read.
+step3 = partial(STEP3.parser, "step3")
 
 _UNTHINK = re.compile("|".join(map(re.escape, THINKING.values())))
 

@@ -151,6 +151,28 @@ def _listed(before: str, after: str, form: str = '{"name": "%s", "arguments": %s
     ]
 
 
+def _objects(before: str, after: str, key: str = "arguments") -> list[Case]:
+    """Cases of a format that writes one object after the other."""
+
+    def call(name: str, arguments: str) -> str:
+        return f'{before.replace("%s", name)}{{"name": "{name}", "{key}": {arguments}}}{after}'
+
+    ls = call("terminal", '{"command": "ls -la"}')
+    return [
+        (ls, "", [LS]),
+        (f"I'll look.\n{ls}\n{call('list_tools', '{}')}", "I'll look.", [LS, LIST]),
+        (call("terminal", TYPED_JSON), "", [TYPED]),
+    ]
+
+
+def _solar(*calls: tuple[str, str]) -> str:
+    written = (
+        f"<|tool_call:begin|>{number}<|tool_call:name|>{name}<|tool_call:args|>{arguments}<|tool_call:end|>"
+        for number, (name, arguments) in enumerate(calls)
+    )
+    return f"<|tool_calls|>{''.join(written)}<|calls|>"
+
+
 def _python(before: str, after: str, joint: str = ", ") -> list[Case]:
     """Cases of a format that writes calls as Python does."""
     typed = "terminal(command='7', timeout=30, background=True, ratio=0.5, env={'A': {'B': [1]}}, paths=['a', \"ü\"])"
@@ -199,7 +221,16 @@ WELL_FORMED: dict[str, list[Case]] = {
     "qwen": _json("tool_call"),
     "longcat": _json("longcat_tool_call"),
     "llama3_json": _LLAMA,
-    "llama4_json": _LLAMA,
+    "llama4_json": [
+        *_LLAMA,
+        (f"<|python_start|><|python_end|>{_LLAMA_LS}", "", [LS]),
+        (f"<|python_start|>{_LLAMA_LS}<|python_end|>", "", [LS]),
+        (
+            f'<|python_start|>I\'ll look.<|python_end|>{_LLAMA_LS}{{"name": "list_tools", "parameters": {{}}}}<|eom|>',
+            "I'll look.",
+            [LS, LIST],
+        ),
+    ],
     "mistral": [
         ('[TOOL_CALLS][{"name": "terminal", "arguments": {"command": "ls -la"}}]', "", [LS]),
         (
@@ -289,6 +320,34 @@ WELL_FORMED: dict[str, list[Case]] = {
     ),
     "apertus": _listed("<|tools_prefix|>", "<|tools_suffix|>", '{"%s": %s}'),
     "xlam": _listed("", ""),
+    "nemotron_nano_v2": _listed("<TOOLCALL>", "</TOOLCALL>"),
+    "gigachat3": [
+        *_objects("function call<|role_sep|>\n", "<|message_sep|>"),
+        *_objects("<|function_call|>", ""),
+    ],
+    "granite_20b_fc": _objects("<function_call> ", ""),
+    "interns1": _objects("<|action_start|> <|plugin|>\n", "<|action_end|>", "parameters"),
+    "inkling": _objects("<|message_model|>%s<|content_invoke_tool_json|>", "<|end_message|>", "args"),
+    "solar_open": [
+        (_solar(("terminal", '{"command": "ls -la"}')), "", [LS]),
+        ("I'll look." + _solar(("terminal", '{"command": "ls -la"}'), ("list_tools", "{}")), "I'll look.", [LS, LIST]),
+        (_solar(("terminal", TYPED_JSON)), "", [TYPED]),
+    ],
+    "dots": _tagged(
+        '<parameter name="%s">%s</parameter>\n',
+        '<invoke name="%s">\n%s</invoke>',
+        "<dots_function_call>\n%s\n</dots_function_call>",
+    ),
+    "minicpm5": [
+        *_tagged('<param name="%s">%s</param>', '<function name="%s">%s</function>'),
+        *_tagged('<param name="%s"><![CDATA[%s]]></param>', '<function name="%s">%s</function>'),
+    ],
+    "gigachat35": _tagged(
+        '<｜GCML｜parameter name="%s" string="%s">%s</｜GCML｜parameter>\n',
+        '<｜GCML｜invoke name="%s">\n%s</｜GCML｜invoke>',
+        "<｜GCML｜tool_calls>\n%s\n</｜GCML｜tool_calls>",
+        types=True,
+    ),
     "hunyuan": [
         *_tagged(
             "<arg_key>%s</arg_key>\n<arg_value>%s</arg_value>\n",

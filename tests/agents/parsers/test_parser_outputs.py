@@ -16,9 +16,13 @@ FAMILY = {
     "deepseek": ("deepseek_v3", "deepseek_v3_1"),
     "objects": (
         *("hermes", "longcat", "mistral", "deepseek_v3", "deepseek_v3_1", "kimi_k2", "ernie45", "granite"),
-        *("hunyuan_a13b", "phi4_mini_json", "cohere", "apertus"),
+        *("hunyuan_a13b", "phi4_mini_json", "cohere", "apertus", "nemotron_nano_v2", "gigachat3", "granite_20b_fc"),
+        *("interns1", "inkling", "solar_open"),
     ),
-    "bare": ("glm45", "glm47", "qwen3_coder", "hunyuan", "mimo", "seed_oss", "minimax_m2", "minimax_m3", "step3"),
+    "bare": (
+        *("glm45", "glm47", "qwen3_coder", "hunyuan", "mimo", "seed_oss", "minimax_m2", "minimax_m3", "step3"),
+        *("dots", "minicpm5"),
+    ),
 }
 
 Parse = Callable[[str, str], ParsedText]
@@ -61,6 +65,15 @@ def one(name: str, command: str = "ls") -> str:
         "cohere": '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "terminal", '
         '"parameters": {"command": "%s"}}\n]<|END_ACTION|>',
         "apertus": '<|tools_prefix|>[{"terminal": {"command": "%s"}}]<|tools_suffix|>',
+        "nemotron_nano_v2": '<TOOLCALL>[{"name": "terminal", "arguments": {"command": "%s"}}]</TOOLCALL>',
+        "gigachat3": 'function call<|role_sep|>\n{"name": "terminal", "arguments": {"command": "%s"}}<|message_sep|>',
+        "granite_20b_fc": '<function_call> {"name": "terminal", "arguments": {"command": "%s"}}',
+        "interns1": '<|action_start|> <|plugin|>\n{"name": "terminal", "parameters": {"command": "%s"}}<|action_end|>',
+        "inkling": "<|message_model|>terminal<|content_invoke_tool_json|>"
+        '{"name": "terminal", "args": {"command": "%s"}}<|end_message|>',
+        "solar_open": "<|tool_calls|><|tool_call:begin|>0<|tool_call:name|>terminal<|tool_call:args|>"
+        '{"command": "%s"}<|tool_call:end|><|calls|>',
+        "minicpm5": '<function name="terminal"><param name="command">%s</param></function>',
         "xlam": '[{"name": "terminal", "arguments": {"command": "%s"}}]',
         "hunyuan": "<tool_calls>\n<tool_call>terminal<tool_sep>\n<arg_key>command</arg_key>\n"
         "<arg_value>%s</arg_value>\n</tool_call>\n</tool_calls>",
@@ -89,6 +102,8 @@ def one(name: str, command: str = "ls") -> str:
     bodies |= dict.fromkeys(("qwen", "ernie45", "auto"), bodies["hermes"])
     bodies |= {"llama4_json": bodies["llama3_json"], "llama4_pythonic": bodies["pythonic"]}
     bodies["deepseek_v4"] = bodies["deepseek_v3_2"].replace("function_calls", "tool_calls")
+    bodies["gigachat35"] = bodies["deepseek_v4"].replace("DSML", "GCML")
+    bodies["dots"] = bodies["minimax_m2"].replace("minimax:tool_call", "dots_function_call")
     return bodies[name] % command
 
 
@@ -595,6 +610,8 @@ def test_values_are_typed_by_the_schema(
         "mimo": f"<tool_call>\n<function=t>\n<parameter=v>{text}</parameter>\n</function>\n</tool_call>",
         "seed_oss": f"<seed:tool_call>\n<function=t>\n<parameter=v>{text}</parameter>\n</function>\n</seed:tool_call>",
         "minimax_m2": f'<invoke name="t">\n<parameter name="v">{text}</parameter>\n</invoke>',
+        "dots": f'<invoke name="t">\n<parameter name="v">{text}</parameter>\n</invoke>',
+        "minicpm5": f'<function name="t"><param name="v"><![CDATA[{text}]]></param></function>',
         "minimax_m3": ']<]minimax[>[<invoke name="t">]<]minimax[>[<v>'
         + text
         + "]<]minimax[>[</v>]<]minimax[>[</invoke>",

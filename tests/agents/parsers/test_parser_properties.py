@@ -20,7 +20,7 @@ NAMES = sorted(Runtime(load_entry_points=False).parsers.names())
 PARSERS: dict[str, Any] = {name: Runtime(load_entry_points=False).parser(name) for name in NAMES}
 TAGGED = (
     *("glm45", "glm47", "hunyuan", "qwen3_coder", "mimo", "seed_oss", "minimax_m2", "minimax_m3", "step3"),
-    *("deepseek_v3_2", "deepseek_v4", "kimi_k3"),
+    *("deepseek_v3_2", "deepseek_v4", "kimi_k3", "dots", "minicpm5", "gigachat35"),
 )
 """Formats that write values bare: a value that holds the tag that closes it can't be told from two."""
 
@@ -41,6 +41,10 @@ _MARKERS = """
     <|tool_call|> <|/tool_call|> <|tool_call_start|> <|tool_call_end|> <function_calls> </function_calls>
     <|python_start|>
     <start_function_call> <end_function_call> [f(s=' f(s=" f() ') ") ''' ) ( = ** <mm:think> </mm:think>
+    <TOOLCALL> </TOOLCALL> <param name="s"> </param> <![CDATA[ ]]> <function name="f"> <dots_function_call>
+    function call<|role_sep|> <|function_call|> <|message_sep|> <function_call> <|action_start|> <|plugin|>
+    <|action_end|> <|message_model|> <|content_invoke_tool_json|> <|end_message|> <|tool_call:begin|>
+    <|tool_call:name|> <|tool_call:args|> <|tool_call:end|> <|think|> <|python_end|>
 """
 MARKERS = (
     *_MARKERS.split(),
@@ -340,6 +344,7 @@ def test_every_format_is_registered(parser_of: Callable[[str], Parser]) -> None:
         " gemma4 gpt_oss"
         " ernie45 granite hunyuan_a13b phi4_mini_json cohere apertus xlam hunyuan mimo seed_oss minimax_m2 minimax_m3"
         " deepseek_v3_2 deepseek_v4 kimi_k3 step3 pythonic llama4_pythonic lfm2 olmo3 functiongemma"
+        " nemotron_nano_v2 gigachat3 gigachat35 granite_20b_fc interns1 inkling solar_open dots minicpm5"
     )
     assert set(NAMES) == {*formats.split(), "auto"}
     for alias, name in (
@@ -348,8 +353,14 @@ def test_every_format_is_registered(parser_of: Callable[[str], Parser]) -> None:
             ("deepseek_v32", "deepseek_v3_2"),
             ("openai", "gpt_oss"),
             ("hy_v3", "hunyuan"),
+            ("jamba", "hunyuan_a13b"),
+            ("nemotron_json", "nemotron_nano_v2"),
+            ("internlm", "interns1"),
+            ("trinity", "qwen"),
+            ("ling3", "glm47"),
         ),
         *((alias, "qwen3_coder") for alias in ("qwen3_xml", "nemotron_v3", "step3p5", "step5")),
+        *((alias, "glm45") for alias in ("poolside_v1", "spark25")),
         *((alias, "cohere") for alias in ("cohere_command3", "cohere_command4")),
     ):
         assert parser_of(alias).name == name
