@@ -100,7 +100,7 @@ def api(page):
 
 def place_of(name):
     """Return the module that defines a public name."""
-    return hermes_core._PLACES.get(name, "hermes_core.version")
+    return hermes_core._places()[name]
 
 
 def page_of(name):

@@ -1,0 +1,155 @@
+"""The public names, each with the module that has it: for type checkers, and for `__init__.py`, which reads this."""
+
+from hermes_core.agents.base import (
+    Agent as Agent,
+    AgentResult as AgentResult,
+    AgentSettings as AgentSettings,
+    AgentTask as AgentTask,
+    CallError as CallError,
+    CallErrorKind as CallErrorKind,
+    CallRecord as CallRecord,
+    StopReason as StopReason,
+    ToolAnswer as ToolAnswer,
+    TurnRecord as TurnRecord,
+)
+from hermes_core.agents.calls import run_calls as run_calls
+from hermes_core.agents.chat import Chat as Chat
+from hermes_core.agents.exact import ExactAgent as ExactAgent
+from hermes_core.agents.failures import BadCompletion as BadCompletion
+from hermes_core.agents.generate import Served as Served, TokenServer as TokenServer
+from hermes_core.agents.opening import open_exact_agent as open_exact_agent
+from hermes_core.agents.parsers.base import (
+    ParsedCall as ParsedCall,
+    ParsedText as ParsedText,
+    ParseProblem as ParseProblem,
+    Parser as Parser,
+)
+from hermes_core.agents.retries import Endpoint as Endpoint
+from hermes_core.aio import (
+    BrokenOff as BrokenOff,
+    LoopThread as LoopThread,
+    SingleFlight as SingleFlight,
+    TaskSet as TaskSet,
+    alongside as alongside,
+    complete as complete,
+)
+from hermes_core.cheats import (
+    Cheat as Cheat,
+    shell_cheat as shell_cheat,
+    shell_cheats as shell_cheats,
+    usual_cheats as usual_cheats,
+)
+from hermes_core.cli.run_command import RunCommand as RunCommand, carry_out as carry_out, chosen_agent as chosen_agent
+from hermes_core.environment import (
+    Environment as Environment,
+    EnvironmentConfig as EnvironmentConfig,
+    FollowUp as FollowUp,
+    Item as Item,
+    Need as Need,
+)
+from hermes_core.envs.datasets import read_rows as read_rows
+from hermes_core.envs.driven import DrivenRollout as DrivenRollout
+from hermes_core.envs.driven_run import DrivenRun as DrivenRun
+from hermes_core.envs.group import Group as Group, GroupRoller as GroupRoller, Rolled as Rolled
+from hermes_core.envs.leased_slot import Fresh as Fresh, LeasedSlot as LeasedSlot
+from hermes_core.envs.options import RunOptions as RunOptions
+from hermes_core.envs.pytest_run import (
+    PytestReport as PytestReport,
+    ReportStatus as ReportStatus,
+    run_pytest as run_pytest,
+)
+from hermes_core.envs.record import Record as Record, record_schema as record_schema
+from hermes_core.envs.rescore import rescore as rescore
+from hermes_core.envs.rollout import Rollout as Rollout, RolloutContext as RolloutContext
+from hermes_core.envs.rows import checked_row as checked_row, load_rows as load_rows, read_jsonl as read_jsonl
+from hermes_core.envs.runner import run_rollouts as run_rollouts
+from hermes_core.envs.session import Session as Session, open_session as open_session
+from hermes_core.envs.soundness import Finding as Finding, ItemResult as ItemResult
+from hermes_core.envs.store import read_records as read_records
+from hermes_core.envs.summary import RunSummary as RunSummary
+from hermes_core.envs.tokens import TokenSequence as TokenSequence
+from hermes_core.envs.tool_context import ToolContext as ToolContext
+from hermes_core.envs.validate import Validation as Validation, validate as validate
+from hermes_core.errors import (
+    AcquireTimeout as AcquireTimeout,
+    ChannelLost as ChannelLost,
+    CommandError as CommandError,
+    ConfigError as ConfigError,
+    DatasetError as DatasetError,
+    Disturbed as Disturbed,
+    ErrorKind as ErrorKind,
+    FailureKind as FailureKind,
+    HermesError as HermesError,
+    ImageError as ImageError,
+    InfraError as InfraError,
+    ModelError as ModelError,
+    OutputError as OutputError,
+    PluginError as PluginError,
+    PolicyError as PolicyError,
+    ProvisionError as ProvisionError,
+    RolloutEnded as RolloutEnded,
+    SandboxLost as SandboxLost,
+    SetupFailed as SetupFailed,
+    SlotLost as SlotLost,
+    StaleSlotError as StaleSlotError,
+    ToolArgumentError as ToolArgumentError,
+    UnknownNameError as UnknownNameError,
+    UsageError as UsageError,
+    VerifierError as VerifierError,
+    nearest_hint as nearest_hint,
+)
+from hermes_core.export.card import Export as Export
+from hermes_core.export.exporting import export_run as export_run
+from hermes_core.export.merge import Merge as Merge, merge_runs as merge_runs
+from hermes_core.export.selection import ExportFilters as ExportFilters
+from hermes_core.mcp.servers import McpServer as McpServer
+from hermes_core.plugins.hookspecs import hookimpl as hookimpl
+from hermes_core.plugins.registry import Registrar as Registrar, ToolRegistrar as ToolRegistrar
+from hermes_core.printing import say as say
+from hermes_core.runtime import Runtime as Runtime
+from hermes_core.sandbox.channels.blocking import BlockingStreamChannel as BlockingStreamChannel
+from hermes_core.sandbox.channels.process import AsyncioStreamChannel as AsyncioStreamChannel
+from hermes_core.sandbox.channels.sockets import SocketChannel as SocketChannel
+from hermes_core.sandbox.channels.streams import AsyncStreamChannel as AsyncStreamChannel
+from hermes_core.sandbox.commands import (
+    CommandResult as CommandResult,
+    Cwd as Cwd,
+    ExecutionResult as ExecutionResult,
+    SandboxImage as SandboxImage,
+    Slot as Slot,
+    SlotCommands as SlotCommands,
+)
+from hermes_core.sandbox.contract import (
+    Backend as Backend,
+    CanAttach as CanAttach,
+    CanBuild as CanBuild,
+    CanSnapshot as CanSnapshot,
+    Capabilities as Capabilities,
+    Channel as Channel,
+    Diagnosis as Diagnosis,
+    Isolation as Isolation,
+    Network as Network,
+    Sandbox as Sandbox,
+    SandboxConfig as SandboxConfig,
+    SandboxInfo as SandboxInfo,
+    SandboxSpec as SandboxSpec,
+    SandboxStatus as SandboxStatus,
+    SlotUser as SlotUser,
+    TerminalVariables as TerminalVariables,
+)
+from hermes_core.sandbox.images import (
+    Image as Image,
+    ImageBuild as ImageBuild,
+    context_digest as context_digest,
+    write_context as write_context,
+)
+from hermes_core.sandbox.pool.preparation import NewSandbox as NewSandbox
+from hermes_core.settings import Settings as Settings, read_profiles as read_profiles
+from hermes_core.sink import Sink as Sink
+from hermes_core.terminal import cleanup_vm as cleanup_vm, terminal_tool as terminal_tool
+from hermes_core.tool_backend import ToolBackend as ToolBackend
+from hermes_core.tools.base import CallContext as CallContext, Tool as Tool, ToolParams as ToolParams
+from hermes_core.tools.functions import function_tool as function_tool
+from hermes_core.validation import validated as validated
+from hermes_core.version import PLUGIN_API as PLUGIN_API, __version__ as __version__
+from hermes_core.workers import Workers as Workers, begin_thread as begin_thread
