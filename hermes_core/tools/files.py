@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import difflib
 import posixpath
+from codecs import BOM_UTF8
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import islice
@@ -157,7 +158,7 @@ async def run_read_file(ctx: CallContext, params: ReadFileParams) -> Answer:
         return {"error": f"{params.path} is {kind} of {first.size} bytes, not text", "file_size": first.size}
     lines = _Lines(params.offset - 1, params.limit)
     data, read = first.data, len(first.data)
-    lines.feed(data)
+    lines.feed(data.removeprefix(BOM_UTF8))
     while data and read < first.size and read < (_COUNT_BYTES if lines.full else _SCAN_BYTES):
         data = (await commands.read_file(params.path, offset=read, limit=_PART_BYTES)).data
         lines.feed(data)
@@ -240,10 +241,20 @@ async def run_write_file(ctx: CallContext, params: WriteFileParams) -> Answer:
     try:
         directory = posixpath.dirname(params.path)
         missing = bool(directory) and await is_missing(commands, directory)
+        if not missing and await _has_mark(commands, params.path):
+            data = BOM_UTF8 + data.removeprefix(BOM_UTF8)
         await commands.write_file(params.path, data)
     except CommandError as error:
         return {"error": write_error(params.path, error)}
     return {"bytes_written": len(data), "dirs_created": missing}
+
+
+async def _has_mark(commands: SlotCommands, path: str) -> bool:
+    """Return whether there is a file that begins with a byte order mark, which models don't see."""
+    try:
+        return (await commands.read_file(path, limit=len(BOM_UTF8))).data == BOM_UTF8
+    except CommandError:
+        return False
 
 
 def write_error(path: str, error: CommandError) -> str:

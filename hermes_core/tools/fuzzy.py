@@ -2,40 +2,46 @@
 
 The ways, in order; each is tried only when those before it found nothing:
 
-1. `exact`: as given.
+1. `exact`: as given; then with any line ends, and accents composed or not.
 2. `trailing_whitespace`: blanks at the ends of lines do not count.
 3. `indentation_shift`: all lines are indented by the same amount more, or less; the replacement is shifted likewise.
 4. `indentation`: blanks at both ends of lines do not count; the replacement's indents change as the lines' did.
 5. `whitespace`: a run of blanks counts as one, too.
 6. `edges`: 2 to 5 once more, without the blank lines before and after the quotation and the replacement.
-7. `escapes`: a backslash and `n`, `t`, `r`, a quote or a backslash stand for the character itself.
+7. `escapes`: a backslash and a quote stand for the quote; or also one and `n`, `t`, `r` or a backslash for that.
 8. `punctuation`: typographic quotes, dashes and spaces count as the plain ones.
 9. `anchors`: the first and the last line match and what lies between is alike (three lines or more, one place only).
 
-2 to 6 and 9 match whole lines. Nothing outside a match is ever changed. A quotation without any visible character is
-looked for by `exact` only.
+2 to 6 and 9 match whole lines. Nothing outside a match is ever changed, nor what the quotation and the replacement have
+in common within it: it stays as the text has it. A quotation without any visible character is looked for by `exact`
+only.
 """
 
 from __future__ import annotations
 
 import difflib
 import re
+import unicodedata
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from hermes_core.errors import HermesError
+from hermes_core.tools.indents import is_shifted, reindent
 
 ALIKE = 0.8
 """Minimum similarity, from 0 to 1, of the text between two anchors."""
 
 # The comparison takes quadratic time in the worst case, and the text is the model's, so it is limited.
 _MAX_ANCHORED = 20
+_MAX_PARTS = 5000
 _MAX_WORDS = 500
 _MAX_CHARS = 20_000
 _NEAREST_LINES = 1000
 _NEAREST_CHARS = 200
 
+_ESCAPED_QUOTE = re.compile(r"""\\(["'])""")
 _ESCAPED = re.compile(r"""\\([ntr"'\\])""")
 _UNESCAPED = {"n": "\n", "t": "\t", "r": "\r"}
 
@@ -46,6 +52,17 @@ _PLAIN = str.maketrans(
     | dict.fromkeys("\u2010\u2011\u2012\u2013\u2014\u2015\u2212", "-")
     | dict.fromkeys("\u00a0\u2002\u2003\u2007\u2009\u202f\u3000", " ")
 )
+
+
+# What `_Plain` writes as one character: a line end, a letter with its accents, a syllable of Korean.
+_LINE_END = re.compile(r"\r\n")
+_UNIT = re.compile(
+    "\r\n|[^\\W\\d_][\u0300-\u036f\u0653-\u0655\u093c\u3099\u309a]+|[\u1100-\u1112][\u1161-\u1175][\u11a8-\u11c2]?"
+)
+
+_WORD = r"\w+|\W"
+_NEAR_CHARS = 10_000
+"""Number of characters that are searched for a line's end."""
 
 
 class ReplaceError(HermesError):
@@ -80,26 +97,16 @@ def replace_text(text: str, old: str, new: str, *, replace_all: bool = False) ->
         raise ReplaceError("the text to replace is empty", hint="quote the lines to change, or use write_file")
     if old == new:
         raise ReplaceError("the text to replace and its replacement are the same", hint="it cannot be configured")
-    if old in text:
-        return _replace_exact(text, old, new, replace_all)
-    for name, find in _LOOSER_WAYS.items() if old.strip() else ():
-        matches = find(text, old, new)
+    as_given, plain = _Plain(text, units=False), _Plain(text)
+    ways = [("exact", _places, as_given), ("exact", _places, plain), *((*way, plain) for way in _LOOSER_WAYS.items())]
+    for name, find, view in ways if old.strip() else ways[:2]:
+        asked = (old, new) if view is as_given else (_Plain(old).text, new.replace("\r\n", "\n"))
+        matches = find(view.text, *asked)
         if len(matches) > 1 and not (replace_all and name != "anchors"):
-            raise _ambiguous(text, len(matches), [match.start for match in matches])
+            raise _ambiguous(view.text, len(matches), [match.start for match in matches])
         if matches:
-            return _put(text, matches, name)
+            return _put(view, matches, name)
     raise ReplaceError("the text to replace was not found", hint=_nearest(text, old))
-
-
-def _replace_exact(text: str, old: str, new: str, replace_all: bool) -> Replacement:
-    count = text.count(old)
-    if not replace_all:
-        places = [text.index(old)]
-        while len(places) < 5 and (place := text.find(old, places[-1] + 1)) >= 0:
-            places.append(place)  # overlapping ones too, because they are just as ambiguous
-        if len(places) > 1:
-            raise _ambiguous(text, max(count, len(places)), places)
-    return Replacement(text.replace(old, new), "exact", count)
 
 
 def _ambiguous(text: str, count: int, places: Sequence[int]) -> ReplaceError:
@@ -108,13 +115,105 @@ def _ambiguous(text: str, count: int, places: Sequence[int]) -> ReplaceError:
     return ReplaceError(message, hint="quote more of the lines around it, or set replace_all")
 
 
-def _put(text: str, matches: Sequence[Match], strategy: str) -> Replacement:
+def _put(text: _Plain, matches: Sequence[Match], strategy: str) -> Replacement:
     parts, end, count = [], 0, 0
     for match in matches:
         if match.start >= end:
-            parts += [text[end : match.start], match.new]
+            parts += [text.original_of(end, match.start), text.replaced(match)]
             end, count = match.end, count + 1
-    return Replacement("".join([*parts, text[end:]]), strategy, count)
+    return Replacement("".join([*parts, text.original_of(end, len(text.text))]), strategy, count)
+
+
+# What stays as it is.
+
+
+class _Plain:
+    """A text as models quote it, with plain line ends and composed accents; knows the original of each part.
+
+    Args:
+        units: whether there is anything to make plain; if not, it is the original.
+    """
+
+    def __init__(self, original: str, *, units: bool = True) -> None:
+        self._original = original
+        self._text_places, self._places = [0], [0]
+        parts, end, length = [], 0, 0
+        pattern = _LINE_END if original.isascii() else _UNIT
+        for unit in pattern.finditer(original) if units else ():
+            one = "\n" if unit[0] == "\r\n" else unicodedata.normalize("NFC", unit[0])
+            if len(one) == 1:
+                parts += [original[end : unit.start()], one]
+                length, end = length + unit.start() - end + 1, unit.end()
+                self._text_places.append(length)
+                self._places.append(end)
+        self.text = "".join([*parts, original[end:]])
+
+    def _place(self, place: int) -> int:
+        n = bisect_right(self._text_places, place) - 1
+        return self._places[n] + place - self._text_places[n]
+
+    def original_of(self, start: int, end: int) -> str:
+        """Return what a part of the text is in the original."""
+        return self._original[self._place(start) : self._place(end)]
+
+    def replaced(self, match: Match) -> str:
+        """Return the replacement of a match. What it has in common with the text stays; its lines end as others do."""
+        found = self.text[match.start : match.end]
+        newline = "\n"
+        if "\n" in match.new and "\r\n" not in match.new:
+            newline = newline_at(self._original, self._place(match.start))
+
+        def kept(part: slice) -> str:
+            return self.original_of(match.start + part.start, match.start + part.stop)
+
+        if kept(slice(0, len(found))) == found:
+            return match.new.replace("\n", newline)
+        return _merged(found, match.new, kept, newline)
+
+
+def newline_at(text: str, place: int) -> str:
+    """Return how the line at this place ends, or the one before it if that is the last one and has no end."""
+    end = text.find("\n", place, place + _NEAR_CHARS)
+    if end < 0:
+        end = text.rfind("\n", max(0, place - _NEAR_CHARS), place)
+    return "\r\n" if text[max(0, end - 1) : end] == "\r" else "\n"
+
+
+def _merged(
+    old: str, new: str, kept: Callable[[slice], str], newline: str = "\n", *, unit: str = r".*\n|.+", at: int = 0
+) -> str:
+    """Return `new`, with `kept(part)` for each part of `old` that it has: whole lines first, then words of others.
+
+    Args:
+        newline: how the other lines end.
+        unit: a regular expression for what is compared.
+        at: where `old` begins.
+    """
+    one, other = (re.findall(unit, text) for text in (old, new))
+    places, other_places = (list(accumulate(map(len, each), initial=0)) for each in (one, other))
+    parts, end, other_end = [], 0, 0
+    for i, j, size in [*_common(one, other), (len(one), len(other), 0)]:
+        gone, come = old[places[end] : places[i]], new[other_places[other_end] : other_places[j]]
+        if gone and come and unit != _WORD:
+            parts.append(_merged(gone, come, kept, newline, unit=_WORD, at=at + places[end]))
+        else:
+            parts.append(come.replace("\n", newline))
+        parts.append(kept(slice(at + places[i], at + places[i + size])))
+        end, other_end = i + size, j + size
+    return "".join(parts)
+
+
+def _common(one: Sequence[str], other: Sequence[str]) -> Iterator[tuple[int, int, int]]:
+    """Yield the parts that both have, in order, as `(start in one, start in the other, length)`."""
+    shorter = min(len(one), len(other))
+    head = next((n for n in range(shorter) if one[n] != other[n]), shorter)
+    tail = next((n for n in range(shorter - head) if one[-1 - n] != other[-1 - n]), shorter - head)
+    yield 0, 0, head
+    middle, other_middle = one[head : len(one) - tail], other[head : len(other) - tail]
+    if max(len(middle), len(other_middle)) <= _MAX_PARTS:
+        for i, j, size in difflib.SequenceMatcher(None, middle, other_middle, autojunk=False).get_matching_blocks():
+            yield head + i, head + j, size
+    yield len(one) - tail, len(other) - tail, tail
 
 
 # Matching whole lines.
@@ -122,19 +221,24 @@ def _put(text: str, matches: Sequence[Match], strategy: str) -> Replacement:
 LineKey = Callable[[str], str]
 
 
+def composed(line: str) -> str:
+    """Return the line with its accents composed."""
+    return unicodedata.normalize("NFC", line)
+
+
 def without_trailing(line: str) -> str:
     """Return the line as `trailing_whitespace` compares it."""
-    return line.rstrip()
+    return composed(line).rstrip()
 
 
 def without_indent(line: str) -> str:
     """Return the line as `indentation` compares it."""
-    return line.strip()
+    return composed(line).strip()
 
 
 def with_single_blanks(line: str) -> str:
     """Return the line as `whitespace` compares it."""
-    return " ".join(line.split())
+    return " ".join(composed(line).split())
 
 
 def find_lines(lines: Sequence[str], wanted: Sequence[str], key: LineKey, start: int = 0) -> Iterator[int]:
@@ -173,90 +277,53 @@ def find_apart(text: str, old: str, *, shared: int = 0) -> Iterator[int]:
         after = place + len(old) - shared
 
 
-def reindent(new: Sequence[str], quoted: Sequence[str], found: Sequence[str]) -> list[str]:
-    """Return the lines `new`, with their indents changed in the same way as from `quoted` to `found`."""
-    pairs = [(indent(q), indent(f)) for q, f in zip(quoted, found, strict=False) if q.strip() and f.strip()]
-    shift = _shift(pairs)
-    translation = dict(reversed(pairs))  # if lines disagree, the first one counts
-    return [_reindented(line, shift, translation) if line.strip() else line for line in new]
-
-
-def indent(line: str) -> str:
-    """Return the blanks at the start of the line."""
-    return line[: len(line) - len(line.lstrip(" \t"))]
-
-
-def _shift(pairs: Sequence[tuple[str, str]]) -> tuple[str, str] | None:
-    """Return `(removed, added)`: the one prefix that all lines lack or have in excess; None if they differ
-    otherwise."""
-    if not pairs:
-        return None
-    quoted, found = pairs[0]
-    if found.endswith(quoted):
-        added = found[: len(found) - len(quoted)]
-        return ("", added) if all(f == added + q for q, f in pairs) else None
-    if quoted.endswith(found):
-        removed = quoted[: len(quoted) - len(found)]
-        return (removed, "") if all(q == removed + f for q, f in pairs) else None
-    return None
-
-
-def _reindented(line: str, shift: tuple[str, str] | None, translation: dict[str, str]) -> str:
-    own = indent(line)
-    if shift is not None:
-        removed, added = shift
-        kept = own.removeprefix(removed) if own.startswith(removed) else ""
-        return added + kept + line[len(own) :]
-    known = max((each for each in translation if own.startswith(each)), key=len, default=None)
-    return line if known is None else translation[known] + line[len(known) :]
-
-
-def _by_lines(text: str, old: str, new: str, key: LineKey, *, fix: bool, uniform: bool = False) -> list[Match]:
+def _by_lines(text: str, old: str, new: str, key: LineKey, *, uniform: bool = False) -> list[Match]:
     """Return the matches of whole lines.
 
     Args:
         key: returns the part of a line that is compared.
-        fix: whether to give the replacement the indents of the matched lines.
         uniform: whether all lines must be shifted by the same prefix.
     """
     closed = old.endswith("\n")
-    quoted = (old[:-1] if closed else old).split("\n")
+    quoted, wanted = ((each.removesuffix("\n") if closed else each).split("\n") for each in (old, new))
     lines = text.split("\n")
     starts = list(accumulate((len(line) + 1 for line in lines), initial=0))
     matches = []
     for n in find_lines(lines, quoted, key):
         last = n + len(quoted) - 1
         found = lines[n : last + 1]
-        if uniform and not _is_shifted(quoted, found):
+        if uniform and not is_shifted(quoted, found):
             continue
-        put = "\n".join(reindent(new.split("\n"), quoted, found)) if fix else new
-        end = starts[last] + len(lines[last])
+        put, end = "\n".join(_lines_put(wanted, quoted, found, lines)), starts[last] + len(lines[last])
         if closed and last + 1 < len(lines):
             end += 1  # the quotation's last newline is the line's own
-        elif closed:
-            put = put.removesuffix("\n")
+            put += "\n" * new.endswith("\n")
         matches.append(Match(starts[n], end, put))
     return matches
 
 
-def _is_shifted(quoted: Sequence[str], found: Sequence[str]) -> bool:
-    return _shift([(indent(q), indent(f)) for q, f in zip(quoted, found, strict=True) if q.strip()]) is not None
+def _lines_put(new: Sequence[str], quoted: Sequence[str], found: Sequence[str], text: Sequence[str]) -> list[str]:
+    """Return the lines `new` with the indents of the lines found. Those that were quoted, too, are as they were."""
+    put = reindent(new, quoted, found, text)
+    for i, j, size in _common(quoted, new):
+        put[j : j + size] = found[i : i + size]
+    return put
 
 
 def _trailing_whitespace(text: str, old: str, new: str) -> list[Match]:
-    return _by_lines(text, old, new, without_trailing, fix=False)
+    return _by_lines(text, old, new, without_trailing)
 
 
 def _indentation_shift(text: str, old: str, new: str) -> list[Match]:
-    return _by_lines(text, old, new, without_indent, fix=True, uniform=True)
+    return _by_lines(text, old, new, without_indent, uniform=True)
 
 
 def _indentation(text: str, old: str, new: str) -> list[Match]:
-    return _by_lines(text, old, new, without_indent, fix=True)
+    return _by_lines(text, old, new, without_indent)
 
 
 def _whitespace(text: str, old: str, new: str) -> list[Match]:
-    return _by_lines(text, old, new, with_single_blanks, fix=True)
+    return _by_lines(text, old, new, with_single_blanks)
 
 
 def _edges(text: str, old: str, new: str) -> list[Match]:
@@ -276,16 +343,19 @@ def _without_blank_edges(text: str) -> str:
 
 
 def _escapes(text: str, old: str, new: str) -> list[Match]:
-    meant = _unescape(old)
-    return _places(text, meant, _unescape(new)) if meant != old and meant.strip() else []
-
-
-def _unescape(text: str) -> str:
-    return _ESCAPED.sub(lambda match: _UNESCAPED.get(match[1], match[1]), text)
+    for escaped in (_ESCAPED_QUOTE, _ESCAPED):
+        meant, put = (escaped.sub(lambda match: _UNESCAPED.get(match[1], match[1]), each) for each in (old, new))
+        if meant != old and meant.strip() and (matches := _places(text, meant, put)):
+            return matches
+    return []
 
 
 def _punctuation(text: str, old: str, new: str) -> list[Match]:
-    return _places(text.translate(_PLAIN), old.translate(_PLAIN), new)
+    matches = []
+    for match in _places(text.translate(_PLAIN), old.translate(_PLAIN), new):
+        found = text[match.start : match.end]
+        matches.append(replace(match, new=_merged(old, new, found.__getitem__)))
+    return matches
 
 
 def _places(text: str, old: str, new: str) -> list[Match]:
@@ -307,7 +377,8 @@ def _anchors(text: str, old: str, new: str) -> list[Match]:
         last = _anchored_end(lines, first, quoted)
         if last is not None:
             found = lines[first : last + 1]
-            put = reindent(_without_blank_edges(new).split("\n"), [quoted[0], quoted[-1]], [found[0], found[-1]])
+            edges = [quoted[0], quoted[-1]], [found[0], found[-1]]
+            put = _lines_put(_without_blank_edges(new).split("\n"), *edges, lines)
             matches.append(Match(starts[first], starts[last] + len(lines[last]), "\n".join(put)))
     return matches
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import posixpath
+from codecs import BOM_UTF8
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -88,19 +89,13 @@ class _File:
     """Its permissions, if a file that replaces it must have the same."""
 
     @property
-    def crlf(self) -> bool:
-        """Return whether every line ends with CRLF. Such a file is changed as if it had plain newlines, because models
-        quote it so."""
-        return b"\r\n" in self.data and self.data.count(b"\n") == self.data.count(b"\r\n")
-
-    @property
     def text(self) -> str:
-        text = self.data.decode("utf-8", "surrogateescape")
-        return text.replace("\r\n", "\n") if self.crlf else text
+        """Return its text without the byte order mark, which models don't see."""
+        return self.data.removeprefix(BOM_UTF8).decode("utf-8", "surrogateescape")
 
     def with_text(self, text: str) -> _File:
-        data = (text.replace("\n", "\r\n") if self.crlf else text).encode("utf-8", "surrogateescape")
-        return replace(self, data=data)
+        mark = BOM_UTF8 if self.data.startswith(BOM_UTF8) else b""
+        return replace(self, data=mark + text.encode("utf-8", "surrogateescape"))
 
 
 @dataclass
@@ -194,12 +189,10 @@ async def _replace(changes: _Changes, params: PatchParams) -> Answer:
     path = params.path or ""
     file = await changes.existing(path)
     old, new = params.old_string or "", params.new_string or ""
-    if file.crlf:
-        old, new = old.replace("\r\n", "\n"), new.replace("\r\n", "\n")
     # In a thread: searching for similar text can take longer than other calls should wait.
     done = await asyncio.to_thread(replace_text, file.text, old, new, replace_all=params.replace_all)
     changes.after[path] = file.with_text(done.text)
-    diff = await asyncio.to_thread(unified_diff, path, file.text, done.text)
+    diff = await asyncio.to_thread(unified_diff, path, _text(file), _text(changes.after[path]))
     return {"success": True, "diff": diff, "replacements": done.count, "matched": done.strategy}
 
 
@@ -257,7 +250,7 @@ def _diff(changes: _Changes) -> str:
 
 
 def _text(file: _File | None) -> str | None:
-    return None if file is None else file.text
+    return None if file is None else file.text.replace("\r\n", "\n")
 
 
 async def _syntax_errors(changes: _Changes) -> Answer:

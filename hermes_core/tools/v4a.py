@@ -23,7 +23,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hermes_core.errors import HermesError
-from hermes_core.tools.fuzzy import find_lines, reindent, with_single_blanks, without_indent, without_trailing
+from hermes_core.tools.fuzzy import composed, find_lines, with_single_blanks, without_indent, without_trailing
+from hermes_core.tools.indents import reindent
 
 BEGIN, END, END_OF_FILE = "*** Begin Patch", "*** End Patch", "*** End of File"
 _FILE = re.compile(r"\*\*\* (Update|Add|Delete) File:(.*)")
@@ -194,34 +195,44 @@ def apply_hunks(text: str, file: FilePatch) -> str:
     Raises:
         PatchError: a hunk's lines are missing, or in more than one place; or there is too much to search.
     """
-    lines = text.split("\n")
+    ends = re.findall(r"\r?\n|\Z", text)
+    lines = re.split(r"\r?\n", text)
     searches = sum(1 + len(hunk.hints) for hunk in file.hunks)
     if searches * len(lines) > MAX_SEARCHED:
         message = f"{file.path}: {searches} changes and '@@' lines are too many for {len(lines)} lines"
         raise PatchError(message, hint="split the patch, or write the file anew")
     ends_with_newline = not lines[-1]
     if ends_with_newline:
-        lines.pop()
+        del lines[-1], ends[-1]
+    else:
+        ends[-1] = ends[-2] if len(ends) > 1 else "\n"  # for a line that is put after it
     done = 0
     for hunk in file.hunks:
         place = _locate(lines, hunk, done, file.path)
-        found = lines[place : place + len(hunk.old)]
-        put = _changed(hunk, found)
-        lines[place : place + len(found)] = put
+        end = place + len(hunk.old)
+        put, put_ends = _changed(hunk, lines, ends, place)
+        lines[place:end], ends[place:end] = put, put_ends
         done = place + len(put)
-    return "\n".join(lines) + ("\n" if lines and ends_with_newline else "")
+    if lines and not ends_with_newline:
+        ends[-1] = ""
+    return "".join(line + end for line, end in zip(lines, ends, strict=True))
 
 
-def _changed(hunk: Hunk, found: Sequence[str]) -> list[str]:
-    """Return the lines after the change. Lines that stay are the file's own, even if the patch quoted them loosely."""
-    added = iter(reindent([text for mark, text in hunk.lines if mark == "+"], hunk.old, found))
-    own = iter(found)
-    result = []
+def _changed(hunk: Hunk, lines: Sequence[str], ends: Sequence[str], place: int) -> tuple[list[str], list[str]]:
+    """Return the lines after the change, and their ends. Lines that stay are the file's own, even if the patch quoted
+    them loosely; lines that come end like the one before."""
+    found = lines[place : place + len(hunk.old)]
+    added = iter(reindent([text for mark, text in hunk.lines if mark == "+"], hunk.old, found, lines))
+    put, put_ends, own = [], [], place
+    end = [*ends[max(0, place - 1) : place + 1], "\n"][0]
     for mark, _ in hunk.lines:
-        line = next(added if mark == "+" else own)
+        if mark != "+":
+            end = ends[own]
         if mark != "-":
-            result.append(line)
-    return result
+            put.append(next(added) if mark == "+" else lines[own])
+            put_ends.append(end)
+        own += mark != "+"
+    return put, put_ends
 
 
 def _locate(lines: Sequence[str], hunk: Hunk, start: int, path: str) -> int:
@@ -264,9 +275,5 @@ def _below(lines: Sequence[str], hint: str, start: int, hunk: Hunk, path: str) -
     raise PatchError(message, hint="'@@' names a line of the file above the change")
 
 
-def _exactly(line: str) -> str:
-    return line
-
-
-_KEYS = (_exactly, without_trailing, without_indent, with_single_blanks)
+_KEYS = (composed, without_trailing, without_indent, with_single_blanks)
 """The ways to search for a hunk's lines; each is used only if the ones before found nothing."""

@@ -111,7 +111,7 @@ def test_tabs_for_spaces() -> None:
     file = "def f():\n\tif x:\n\t\ty()\n\tz()\n"
     strategy, text = changed(file, "    if x:\n        y()\n", "    if x:\n        y()\n        w()\n            v()\n")
     assert strategy == "indentation"
-    assert text == "def f():\n\tif x:\n\t\ty()\n\t\tw()\n\t\t    v()\n\tz()\n"
+    assert text == "def f():\n\tif x:\n\t\ty()\n\t\tw()\n\t\t\tv()\n\tz()\n"
 
 
 def test_runs_of_blanks() -> None:
