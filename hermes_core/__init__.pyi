@@ -51,6 +51,7 @@ from hermes_core.envs.datasets import read_rows as read_rows
 from hermes_core.envs.driven import DrivenRollout as DrivenRollout
 from hermes_core.envs.driven_run import DrivenRun as DrivenRun
 from hermes_core.envs.group import Group as Group, GroupRoller as GroupRoller, Rolled as Rolled
+from hermes_core.envs.intake import Intake as Intake
 from hermes_core.envs.leased_slot import Fresh as Fresh, LeasedSlot as LeasedSlot
 from hermes_core.envs.options import RunOptions as RunOptions
 from hermes_core.envs.pytest_run import (

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from hermes_core.envs.intake import Intake
 from hermes_core.envs.rows import read_jsonl
 from hermes_core.errors import DatasetError
 
@@ -17,10 +18,13 @@ JSONL = (".jsonl", ".ndjson")
 PARQUET = (".parquet",)
 
 
-def read_rows(name: str, split: str) -> Iterator[Placed]:
+def read_rows(name: str, split: str, intake: Intake | None = None) -> Iterator[Placed]:
     """Yield the rows of a file, a folder or a hub dataset. A name that exists as a path, or looks like one, is a path.
 
     Blocking.
+
+    Args:
+        intake: notes the lines of JSONL files that are no rows, instead of raising them.
 
     Raises:
         DatasetError: it does not exist, it can't be read, or the library that reads it is not installed.
@@ -28,9 +32,9 @@ def read_rows(name: str, split: str) -> Iterator[Placed]:
     path = Path(name).expanduser()
     if path.is_dir():
         for file in _files_in(path, split):
-            yield from _read_file(file)
+            yield from _read_file(file, intake)
     elif path.exists():
-        yield from _read_file(path)
+        yield from _read_file(path, intake)
     elif path.suffix in JSONL + PARQUET or name.startswith(("/", "./", "../", "~")):
         raise DatasetError(f"there is no dataset at {path}", hint="dataset_name is a path, or a name on the hub")
     elif re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
@@ -49,11 +53,11 @@ def _files_in(folder: Path, split: str) -> list[Path]:
     raise DatasetError(f"no {split}*.jsonl or {split}*.parquet in {folder}", hint="set dataset_split, or name one file")
 
 
-def _read_file(path: Path) -> Iterator[Placed]:
+def _read_file(path: Path, intake: Intake | None) -> Iterator[Placed]:
     if path.suffix in PARQUET:
         yield from _read_parquet(path)
     elif path.suffix in JSONL:
-        yield from read_jsonl(path)
+        yield from read_jsonl(path, intake)
     else:
         raise DatasetError(f"{path}: not a kind of file that can be read", hint="use .jsonl or .parquet")
 

@@ -31,6 +31,8 @@ class PromptsConfig(EnvironmentConfig):
     """The JSONL file."""
     setup_timeout_s: float = Field(default=600.0, gt=0)
     """Time limit in seconds of each setup command, and of each command of a solution."""
+    skip_refused: bool = False
+    """Leave out lines that can't be used, instead of refusing the file. The log says which and why."""
     needs: tuple[Need, ...] = ()
     """What each slot must have to itself: `network` if items name a port, `tmp` if they name a file in /tmp."""
 
@@ -120,7 +122,8 @@ class PromptsEnvironment(Environment):
         Raises:
             DatasetError: it can't be read, or a line of it is wrong; names the file, the line and the field.
         """
-        self._rows = await asyncio.to_thread(RowFile, self.row_class, self.config.dataset_name)
+        name, skip = self.config.dataset_name, self.config.skip_refused
+        self._rows = await asyncio.to_thread(RowFile, self.row_class, name, skip=skip)
         self._items = items = await asyncio.to_thread(_Items, self._rows)
         self.item_images = items.have_images
 

@@ -11,11 +11,9 @@ from typing import Any, NamedTuple, TypeVar, overload
 
 from pydantic import BaseModel, ValidationError
 
+from hermes_core.envs.intake import Intake
 from hermes_core.errors import DatasetError
 from hermes_core.validation import requirement
-
-PROBLEMS_SHOWN = 5
-"""Maximum number of bad lines that one error names; it gives the number of the others."""
 
 _ONE_OBJECT = "each line is one JSON object in UTF-8"
 
@@ -26,9 +24,10 @@ def load_rows(model: type[Row], path: str | Path) -> list[Row]:
     """Return the rows of a JSONL file as instances of `model`. Blocking.
 
     Raises:
-        DatasetError: the file can't be read, or lines of it are not valid rows; names the first of them with the field.
+        DatasetError: the file can't be read or has no rows, or lines of it are not valid rows; names the first of them
+            with the field.
     """
-    return [row for _, row in _checked_rows(model, Path(path).expanduser())]
+    return [row for _, row in _checked_rows(model, Path(path).expanduser(), skip=False)]
 
 
 class RowFile(Sequence[Row]):
@@ -36,17 +35,20 @@ class RowFile(Sequence[Row]):
 
     Making it reads and checks the whole file, which is blocking. Reading a row takes some microseconds.
 
+    Args:
+        skip: whether lines that are not valid rows, or that have the `id` of another, are left out with a warning.
+
     Raises:
         DatasetError: as `load_rows` does; also later, if a line was changed in place.
     """
 
-    def __init__(self, model: type[Row], path: str | Path) -> None:
+    def __init__(self, model: type[Row], path: str | Path, *, skip: bool = False) -> None:
         self._model = model
         self._path = Path(path).expanduser()
         self._places = array("Q")
         """The offset and the length of each line, one after the other."""
         self._file = -1
-        for line, _ in _checked_rows(model, self._path):
+        for line, _ in _checked_rows(model, self._path, skip=skip):
             self._places.extend((line.offset, len(line.text)))
         self._file = _open(self._path)
 
@@ -62,12 +64,11 @@ class RowFile(Sequence[Row]):
     def __getitem__(self, index: int | slice) -> Row | Sequence[Row]:
         if isinstance(index, slice):
             return [self[each] for each in range(*index.indices(len(self)))]
+        where = f"{self._path}, row {index + 1}"
         try:
-            return _checked(self._model, _parsed(self.line(index)))
-        except ValueError as error:
-            raise DatasetError(
-                f"{self._path}, row {index + 1}{error}", hint="don't change the file while a run reads it"
-            ) from error
+            return checked_row(self._model, _parsed(self.line(index), where), where)
+        except DatasetError as error:
+            raise DatasetError(error.message, hint="don't change the file while a run reads it") from error
 
     def line(self, index: int) -> bytes:
         """Return the line of a row, as it was written.
@@ -88,27 +89,28 @@ class RowFile(Sequence[Row]):
         self._file = -1
 
 
-def _checked_rows(model: type[Row], path: Path) -> Iterator[tuple[_Line, Row]]:
-    """Yield each line with its row, and raise at the end if there were lines that are no rows."""
-    problems: list[str] = []
-    more = 0
+def _checked_rows(model: type[Row], path: Path, *, skip: bool) -> Iterator[tuple[_Line, Row]]:
+    """Yield each line that is a row, with the row, and raise at the end if there were others."""
+    intake, taken = Intake(str(path), skip=skip), 0
     for line in _lines(path):
+        where = f"line {line.number}"
         try:
-            yield line, _checked(model, _parsed(line.text))
-        except ValueError as error:
-            if len(problems) < PROBLEMS_SHOWN:
-                problems.append(f"line {line.number}{error}")
-            else:
-                more += 1
-    if problems:
-        raise DatasetError(
-            f"{path}, {'; '.join(problems)}" + (f"; and {more} more" if more else ""),
-            hint=f"{_ONE_OBJECT}; {_fields(model)}",
-        )
+            row = checked_row(model, _parsed(line.text, where), where)
+            if (name := getattr(row, "id", None)) is not None:
+                intake.once(str(name))
+        except DatasetError as error:
+            intake.leave_out(error, where)
+        else:
+            taken += 1
+            yield line, row
+    intake.end(taken, _ONE_OBJECT)
 
 
-def read_jsonl(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def read_jsonl(path: Path, intake: Intake | None = None) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the rows of a JSONL file as they are, each with its place: `tasks.jsonl, line 3`. Blocking.
+
+    Args:
+        intake: notes the lines that are not JSON objects, instead of raising them.
 
     Raises:
         DatasetError: the file can't be read, or a line is not a JSON object.
@@ -116,10 +118,13 @@ def read_jsonl(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     for line in _lines(path):
         where = f"{path}, line {line.number}"
         try:
-            row = _parsed(line.text)
-        except ValueError as error:
-            raise DatasetError(f"{where}{error}", hint=_ONE_OBJECT) from error
-        yield where, row
+            row = _parsed(line.text, where)
+        except DatasetError as error:
+            if intake is None:
+                raise
+            intake.leave_out(error, where)
+        else:
+            yield where, row
 
 
 def checked_row(model: type[Row], row: Mapping[str, Any], where: str, hint: Callable[[str], str] | None = None) -> Row:
@@ -133,18 +138,14 @@ def checked_row(model: type[Row], row: Mapping[str, Any], where: str, hint: Call
         DatasetError: a field is missing, unknown or wrong; names the place and the field.
     """
     try:
-        return _checked(model, row)
-    except _WrongField as error:
-        advice = _fields(model) if hint is None else hint(error.field)
-        raise DatasetError(f"{where}{error}", hint=advice) from error.__cause__
-
-
-class _WrongField(ValueError):
-    """A field is wrong; the message goes after the row's place."""
-
-    def __init__(self, message: str, field: str) -> None:
-        super().__init__(message)
-        self.field = field
+        return model.model_validate(row)
+    except ValidationError as error:
+        errors = error.errors(include_url=False)
+        unknown = (each for each in errors if each["type"] == "extra_forbidden")
+        first = next(unknown, errors[0])  # what is missing may be misspelt
+        field = ".".join(str(part) for part in first["loc"]) or "?"
+        advice = f"the fields are {', '.join(model.model_fields)}" if hint is None else hint(field)
+        raise DatasetError(f"{where}, field {field!r} {requirement(first)}", hint=advice) from error
 
 
 class _Line(NamedTuple):
@@ -178,26 +179,11 @@ def _unreadable(path: Path, error: OSError) -> DatasetError:
     return DatasetError(f"can't read {path}: {error.strerror or error}", hint="name a JSONL file")
 
 
-def _parsed(line: bytes) -> dict[str, Any]:
+def _parsed(line: bytes, where: str) -> dict[str, Any]:
     try:
         row = json.loads(line)
-    except ValueError as error:
-        raise ValueError(f": not JSON: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise DatasetError(f"{where}: not JSON: {error}", hint=_ONE_OBJECT) from error
     if not isinstance(row, dict):
-        raise ValueError(f": {type(row).__name__} instead of an object")
+        raise DatasetError(f"{where}: {type(row).__name__} instead of an object", hint=_ONE_OBJECT)
     return row
-
-
-def _checked(model: type[Row], row: Mapping[str, Any]) -> Row:
-    try:
-        return model.model_validate(row)
-    except ValidationError as error:
-        errors = error.errors(include_url=False)
-        unknown = (each for each in errors if each["type"] == "extra_forbidden")
-        first = next(unknown, errors[0])  # what is missing may be misspelt
-        field = ".".join(str(part) for part in first["loc"]) or "?"
-        raise _WrongField(f", field {field!r} {requirement(first)}", field) from error
-
-
-def _fields(model: type[BaseModel]) -> str:
-    return f"the fields are {', '.join(model.model_fields)}"

@@ -278,6 +278,14 @@ allowed_hosts = ["192.0.2.1"]
         config={"accept": ["mcp_urls"]},
     ),
     "no step": Folder("steps = []"),
+    "a version of its own": Folder('version = "0.1"'),
+    "compose for what its Dockerfile makes": Folder(
+        "",
+        files={
+            "environment/Dockerfile": "FROM x\nCOPY docker-compose.yml /app/\n",
+            "environment/docker-compose.yml": "services: {}",
+        },
+    ),
     "keys of tomorrow": Folder("tomorrow = 1\n[agent]\ntimeout_secs = 1"),
     "a link in the task": Folder("", links={"tests/helper.sh": "test.sh"}),
     "a link out of the image's files": Folder(
@@ -352,7 +360,6 @@ allowed_hosts = ["192.0.2.1"]
     "no retries": Folder(
         "[environment.healthcheck]\ncommand = 'c'\nretries = 0", "wrong", "healthcheck.retries", harbor=True
     ),
-    "no such schema": Folder('schema_version = "9.0"', "wrong", "this program knows 1.0", harbor=True),
     "no variable": Folder(
         '[environment]\nenv = {A = "${NOT_SET_ANYWHERE}"}', "wrong", "environment.env: A: .* not set here", harbor=True
     ),

@@ -13,9 +13,10 @@ import pytest
 from hermes_harbor.endless.config import EndlessConfig
 from hermes_harbor.endless.definition import PATH, Unsupported, parse
 from hermes_harbor.endless.environment import EndlessTerminalsEnvironment
-from hermes_harbor.endless.tasks import Task, read_tasks
+from hermes_harbor.endless.tasks import Task, tasks_of
 
 from benchmarks.terminal_tasks import write_task, write_tasks
+from hermes_core.envs.intake import Intake
 from hermes_core.errors import DatasetError
 from tests.harbor.test_endless import TASK
 
@@ -114,7 +115,9 @@ async def test_a_folder_of_tasks(tmp_path: Path) -> None:
     assert "/home/user" in prompt
     assert "SECRET" not in prompt + json.dumps(list(environment.items()))
     assert environment.agent_user(item) == "user"
-    (one,) = read_tasks(EndlessConfig(dataset_name=str(tmp_path / "tasks/task_000003")))
+    config = EndlessConfig(dataset_name=str(tmp_path / "tasks/task_000003"))
+    ((_, read),) = tasks_of(config, Intake("tasks", skip=False))
+    one = read()
     assert isinstance(one, Task)
     assert one.final.node_ids == (
         "test_final_state.py::TestSettings::test_port",
@@ -180,7 +183,7 @@ async def test_tasks_that_can_not_run_are_refused_or_left_out(tmp_path: Path, ca
     with caplog.at_level(logging.WARNING, "hermes_core.harbor"):
         environment = await loaded(dataset_name=str(top), skip_refused=True)
     assert len(environment.items()) == 1
-    assert caplog.text.count("left out") == 3
+    assert "left out (skip_refused): 3 of 4 can't be used" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -196,7 +199,7 @@ async def test_tasks_that_can_not_run_are_refused_or_left_out(tmp_path: Path, ca
     ],
     ids=range(7),
 )
-async def test_what_is_wrong_is_never_left_out(tmp_path: Path, name: str, text: str | None, message: str) -> None:
+async def test_what_is_wrong_is_told_or_left_out(tmp_path: Path, name: str, text: str | None, message: str) -> None:
     folder = write_task(tmp_path / "tasks" / "one", TASK, source="ubuntu:22.04")
     shutil.copytree(folder, tmp_path / "tasks" / "two")
     if text is None:
@@ -204,4 +207,6 @@ async def test_what_is_wrong_is_never_left_out(tmp_path: Path, name: str, text: 
     else:
         (folder / name).write_text(text)
     with pytest.raises(DatasetError, match=message):
-        await loaded(dataset_name=str(tmp_path / "tasks"), skip_refused=True)
+        await loaded(dataset_name=str(tmp_path / "tasks"))
+    environment = await loaded(dataset_name=str(tmp_path / "tasks"), skip_refused=True)
+    assert [item["id"] for item in environment.items()] == ["two"]

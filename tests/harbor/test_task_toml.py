@@ -5,7 +5,7 @@ from __future__ import annotations
 import tomllib
 
 import pytest
-from hermes_harbor.task_toml import SCHEMAS, TaskToml, unknown_keys
+from hermes_harbor.task_toml import TaskToml, unknown_keys
 from hermes_harbor.tasks import checked
 
 from hermes_core.errors import DatasetError
@@ -72,7 +72,6 @@ def test_what_is_valid(text):
 
 
 INVALID = {
-    'version = "2.0"': "schema_version.*'2.0'.*knows 1.0",
     "version = 1.0": "schema_version",
     '[task]\nname = "name"': "ORGANIZATION/NAME",
     '[task]\nname = "org/../name"': "ORGANIZATION/NAME",
@@ -120,7 +119,8 @@ def test_what_is_not(text):
 
 
 def test_every_schema_is_known():
-    assert [parsed(f'schema_version = "{version}"').schema_version for version in SCHEMAS] == [*SCHEMAS]
+    versions = ["0.1", "1.0", "1.4", "9.0", "draft"]
+    assert [parsed(f'schema_version = "{version}"').schema_version for version in versions] == versions
 
 
 def test_keys_without_a_meaning_are_found():

@@ -78,7 +78,7 @@ def test_the_line_of_a_wrong_row_is_named(tmp_path, text, line):
 
 
 def test_the_same_instance_twice(tmp_path):
-    with pytest.raises(DatasetError, match=r"line 2: instance .* twice"):
+    with pytest.raises(DatasetError, match=r"line 2: .* twice"):
         load(write_jsonl(tmp_path / "tasks.jsonl", [row(1), row(1)]))
 
 

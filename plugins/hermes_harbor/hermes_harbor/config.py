@@ -30,7 +30,7 @@ class HarborConfig(EnvironmentConfig):
     """The directory in which the commands of a task start, if its `task.toml` names none. None is the working directory
     of its image."""
     skip_refused: bool = False
-    """Leave out tasks that can't run here, instead of refusing the dataset. The log says which and why."""
+    """Leave out tasks that are wrong or can't run here, instead of refusing the dataset. The log says which and why."""
     accept: tuple[Literal["image", "network", "gpus", "mcp_urls"], ...] = ()
     """Demands of tasks that this run does not meet, although they are loaded: with `image`, the profile's image, or the
     system of a backend without images, takes the place of theirs; with `network`, the profile's network

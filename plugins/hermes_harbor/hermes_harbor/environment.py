@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from hermes_core import (
     Environment,
     FollowUp,
     Image,
+    Intake,
     Isolation,
     Item,
     McpServer,
@@ -31,14 +33,11 @@ from hermes_harbor.healthcheck import wait_until_healthy
 from hermes_harbor.packages import packages_of
 from hermes_harbor.repository import Checkout, fetched, repository_of
 from hermes_harbor.steps import Progress, Score, begin_next, check_part, combined, prepare_part
-from hermes_harbor.tasks import Refused, Task, content_digest, load_task, task_folders
+from hermes_harbor.tasks import Task, content_digest, load_task, task_folders
 from hermes_harbor.variables import resolved
 from hermes_harbor.verify import TestsCouldNotRun, Verification
 
 log = logging.getLogger("hermes_core.harbor")
-
-SHOWN = 5
-"""Maximum number of refused tasks that one error names."""
 
 
 class HarborEnvironment(Environment):
@@ -81,50 +80,35 @@ class HarborEnvironment(Environment):
                 timeout_s=self.config.git_timeout_s,
             )
             log.info("%s is at commit %s", repository.url, self._checkout.commit)
-        tasks = await asyncio.to_thread(lambda: [*self.load()])
-        items = await asyncio.to_thread(lambda: [_as_item(task) for task in tasks])
-        self._tasks = {task.id: task for task in tasks}
-        if not tasks:
-            raise DatasetError(f"no task of {self.config.dataset_name!r} can run here", hint="see the log for reasons")
-        if len(self._tasks) < len(tasks):
-            twice = next(name for name, count in Counter(task.id for task in tasks).items() if count > 1)
-            raise DatasetError(f"two tasks of {self.config.dataset_name!r} are named {twice!r}", hint="rename one")
+        taken = await asyncio.to_thread(self._load)
         about = {} if self._checkout is None else {"commit": self._checkout.commit}
-        self._items = [{**item, **about} for item in items]
+        self._tasks = {name: task for name, (task, _) in taken.items()}
+        self._items = [{**item, **about} for _, item in taken.values()]
 
-    def load(self) -> Iterable[Task]:
-        """Return the tasks of the dataset. Blocking.
+    def _load(self) -> dict[str, tuple[Task, Item]]:
+        intake = Intake(self.config.dataset_name, skip=self.config.skip_refused)
+        readers = ((where, partial(_with_item, read)) for where, read in self.load(intake))
+        return intake.taken(readers, lambda pair: pair[0].id)
 
-        Raises:
-            DatasetError: a task is wrong, or can't run here.
-        """
-        if self._checkout is None:
-            return self._accepted(task_folders(Path(self.config.dataset_name).expanduser()))
-        folders = task_folders(self._checkout.path)
-        for folder in folders:
-            if not folder.resolve().is_relative_to(self._checkout.top.resolve()):
-                raise DatasetError(f"{folder} is a link that leads out of its repository", hint="put a copy there")
-        return self._accepted(folders)
+    def load(self, intake: Intake) -> Iterable[tuple[str, Callable[[], Task]]]:
+        """Yield the place of each task of the dataset, and what reads it, which raises `DatasetError` if it is wrong or
+        can't run here. Blocking.
 
-    def _accepted(self, folders: Iterable[Path]) -> list[Task]:
-        """Return the tasks in these folders that can run here.
+        Args:
+            intake: notes what else of the dataset can't be used.
 
         Raises:
-            DatasetError: a task is wrong; or it can't run here, and is not to be left out.
+            DatasetError: there are no tasks.
         """
-        tasks: list[Task] = []
-        refused: list[Refused] = []
-        for folder in folders:
-            try:
-                tasks.append(load_task(folder, self.config))
-            except Refused as error:
-                refused.append(error)
-        if refused and not self.config.skip_refused:
-            more = f"; and {len(refused) - SHOWN} more tasks" if len(refused) > SHOWN else ""
-            raise DatasetError("; ".join(each.message for each in refused[:SHOWN]) + more, hint=refused[0].hint)
-        for each in refused:
-            log.warning("left out: %s", each.message)
-        return tasks
+        del intake  # a folder is there or not
+        checkout = self._checkout
+        for folder in task_folders(checkout.path if checkout else Path(self.config.dataset_name).expanduser()):
+            yield str(folder), partial(self._read, folder, checkout)
+
+    def _read(self, folder: Path, checkout: Checkout | None) -> Task:
+        if checkout is not None and not folder.resolve().is_relative_to(checkout.top.resolve()):
+            raise DatasetError(f"{folder} is a link that leads out of its repository", hint="put a copy there")
+        return load_task(folder, self.config)
 
     async def aclose(self) -> None:
         """Report how many verifications could not run."""
@@ -243,9 +227,10 @@ class HarborEnvironment(Environment):
         return self._tasks[self.item_id(item)]
 
 
-def _as_item(task: Task) -> Item:
-    """Return what the record keeps of a task. Blocking."""
-    return {
+def _with_item(read: Callable[[], Task]) -> tuple[Task, Item]:
+    """Return a task, and what the record keeps of it. Blocking."""
+    task = read()
+    return task, {
         "id": task.id,
         "content": content_digest(task.folder),
         "instruction": task.parts[0].instruction,

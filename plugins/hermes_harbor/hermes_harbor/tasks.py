@@ -40,7 +40,6 @@ DOCKERFILE = "Dockerfile"
 _CANARY = re.compile(r"(<!--.*canary.*-->|#.*canary.*)", re.IGNORECASE)
 _COMPOSE = (
     "environment/docker-compose.yaml",
-    "environment/docker-compose.yml",
     "environment/singularity-compose.yaml",
     "tests/docker-compose.yaml",
 )

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from hermes_core import DatasetError, checked_row, read_rows
+from hermes_core import DatasetError, Intake, checked_row, read_rows
 from hermes_harbor.archives import unpack
 from hermes_harbor.config import TerminalBench2Config
 from hermes_harbor.environment import HarborEnvironment
@@ -51,18 +53,16 @@ class TerminalBench2Environment(HarborEnvironment):
         await super().aclose()
         self._scratch.close()
 
-    def load(self) -> Iterable[Task]:
-        """Return the tasks of the rows. Blocking.
-
-        Raises:
-            DatasetError: a row or an archive in it is wrong; names the place and the field.
-        """
+    def load(self, intake: Intake) -> Iterable[tuple[str, Callable[[], Task]]]:
+        """Yield the place of each row, and what reads it. Blocking."""
         top = Path(self._scratch.enter_context(tempfile.TemporaryDirectory(prefix="hermes-terminal-bench-")))
-        for number, (where, fields) in enumerate(read_rows(self.config.dataset_name, self.config.dataset_split)):
-            row = checked_row(Row, fields, where)
-            yield self._unpacked(row, where, top / f"{number}-{re.sub(r'[^A-Za-z0-9_-]', '-', row.task_name)}")
+        rows = read_rows(self.config.dataset_name, self.config.dataset_split, intake)
+        for number, (where, fields) in enumerate(rows):
+            yield where, partial(self._unpacked, fields, where, top, number)
 
-    def _unpacked(self, row: Row, where: str, folder: Path) -> Task:
+    def _unpacked(self, fields: Mapping[str, Any], where: str, top: Path, number: int) -> Task:
+        row = checked_row(Row, fields, where)
+        folder = top / f"{number}-{re.sub(r'[^A-Za-z0-9_-]', '-', row.task_name)}"
         limits = {"max_bytes": self.config.max_archive_bytes, "max_files": self.config.max_archive_files}
         for name, text in (("environment", row.environment_tar), ("tests", row.tests_tar)):
             if text:

@@ -32,7 +32,7 @@ class SweSmithConfig(EnvironmentConfig):
     python_only: bool = True
     """Leave out rows with a PASS_TO_PASS test outside of `.py` files."""
     skip_refused: bool = False
-    """Leave out rows whose tests can't be run, with a line in the log. Otherwise the first such row is an error."""
+    """Leave out rows that can't be used, instead of refusing the dataset. The log says which and why."""
     score_include_fail_to_pass: bool = True
     """Score the FAIL_TO_PASS tests too. Without them an untouched buggy tree scores 1.0."""
     score: Literal["all", "fraction"] = "all"

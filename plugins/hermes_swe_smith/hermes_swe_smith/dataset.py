@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
-from hermes_core import DatasetError
+from hermes_core import Intake
 from hermes_swe_smith.config import SweSmithConfig
-from hermes_swe_smith.names import Refused
 from hermes_swe_smith.rows import Task, parse_row, test_file
 
 log = logging.getLogger("hermes_core.swe_smith")
@@ -17,35 +17,37 @@ Placed = tuple[str, Mapping[str, Any]]
 """A row's place, such as `tasks.jsonl, line 3`, and the row."""
 
 
-def load_tasks(rows: Iterable[Placed], config: SweSmithConfig) -> dict[str, Task]:
+def load_tasks(
+    rows: Iterable[Placed],
+    config: SweSmithConfig,
+    intake: Intake | None = None,
+    check: Callable[[Task], object] = lambda _: None,
+) -> dict[str, Task]:
     """Return the rows as tasks by instance id, in the dataset's order. Blocking.
 
+    Args:
+        intake: has noted what of the dataset can't be used.
+        check: raises `DatasetError` for a task that can't be used.
+
     Raises:
-        DatasetError: a row is wrong, or two have the same id; names file, line, instance and field.
+        DatasetError: there are rows that are wrong, or have the id of another; names file, line, instance and field of
+            each. Or nothing is left.
     """
-    tasks: dict[str, Task] = {}
     left_out = 0
-    refused: list[Refused] = []
-    for where, row in rows:
-        try:
-            task = parse_row(row, where, config)
-        except Refused as error:
-            if not config.skip_refused:
-                raise
-            refused.append(error)
-            continue
+
+    def read(row: Mapping[str, Any], where: str) -> Task | None:
+        nonlocal left_out
+        task = parse_row(row, where, config)
         if config.python_only and not all(test_file(node_id).endswith(".py") for node_id in task.pass_to_pass):
             left_out += 1
-            continue
-        if tasks.setdefault(task.instance_id, task) is not task:
-            raise DatasetError(f"{where}: instance {task.instance_id!r} is there twice", hint="keep one of them")
-    if left_out:
-        log.info("%s: %d rows left out, with tests outside of .py files (python_only)", config.dataset_name, left_out)
-    if refused:
-        reason = refused[0].message
-        log.warning("%s: %d rows left out (skip_refused); the first: %s", config.dataset_name, len(refused), reason)
-    if not tasks:
-        by = [name for name, count in (("python_only", left_out), ("skip_refused", len(refused))) if count]
-        reason = f"all of its rows were left out by {' and '.join(by)}" if by else "it has no rows"
-        raise DatasetError(f"nothing to do in dataset {config.dataset_name!r}: {reason}", hint="look into it")
-    return tasks
+            return None
+        check(task)
+        return task
+
+    intake = intake or Intake(config.dataset_name, skip=config.skip_refused)
+    try:
+        return intake.taken(((where, partial(read, row, where)) for where, row in rows), lambda task: task.instance_id)
+    finally:
+        if left_out:
+            said = "%s: %d rows left out, with tests outside of .py files (python_only)"
+            log.info(said, config.dataset_name, left_out)

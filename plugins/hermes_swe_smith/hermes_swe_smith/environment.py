@@ -14,6 +14,7 @@ from hermes_core import (
     Cheat,
     Environment,
     Fresh,
+    Intake,
     Item,
     LeasedSlot,
     NewSandbox,
@@ -106,9 +107,9 @@ class SweSmithEnvironment(Environment):
             base = self._scratch.enter_context(tempfile.TemporaryDirectory(prefix="hermes-demo-"))
             name = str(demo_tasks.write(Path(base)))
         self._catalog = Catalog.open(base)
-        self._tasks = load_tasks(read_rows(name, config.dataset_split), config)
-        for task in self._tasks.values():
-            self._catalog.source(task)
+        intake = Intake(name, skip=config.skip_refused)
+        rows = read_rows(name, config.dataset_split, intake)
+        self._tasks = load_tasks(rows, config, intake, self._catalog.source)
         self._reach = Reach(self._tasks.values(), self._catalog.source)
         self._items = [_as_item(task) for task in self._tasks.values()]
 

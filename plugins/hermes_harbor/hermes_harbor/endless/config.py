@@ -32,6 +32,6 @@ class EndlessConfig(EnvironmentConfig):
     test_timeout_s: float = Field(default=300, gt=0)
     """Time limit in seconds of a file of tests."""
     skip_refused: bool = False
-    """Leave out tasks that can't run here, instead of refusing the dataset. The log says which and why."""
+    """Leave out tasks that are wrong or can't run here, instead of refusing the dataset. The log says which and why."""
     max_upload_bytes: int = Field(default=64 << 20, gt=0)
     """The largest size of what `%files` copies."""

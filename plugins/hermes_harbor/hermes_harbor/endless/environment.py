@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from hermes_core import (
-    DatasetError,
     Environment,
+    Intake,
     Isolation,
     Item,
     PytestReport,
@@ -21,15 +22,15 @@ from hermes_core import (
 )
 from hermes_harbor.endless.config import EndlessConfig
 from hermes_harbor.endless.slot import end_agent, make_initial_state, run_tests
-from hermes_harbor.endless.tasks import Task, Tests, read_tasks
-from hermes_harbor.tasks import Refused, content_digest
+from hermes_harbor.endless.tasks import Task, Tests, tasks_of
+from hermes_harbor.tasks import content_digest
 
 log = logging.getLogger("hermes_core.harbor")
 
 Score = tuple[float, dict[str, Any]]
 
 SHOWN = 5
-"""Maximum number of refused tasks that one error names, and of failed tests whose texts the record has."""
+"""Maximum number of failed tests whose texts the record has."""
 _EXPECTED = ("passed", "skipped", "xfailed")
 
 _PROMPT = """\
@@ -61,24 +62,17 @@ class EndlessTerminalsEnvironment(Environment):
         Raises:
             DatasetError: a task is wrong, or can't run here; names the file and the reason.
         """
-        read = await asyncio.to_thread(lambda: [*read_tasks(self.config)])
-        refused = [each for each in read if isinstance(each, Refused)]
-        if refused and not self.config.skip_refused:
-            more = f"; and {len(refused) - SHOWN} more tasks" if len(refused) > SHOWN else ""
-            raise DatasetError("; ".join(each.message for each in refused[:SHOWN]) + more, hint=refused[0].hint)
-        for each in refused:
-            log.warning("left out: %s", each.message)
-        for task in read:
-            if isinstance(task, Task) and self._tasks.setdefault(task.id, task) is not task:
-                raise DatasetError(
-                    f"two tasks of {self.config.dataset_name!r} are named {task.id!r}", hint="rename one"
-                )
-        if not self._tasks:
-            raise DatasetError(f"no task of {self.config.dataset_name!r} can run here", hint="see the log for reasons")
+        taken = await asyncio.to_thread(self._load)
+        self._tasks = {name: task for name, (task, _) in taken.items()}
+        self._items = [item for _, item in taken.values()]
         ignored = {name for task in self._tasks.values() for name in task.definition.ignored}
         if ignored:
             log.info("sections of container.def without a meaning here: %s", ", ".join(sorted(ignored)))
-        self._items = await asyncio.to_thread(lambda: [_as_item(task) for task in self._tasks.values()])
+
+    def _load(self) -> dict[str, tuple[Task, Item]]:
+        intake = Intake(self.config.dataset_name, skip=self.config.skip_refused)
+        readers = ((where, partial(_with_item, read)) for where, read in tasks_of(self.config, intake))
+        return intake.taken(readers, lambda pair: pair[0].id)
 
     def items(self) -> Sequence[Item]:
         """Return the tasks, in the order of the rows or of their folders' names."""
@@ -178,9 +172,10 @@ def _score(report: PytestReport) -> Score:
     return (0.0 if failing else 1.0), details
 
 
-def _as_item(task: Task) -> Item:
-    """Return what the record keeps of a task. Blocking."""
-    return {
+def _with_item(read: Callable[[], Task]) -> tuple[Task, Item]:
+    """Return a task, and what the record keeps of it. Blocking."""
+    task = read()
+    return task, {
         "id": task.id,
         "content": content_digest(task.folder),
         "description": task.description,

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from hermes_core import DatasetError, checked_row, read_rows
+from hermes_core import DatasetError, Intake, checked_row, read_rows
 from hermes_harbor.endless.config import EndlessConfig
 from hermes_harbor.endless.definition import Definition, Unsupported, parse
 from hermes_harbor.tasks import Refused
@@ -78,41 +79,40 @@ class Task:
         return _text(path) if path.is_file() else None
 
 
-def read_tasks(config: EndlessConfig) -> Iterable[Task | Refused]:
-    """Return the tasks of the dataset, in the order of its rows, or of its folders' names. Blocking.
+def tasks_of(config: EndlessConfig, intake: Intake) -> Iterable[tuple[str, Callable[[], Task]]]:
+    """Yield the place of each task, in the order of the dataset's rows or of its folders' names, and what reads it,
+    which raises `DatasetError` if it is wrong or can't run here. Blocking.
+
+    Args:
+        intake: notes what else of the dataset can't be used.
 
     Raises:
-        DatasetError: a task is wrong; names the file and the reason.
+        DatasetError: the dataset can't be read.
     """
-    folders: list[tuple[Path, float | None]]
     top = Path(config.dataset_name).expanduser()
     if (top / "container.def").is_file() or (top / "environment").is_dir():
-        folders = [(top.resolve(), None)]
+        yield str(top), partial(_task, top.resolve(), None, config)
     elif top.is_dir() and (found := sorted(path.parent for path in top.glob("*/task.json"))):
-        folders = [(folder, None) for folder in found]
+        for folder in found:
+            yield str(folder), partial(_task, folder, None, config)
     elif top.is_dir() and any(top.glob("*/task.toml")):
         raise DatasetError(f"no folder in {top} has a task.json", hint="folders with a task.toml are tasks of harbor")
     else:
-        folders = list(_folders_of_rows(config))
-    for folder, limit in folders:
-        try:
-            yield _task(folder, limit, config)
-        except Refused as refused:
-            yield refused
+        for where, fields in read_rows(config.dataset_name, config.dataset_split, intake):
+            yield where, partial(_task_of_row, fields, where, config)
 
 
-def _folders_of_rows(config: EndlessConfig) -> Iterable[tuple[Path, float | None]]:
+def _task_of_row(fields: Mapping[str, Any], where: str, config: EndlessConfig) -> Task:
     parent = Path(config.tasks_dir or ".").expanduser()
-    for where, fields in read_rows(config.dataset_name, config.dataset_split):
-        extra = checked_row(Row, fields, where).extra_info
-        named = Path(extra.task_dir)
-        folder = next((each for each in (parent / named, parent / named.name) if each.is_dir()), None)
-        if folder is None:
-            raise DatasetError(
-                f"{where}, field 'extra_info.task_dir': there is no folder {parent / named}",
-                hint="set --env.tasks_dir to the folder that holds the tasks' folders",
-            )
-        yield folder, extra.max_time
+    extra = checked_row(Row, fields, where).extra_info
+    named = Path(extra.task_dir)
+    folder = next((each for each in (parent / named, parent / named.name) if each.is_dir()), None)
+    if folder is None:
+        raise DatasetError(
+            f"{where}, field 'extra_info.task_dir': there is no folder {parent / named}",
+            hint="set --env.tasks_dir to the folder that holds the tasks' folders",
+        )
+    return _task(folder, extra.max_time, config)
 
 
 def _task(folder: Path, limit: float | None, config: EndlessConfig) -> Task:
@@ -129,7 +129,7 @@ def _task(folder: Path, limit: float | None, config: EndlessConfig) -> Task:
     try:
         definition = parse(_text(place))
     except Unsupported as error:
-        raise Refused(f"{place}: {error}", hint="--env.skip_refused=true leaves out such tasks") from error
+        raise Refused(f"{place}: {error}", hint="mend the file") from error
     image = (config.image or definition.image) if config.use_images else None
     if image is None and config.use_images:
         raise Refused(
@@ -153,10 +153,10 @@ def _tests(path: Path) -> Tests:
     try:
         module = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError) as error:
-        raise Refused(f"{path} is no Python: {error}", hint="--env.skip_refused=true leaves out such tasks") from error
+        raise Refused(f"{path} is no Python: {error}", hint="mend the file") from error
     names = tuple(_names(module))
     if not names:
-        raise Refused(f"{path} has no tests", hint="--env.skip_refused=true leaves out such tasks")
+        raise Refused(f"{path} has no tests", hint="mend the file")
     return Tests(path.name, source, tuple(f"{path.name}::{name}" for name in names))
 
 

@@ -1,0 +1,99 @@
+"""Takes in a dataset: its rows or folders that can't be used are collected, and told of together."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+from hermes_core.errors import DatasetError
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+SHOWN = 20
+"""Maximum number of bad rows or folders that one message names; it gives the number of the others."""
+SAID = 500
+"""Maximum number of characters of what is said of each."""
+
+
+class Intake:
+    """The rows or folders of one dataset, as they are taken.
+
+    Args:
+        dataset: its name, for messages.
+        skip: whether those that can't be used are left out, instead of refusing the dataset.
+    """
+
+    def __init__(self, dataset: str, *, skip: bool) -> None:
+        self._dataset = dataset
+        self._skip = skip
+        self._names: set[str] = set()
+        self._bad = 0
+        self._first: list[DatasetError] = []
+
+    def taken(self, readers: Iterable[tuple[str, Callable[[], T | None]]], name: Callable[[T], str]) -> dict[str, T]:
+        """Read each row or folder, and return what was read by its name. Blocking.
+
+        Args:
+            readers: for each its place, and what reads it: it raises `DatasetError` for what can't be used, and gives
+                None for what is left out on purpose.
+
+        Raises:
+            DatasetError: as `end` does.
+        """
+        found: dict[str, T] = {}
+        for where, read in readers:
+            try:
+                if (each := read()) is not None:
+                    self.once(name(each))
+                    found[name(each)] = each
+            except DatasetError as error:
+                self.leave_out(error, where)
+        self.end(len(found))
+        return found
+
+    def leave_out(self, error: DatasetError, where: str) -> None:
+        """Note what can't be used, and why.
+
+        Args:
+            where: its place, for a message that does not name it.
+        """
+        self._bad += 1
+        if len(self._first) < SHOWN:
+            place, said = (text.removeprefix(self._dataset).lstrip("/, ") for text in (where, error.message))
+            said = said if place in said else f"{place}: {said}"
+            self._first.append(DatasetError(said[:SAID], hint=error.hint))
+
+    def once(self, name: str) -> None:
+        """Note the name of a row or folder.
+
+        Raises:
+            DatasetError: there was one of that name already.
+        """
+        if name in self._names:
+            raise DatasetError(f"{name!r} is there twice", hint="keep one of them, or rename it")
+        self._names.add(name)
+
+    def end(self, taken: int, hint: str = "look into it") -> None:
+        """Tell of what could not be used, after the last row or folder.
+
+        Args:
+            taken: how many can be used.
+            hint: what to do if there was nothing at all.
+
+        Raises:
+            DatasetError: there was anything, and it is not to be left out; or nothing is left.
+        """
+        more = f"; and {self._bad - SHOWN} more" if self._bad > SHOWN else ""
+        first = "; ".join(error.message for error in self._first)
+        said = f"{self._bad} of {self._bad + taken} can't be used: {first}{more}"
+        if self._bad and not self._skip:
+            hint = f"{self._first[0].hint}; or leave out what can't be used with --env.skip_refused=true"
+            raise DatasetError(f"dataset {self._dataset!r}: {said}", hint=hint)
+        if not taken:
+            reason = said if self._bad else "nothing of it is left"
+            raise DatasetError(f"nothing to do in dataset {self._dataset!r}: {reason}", hint=hint)
+        if self._bad:
+            log.warning("%s: left out (skip_refused): %s", self._dataset, said)
