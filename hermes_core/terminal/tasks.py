@@ -158,7 +158,9 @@ class TaskTerminals:
         finally:
             task.running -= 1
             task.used = asyncio.get_running_loop().time()
-        return dict(result.answer or {"output": result.output, "exit_code": NOT_RUN, "error": result.error})
+        failed = {"output": result.output, "exit_code": NOT_RUN, "error": result.error, "status": "error"}
+        answer = dict(result.answer or failed)
+        return answer if "exit_code" in answer else {**failed, **answer}
 
     async def _args(self, tools: ToolBackend, task: _Task, request: TerminalCall, limit: float) -> dict[str, Any]:
         """Return the tool's arguments. They run the command in the task's directory and, if the call waits for it,

@@ -9,7 +9,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict
+from annotated_types import Le
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationInfo, field_validator
 
 from hermes_core.errors import ConfigError, UsageError
 from hermes_core.sandbox.commands import ExecutionResult, Slot, SlotCommands
@@ -26,6 +27,15 @@ class ToolParams(BaseModel):
     `Field(description=…)`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _at_most(cls, value: Any, info: ValidationInfo) -> Any:
+        """Take a number above the maximum for the maximum."""
+        limits: list[Any] = [
+            limit.le for limit in cls.model_fields[str(info.field_name)].metadata if isinstance(limit, Le)
+        ]
+        return min(value, *limits) if limits and type(value) is int else value
 
 
 def _encodable(text: str) -> str:
@@ -49,6 +59,9 @@ CommandText = Annotated[Text, AfterValidator(_without_nul)]
 """Text that is used as a command, an argument or a path, and so has no NUL bytes."""
 
 
+_HOME = "hermes.home"
+
+
 @dataclass(frozen=True)
 class CallContext:
     """What a tool's handler knows about the call.
@@ -68,6 +81,15 @@ class CallContext:
     interval in seconds that is used. None if updates can't be delivered."""
     state: dict[str, Any] = field(default_factory=dict)
     """State that the tools keep for this trajectory. It is kept between calls, for as long as the lease lives."""
+
+    async def path(self, path: str) -> str:
+        """Return a path of the slot, with the slot's home directory for `~`."""
+        if path.partition("/")[0] != "~":
+            return path
+        if _HOME not in self.state:
+            result = await self.require_commands().run(["sh", "-c", 'printf %s "$HOME"'], timeout_s=self.timeout_s)
+            self.state[_HOME] = result.text
+        return f"{self.state[_HOME]}{path[1:]}"
 
     def require_commands(self) -> SlotCommands:
         """Return the slot's commands.

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from hermes_core.errors import CommandError
 from hermes_core.sandbox.commands import SlotCommands
@@ -62,6 +62,11 @@ class ReadFileParams(ToolParams):
     path: CommandText = Field(min_length=1, description="The file to read.")
     offset: int = Field(default=1, ge=1, description="The first line, counted from 1.")
     limit: int = Field(default=500, ge=1, le=MAX_LINES, description="Lines at most.")
+
+    @field_validator("offset", mode="before")
+    @classmethod
+    def _first(cls, value: object) -> object:
+        return 1 if value == 0 else value
 
 
 class WriteFileParams(ToolParams):
@@ -149,24 +154,25 @@ class _Lines:
 
 async def run_read_file(ctx: CallContext, params: ReadFileParams) -> Answer:
     """Return the requested lines, with what is needed to continue; or why there are none."""
-    commands = ctx.require_commands()
+    commands, path = ctx.require_commands(), await ctx.path(params.path)
     try:
-        first = await commands.read_file(params.path, limit=_PART_BYTES)
+        first = await commands.read_file(path, limit=_PART_BYTES)
     except CommandError as error:
-        return await path_error(commands, params.path, error)
+        return await path_error(commands, path, error)
     if kind := _binary(first.data):
-        return {"error": f"{params.path} is {kind} of {first.size} bytes, not text", "file_size": first.size}
+        return {"error": f"{path} is {kind} of {first.size} bytes, not text", "file_size": first.size}
     lines = _Lines(params.offset - 1, params.limit)
     data, read = first.data, len(first.data)
     lines.feed(data.removeprefix(BOM_UTF8))
-    while data and read < first.size and read < (_COUNT_BYTES if lines.full else _SCAN_BYTES):
-        data = (await commands.read_file(params.path, offset=read, limit=_PART_BYTES)).data
+    size = first.size or _SCAN_BYTES  # the kernel's files, as in /proc, have no size
+    while data and read < size and read < (_COUNT_BYTES if lines.full else _SCAN_BYTES):
+        data = (await commands.read_file(path, offset=read, limit=_PART_BYTES)).data
         lines.feed(data)
         read += len(data)
-    whole = not data or read >= first.size
+    whole = not data or read >= size
     if whole:
         lines.close()
-    return _read_answer(params, lines, first.size, whole)
+    return _read_answer(params, lines, first.size or read, whole)
 
 
 def _read_answer(params: ReadFileParams, lines: _Lines, size: int, whole: bool) -> Answer:
@@ -236,16 +242,16 @@ def _closest(wanted: str, by_folded: Mapping[str, str]) -> list[str]:
 
 async def run_write_file(ctx: CallContext, params: WriteFileParams) -> Answer:
     """Write the file. The answer is `{bytes_written, dirs_created}`."""
-    commands = ctx.require_commands()
+    commands, path = ctx.require_commands(), await ctx.path(params.path)
     data = params.content.encode()
     try:
-        directory = posixpath.dirname(params.path)
+        directory = posixpath.dirname(path)
         missing = bool(directory) and await is_missing(commands, directory)
-        if not missing and await _has_mark(commands, params.path):
+        if not missing and await _has_mark(commands, path):
             data = BOM_UTF8 + data.removeprefix(BOM_UTF8)
-        await commands.write_file(params.path, data)
+        await commands.write_file(path, data)
     except CommandError as error:
-        return {"error": write_error(params.path, error)}
+        return {"error": write_error(path, error)}
     return {"bytes_written": len(data), "dirs_created": missing}
 
 

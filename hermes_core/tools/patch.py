@@ -173,9 +173,9 @@ async def run_patch(ctx: CallContext, params: PatchParams) -> Answer:
     changes = _Changes(ctx.require_commands())
     try:
         if params.mode == "replace":
-            answer = await _replace(changes, params)
+            answer = await _replace(changes, params, await ctx.path(params.path or ""))
         else:
-            answer = await _patch(changes, params.patch or "")
+            answer = await _patch(ctx, changes, params.patch or "")
     except _Unusable as error:
         return {"success": False, **error.answer}
     except (ReplaceError, PatchError) as error:
@@ -185,8 +185,7 @@ async def run_patch(ctx: CallContext, params: PatchParams) -> Answer:
     return {**answer, **await _syntax_errors(changes)}
 
 
-async def _replace(changes: _Changes, params: PatchParams) -> Answer:
-    path = params.path or ""
+async def _replace(changes: _Changes, params: PatchParams, path: str) -> Answer:
     file = await changes.existing(path)
     old, new = params.old_string or "", params.new_string or ""
     # In a thread: searching for similar text can take longer than other calls should wait.
@@ -196,9 +195,10 @@ async def _replace(changes: _Changes, params: PatchParams) -> Answer:
     return {"success": True, "diff": diff, "replacements": done.count, "matched": done.strategy}
 
 
-async def _patch(changes: _Changes, patch: str) -> Answer:
-    for file_patch in parse_patch(patch):
-        await _plan(changes, file_patch)
+async def _patch(ctx: CallContext, changes: _Changes, patch: str) -> Answer:
+    for each in parse_patch(patch):
+        move_to = each.move_to and await ctx.path(each.move_to)
+        await _plan(changes, replace(each, path=await ctx.path(each.path), move_to=move_to))
     answer: Answer = {"success": True, "diff": await asyncio.to_thread(_diff, changes)}
     for word, was, now in (("modified", True, True), ("created", False, True), ("deleted", True, False)):
         paths = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import difflib
 import functools
@@ -120,8 +121,8 @@ def parse_arguments(tool: Tool, arguments: Mapping[str, Any] | str | None) -> Ba
     Raises:
         ToolArgumentError: the tool does not accept them; the message says what is wrong and what is expected.
     """
-    values = _decode(tool, arguments)
     model = tool.params
+    values = _meant(model if isinstance(model, Mapping) else _schema_of_model(model), _decode(tool, arguments))
     if isinstance(model, Mapping):
         if tool.checks_arguments and (found := problems_of(model, values)):
             raise _argument_error(tool, "; ".join(found))
@@ -156,6 +157,42 @@ def _decode(tool: Tool, arguments: Any) -> dict[str, Any]:
         kind = {str: "a string", list: "an array", bool: "a boolean", int: "a number", float: "a number"}
         raise _argument_error(tool, f"the arguments must be a JSON object, not {kind.get(type(arguments), 'that')}")
     return {str(key): value for key, value in arguments.items()}
+
+
+_JSON_TYPES: dict[str, list[type]] = {
+    "array": [list],
+    "object": [dict],
+    "integer": [int],
+    "number": [int, float],
+    "boolean": [bool],
+}
+
+
+def _meant(schema: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arguments with what models write for them: null for one that can be left out, JSON text for a list."""
+    properties, required = schema.get("properties"), schema.get("required")
+    meant = {}
+    for name, given in values.items():
+        value, kinds = given, _kinds(properties.get(name) if isinstance(properties, Mapping) else None)
+        if isinstance(value, str) and kinds and "string" not in kinds:
+            with contextlib.suppress(ValueError, RecursionError):
+                value = json.loads(value)
+            if type(value) not in [each for kind in kinds for each in _JSON_TYPES.get(kind, ())]:
+                value = given
+        if value is not None or not kinds or "null" in kinds or name in (required or ()):
+            meant[name] = value
+    return meant
+
+
+def _kinds(schema: Any) -> set[str]:
+    """Return the types that a schema allows; empty if it does not say."""
+    if not isinstance(schema, Mapping):
+        return set()
+    if isinstance(branches := schema.get("anyOf"), list):
+        kinds = [_kinds(branch) for branch in branches]
+        return set().union(*kinds) if all(kinds) else set()
+    kind = schema.get("type", [])
+    return {kind} if isinstance(kind, str) else {each for each in kind if isinstance(each, str)}
 
 
 def _problem(tool: Tool, error: Mapping[str, Any]) -> str:

@@ -106,11 +106,11 @@ def expand_braces(glob: str) -> list[str]:
 
 async def run_search(ctx: CallContext, params: SearchParams) -> Answer:
     """Search. The answer lists what was found, how much there is in all, and how to see more."""
-    commands = ctx.require_commands()
+    commands, path = ctx.require_commands(), await ctx.path(params.path)
     try:
-        directory, start = await _place(commands, params.path)
+        directory, start = await _place(commands, path)
     except CommandError as error:
-        return await path_error(commands, params.path, error)
+        return await path_error(commands, path, error)
     request = {**params.model_dump(), "directory": directory, "start": start, "skipped": SKIPPED}
     # A file that was named itself is searched even if the glob does not match it.
     request |= {"globs": params.globs if start == "." else [], "chars": OUTPUT_CHARS}

@@ -39,7 +39,8 @@ class TerminalParams(ToolParams):
 async def run_terminal(ctx: CallContext, params: TerminalParams) -> ExecutionResult:
     """Run the command. The answer is `{output, exit_code, error}`, with exit code 124 for a time-out."""
     try:
-        return await (_background(ctx, params) if params.background else _foreground(ctx, params))
+        cwd = None if params.workdir is None else await ctx.path(params.workdir)
+        return await (_background if params.background else _foreground)(ctx, params, cwd)
     except CommandError as error:
         text = f"{error.message} ({error.hint})" if error.hint else error.message
         answer = {"output": "", "exit_code": NOT_RUN, "error": f"the command was not run: {text}"}
@@ -47,11 +48,11 @@ async def run_terminal(ctx: CallContext, params: TerminalParams) -> ExecutionRes
         return ExecutionResult(False, "", text, metadata, error_kind=ErrorKind.COMMAND, answer=answer)
 
 
-async def _foreground(ctx: CallContext, params: TerminalParams) -> ExecutionResult:
+async def _foreground(ctx: CallContext, params: TerminalParams, cwd: str | None) -> ExecutionResult:
     limit_s, note = time_limit(ctx, params.timeout)
     result = await ctx.require_commands().run(
         params.command,
-        cwd=params.workdir,
+        cwd=cwd,
         timeout_s=limit_s,
         output_limit=OUTPUT_BYTES,
         merge_stderr=True,
@@ -79,8 +80,8 @@ def _ending(result: CommandResult, limit_s: float) -> str | None:
     return None
 
 
-async def _background(ctx: CallContext, params: TerminalParams) -> ExecutionResult:
-    status = await start_session(ctx, params.command, params.workdir, pty=params.pty)
+async def _background(ctx: CallContext, params: TerminalParams, cwd: str | None) -> ExecutionResult:
+    status = await start_session(ctx, params.command, cwd, pty=params.pty)
     session_id = status.process_id
     answer: dict[str, Any] = {
         "output": "Background process started",

@@ -73,6 +73,8 @@ def test_limits_and_what_went_wrong() -> None:
     assert answer["exit_code"] == 137 and "SIGKILL" in answer["error"]
     assert said("cd /nowhere")["exit_code"] != 0
     assert said("true", workdir="/nowhere")["exit_code"] == -1
+    nothing = said("")
+    assert (nothing["exit_code"], nothing["status"]) == (-1, "error") and "command" in nothing["error"]
 
 
 def test_in_the_background() -> None:

@@ -210,3 +210,22 @@ async def test_every_page_is_right(slot: Any, ending: str, offset: int, limit: i
         assert answer["truncated"] is (offset + limit <= 5)
     else:
         assert "has 5 lines" in answer["error"]
+
+
+async def test_the_home_directory_is_meant_by_a_tilde(slot: Any) -> None:
+    home = (await slot("terminal", command="echo $HOME"))["output"].strip()
+    await slot("write_file", path="~/notes/a.txt", content="one\n")
+    assert (await slot("read_file", path="~/notes/a.txt"))["content"] == "1|one"
+    assert (await slot("patch", path="~/notes/a.txt", old_string="one", new_string="two"))["success"]
+    text = "*** Begin Patch\n*** Update File: ~/notes/a.txt\n*** Move to: ~/b.txt\n-two\n+hit\n*** End Patch"
+    assert (await slot("patch", mode="patch", patch=text))["success"]
+    assert (await slot("search_files", pattern="hit", path="~"))["matches"][0]["path"] == f"{home}/b.txt"
+    assert (await slot("terminal", command="pwd", workdir="~/notes"))["output"] == f"{home}/notes\n"
+    await slot("write_file", path="./~", content="a file of that name\n")
+    assert [each.name for each in slot.path.iterdir()] == ["~"]
+
+
+async def test_the_kernel_s_files_have_content_and_no_size(slot: Any) -> None:
+    answer = await slot("read_file", path="/proc/self/status")
+    assert answer["content"].startswith("1|Name:") and "hint" not in answer
+    assert answer["total_lines"] > 20 and answer["file_size"] > 100

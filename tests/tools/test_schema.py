@@ -12,6 +12,7 @@ from pydantic import BaseModel, Field, create_model
 
 from hermes_core.errors import ToolArgumentError
 from hermes_core.tools.base import CallContext, Text, Tool, ToolParams
+from hermes_core.tools.files import READ_FILE, ReadFileParams
 from hermes_core.tools.schema import expected_arguments, function_schema, parameters_schema, parse_arguments
 
 
@@ -223,3 +224,48 @@ def test_anything_is_parsed_or_refused_with_the_typed_error(arguments: Any) -> N
             assert isinstance(parse_arguments(tool(kind), arguments), kind)
         except ToolArgumentError as error:
             str(error).encode()
+
+
+MEANT = [  # what a model writes for read_file's arguments, and what it means
+    ({"offset": None, "limit": None}, {"offset": 1, "limit": 500}),
+    ({"offset": 0}, {"offset": 1}),
+    ({"limit": 1_000_000}, {"limit": 2000}),
+    ({"offset": "3", "limit": "5000"}, {"offset": 3, "limit": 2000}),
+]
+
+
+@pytest.mark.parametrize(("written", "meant"), MEANT)
+def test_arguments_that_mean_one_thing_are_taken(written: dict[str, Any], meant: dict[str, Any]) -> None:
+    params = parse_arguments(READ_FILE, {"path": "a", **written})
+    assert isinstance(params, ReadFileParams) and params.model_dump().items() >= meant.items()
+
+
+LISTED: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "names": {"type": "array", "items": {"type": "string"}},
+        "depth": {"type": "integer"},
+        "text": {"type": "string"},
+        "maybe": {"type": ["string", "null"]},
+        "any": {},
+    },
+    "required": ["names"],
+}
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ({"names": '["a", "b"]', "depth": None}, {"names": ["a", "b"]}),
+        ({"names": [], "depth": "2", "text": "[1]"}, {"names": [], "depth": 2, "text": "[1]"}),
+        ({"names": [], "maybe": None, "any": None}, {"names": [], "maybe": None, "any": None}),
+    ],
+)
+def test_a_schema_s_arguments_that_mean_one_thing_are_taken(written: dict[str, Any], meant: dict[str, Any]) -> None:
+    assert parse_arguments(Tool("listed", LISTED, nothing, "Does it."), written) == meant
+
+
+@pytest.mark.parametrize("written", [{"names": None}, {"names": '{"a": 1}'}, {"names": [], "depth": "true"}])
+def test_other_arguments_stay_wrong(written: dict[str, Any]) -> None:
+    with pytest.raises(ToolArgumentError):
+        parse_arguments(Tool("listed", LISTED, nothing, "Does it."), written)
