@@ -107,6 +107,12 @@ HINTS = {
 }
 
 
+def problem_text(error: ValidationError) -> str:
+    """Return the first thing that pydantic found wrong: `turns.0.cost must be a number, not 'x'`."""
+    problem = error.errors(include_url=False)[0]
+    return f"{_dotted(problem['loc'])} {requirement(problem)}".lstrip()
+
+
 _WITHOUT_VALUE = frozenset({"missing", "extra_forbidden", "string_too_short", "too_short", "value_error"})
 
 

@@ -310,10 +310,17 @@ def validate(ctx: click.Context, /, environment: str, repeat: int, **given: Any)
 
 @click.command(cls=DottedCommand, sections=("env", "backend"))
 @click.argument("directory", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--environment", metavar="ENV", help="Environment that scores; nothing that the run names is used then.")
+@click.option(
+    *("--trust-run",), is_flag=True, help="Use environment, backend and their settings as DIR/run.json names them."
+)
 @_run_options
 @click.pass_context
 def rescore(ctx: click.Context, /, directory: Path, **given: Any) -> None:
     """Score the recorded patches of the run in DIR again, and write DIR/rescored.jsonl.
+
+    Settings can name programs, so those of DIR/run.json are used only with --trust-run. Without it, name the
+    environment and the backend as for `rollout`.
 
     Exits with 0 if every patch got the same reward again, and 3 if one did not.
     """
@@ -323,11 +330,13 @@ def rescore(ctx: click.Context, /, directory: Path, **given: Any) -> None:
 
     async def main(runtime: Runtime) -> Rescoring:
         config = read_config(given["config"])
-        ran = run_configuration_of(directory)
+        trusted = {"environment": given["environment"], "trust_run": given["trust_run"]}
+        ran = run_configuration_of(directory, **trusted)
         return await run_rescore(
             runtime,
             directory,
             env=_env(ctx, runtime, ran["environment"], config["env"], given),
+            **trusted,
             progress=progress_on(sys.stderr),
             **options_of(ctx, runtime, config, {**given, **{key: given[key] or ran.get(key) for key in _AS_BEFORE}}),
         )

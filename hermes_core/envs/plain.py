@@ -28,7 +28,7 @@ Redact = Callable[[str], str]
 """Removes the secrets from a text."""
 
 
-def json_line(value: Mapping[str, Any]) -> bytes:
+def json_line(value: Any) -> bytes:
     """Return one line of a JSONL file. It is pure ASCII, so that no reader takes one of its characters for a line
     end."""
     return json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode("ascii") + b"\n"

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
+from functools import cache
 from importlib import resources
-from typing import Any
+from typing import Any, ClassVar
 
-from hermes_core.agents.base import CallError, CallErrorKind, CallRecord, Message, TurnRecord, Usage
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from hermes_core.agents.base import CallRecord, Message, TurnRecord, Usage
 from hermes_core.envs.plain import json_line, json_value
 from hermes_core.envs.tokens import TokenSequence
 from hermes_core.errors import FailureKind, UsageError
 from hermes_core.sandbox.commands import SandboxImage
+from hermes_core.validation import problem_text
 
 VERSION = 2
 """The version of the lines that are written. Older versions can be read. A line without `version` has version 1."""
@@ -69,6 +73,11 @@ class SandboxCommand:
 @dataclass(frozen=True)
 class Record:
     """The record of one rollout: plain values, without secrets, long texts cut. See `docs/records.md`."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(
+        extra="forbid", allow_inf_nan=False, coerce_numbers_to_str=True, arbitrary_types_allowed=True
+    )
+    """How lines are checked, also the parts of a record."""
 
     trajectory_id: str
     environment: str
@@ -131,7 +140,7 @@ class Record:
         times: list[Times | None] = [None] * len(self.messages)
         parts: tuple[TurnRecord | CallRecord, ...] = (*self.turns, *self.calls)
         for part in parts:
-            if part.message < len(times):
+            if 0 <= part.message < len(times):
                 times[part.message] = (part.started, part.ended)
         return times
 
@@ -176,9 +185,22 @@ class Record:
             ValueError: it is not a record.
         """
         try:
-            return cls(**_fields(value if value.get("version", 1) > 1 else _from_version_1(value)))
+            whole = value if value.get("version", 1) > 1 else _from_version_1(value)
+            read = {each.name: whole[each.name] for each in fields(cls)}
+            return _checked().validate_python({**read, "messages": [_message(each) for each in read["messages"]]})
+        except ValidationError as error:
+            raise ValueError(problem_text(error)) from error
         except (KeyError, TypeError, AttributeError, OverflowError) as error:
             raise ValueError(f"no record: {error!r}") from error
+
+    @classmethod
+    def from_outline(cls, value: Mapping[str, Any]) -> Record:
+        """Return the record for a value from `parse_outline`; what an outline leaves out is empty.
+
+        Raises:
+            ValueError: it is not a record.
+        """
+        return cls.from_json({**_EMPTY, **value} if value.get("version", 1) > 1 else value)
 
 
 _AS_THEY_ARE = (
@@ -189,39 +211,21 @@ _AS_THEY_ARE = (
 """Fields that are the same in the type and in the line."""
 
 
-def _fields(value: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a record from a line of version 2; other keys are left out."""
-    failure, image = value["failure"], value["image"]
-    return {
-        **{name: value[name] for name in _AS_THEY_ARE},
-        "item_id": str(value["item_id"]),
-        "rollout_index": int(value["rollout_index"]),
-        "item": dict(value["item"]),
-        "details": dict(value["details"]),
-        "patch": value["patch"],
-        "failure": failure and Failure(FailureKind(failure["kind"]), failure["stage"], failure["message"]),
-        "messages": value["messages"],
-        "turns": _each(TurnRecord, value["turns"]),
-        "calls": _each(_call, value["calls"]),
-        "tool_schemas": tuple(value["tool_schemas"]),
-        "sequences": _each(TokenSequence.of, value["sequences"]),
-        "timings": value["timings"],
-        "tool_calls": ToolCalls(**value["tool_calls"]),
-        "usage": Usage(**value["usage"]),
-        "sandbox_commands": _each(SandboxCommand, value["sandbox_commands"]),
-        "image": image and SandboxImage(**image),
-        "versions": dict(value["versions"]),
-        "cut": tuple(value["cut"]),
-    }
+@cache
+def _checked() -> TypeAdapter[Record]:
+    return TypeAdapter(Record)
 
 
-def _each(kind: Callable[..., Any], values: Sequence[Mapping[str, Any]]) -> tuple[Any, ...]:
-    return tuple(kind(**value) for value in values)
+def _message(value: Mapping[str, Any]) -> Message:
+    """Return a message that readers can rely on: it has a role, a content, and a list of mappings as calls, if any.
 
-
-def _call(error: Mapping[str, str] | None, **fields: Any) -> CallRecord:
-    read = None if error is None else CallError(CallErrorKind(error["kind"]), error["message"])
-    return CallRecord(**fields, error=read)
+    Raises:
+        TypeError, AttributeError, KeyError, ValueError: it is no message.
+    """
+    functions = [call.get("function") or {} for call in value.get("tool_calls") or ()]
+    if not all(isinstance(text, str) for text in (value["role"], *(each.get("name", "") for each in functions))):
+        raise ValueError("a message's role, or the name of a call, is no text")
+    return {**value} if "content" in value else {**value, "content": ""}
 
 
 _NOTES = {"infra_retries": int, "check_repeated": str, "tokens_refused": str, "cut": list}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass
@@ -13,6 +15,7 @@ from hermes_core.envs.options import RunOptions
 from hermes_core.envs.plain import json_line
 from hermes_core.envs.record import Record
 from hermes_core.envs.rollout import RolloutContext, run_rescoring
+from hermes_core.envs.run_files import open_to_write
 from hermes_core.envs.runner import STOPPING, each
 from hermes_core.envs.session import make_environment, open_session
 from hermes_core.envs.stalls import STALLS
@@ -56,27 +59,31 @@ async def rescore(
     run_dir: str | Path,
     *,
     env: Mapping[str, Any] | None = None,
-    environment: Environment | None = None,
+    environment: Environment | str | None = None,
+    trust_run: bool = False,
     progress: Progress | None = None,
     **options: Any,
 ) -> Rescoring:
     """Verify the last recorded patch of every rollout in `run_dir` again, and write `rescored.jsonl` beside them.
 
     Args:
-        env: changes to the environment's configuration in `run.json`.
-        environment: an instance to use instead of the one that `run.json` names.
-        options: the fields of `RunOptions`; backend and isolation are those of the run unless given.
+        env: changes to the environment's configuration.
+        environment: an environment, or the name of one. Then nothing that `run.json` names is used.
+        trust_run: use the environment and the backend that `run.json` names, with their settings, as far as no others
+            are given. Settings can name programs that run here, so trust only a folder whose origin you know.
+        options: the fields of `RunOptions`.
 
     Raises:
-        UsageError: `run_dir` holds no run, a run is writing to it, or the environment can't score patches.
+        UsageError: `run_dir` holds no run, a run is writing to it, or the environment can't score patches; or neither
+            `environment` nor `trust_run` is given.
         HermesError: as `run_rollouts` does.
     """
     path = Path(run_dir)
-    ran = run_configuration_of(path)
-    inherited = {key: ran[key] for key in ("backend", "backend_config", "isolation", "verify_timeout")}
+    ran = run_configuration_of(path, environment, trust_run=trust_run)
+    inherited = {key: ran[key] for key in ("backend", "backend_config", "isolation", "verify_timeout") if key in ran}
     chosen = validated(RunOptions, {**inherited, **options}, "the run")
     with closing(OutputFolder(path)):
-        made = make_environment(runtime, environment or ran["environment"], {**ran["env"], **(env or {})}, None)
+        made = make_environment(runtime, ran["environment"], {**ran["env"], **(env or {})}, None)
         if not hasattr(made, "score_patch"):
             raise UsageError(
                 f"environment {made.name!r} can't verify a patch by itself", hint="it would need score_patch()"
@@ -106,7 +113,7 @@ class _Again:
         self._tally = Tally()
 
     async def all(self, patches: Iterator[Record], total: int, concurrency: int) -> None:
-        self._write(b"", "wb")
+        self._write(b"", os.O_TRUNC)
         self._tally.start_session()
         self._progress.begin(total, self._tally)
         try:
@@ -142,15 +149,15 @@ class _Again:
         }
         self.verified += 1
         about = {key: written[key] for key in ("details", "timings", "infra_retries", "check_repeated")}
-        self._write(json_line({**line, **about}), "ab")
+        self._write(json_line({**line, **about}), os.O_APPEND)
         if not line["agrees"]:
             self.differing.append(line)
         self._tally.add(record)
         self._progress.update(self._tally)
 
-    def _write(self, data: bytes, mode: str) -> None:
+    def _write(self, data: bytes, flags: int) -> None:
         try:
-            with self._out.open(mode) as out:
+            with os.fdopen(open_to_write(self._out, flags), "wb") as out:
                 out.write(data)
         except OSError as error:
             raise OutputError(
@@ -158,16 +165,28 @@ class _Again:
             ) from error
 
 
-def run_configuration_of(path: Path) -> dict[str, Any]:
-    """Return the configuration of the run in this folder.
+def run_configuration_of(path: Path, environment: Environment | str | None, *, trust_run: bool) -> dict[str, Any]:
+    """Return the configuration that a rescoring begins with: that of the run, or no more than the environment.
 
     Raises:
-        UsageError: there is none, or it lacks a key.
+        UsageError: there is no run, or its configuration lacks a key; or it is not trusted, and no environment is
+            given.
     """
-    ran = read_run(path)["configuration"]
+    ran: dict[str, Any] = read_run(path)["configuration"]
     needed = {"environment", "env", "agent", "backend", "backend_config", "isolation", "verify_timeout"}
-    if not isinstance(ran, dict) or not needed <= ran.keys():
+    if not needed <= ran.keys():
         raise UsageError(f"{path / RUN} lacks part of a run's configuration", hint="name the folder of a run")
+    if environment is not None:
+        return {"environment": environment, "env": {}, "agent": ran["agent"]}
+    if not trust_run:
+        named = {
+            key: ran.get(key) for key in ("environment", "env", "backend", "backend_config", "profile", "isolation")
+        }
+        raise UsageError(
+            f"what {path / RUN} names would run on this machine: {json.dumps(named)}",
+            hint="if you made this run, or have looked at these settings, add --trust-run; or give your own: "
+            "--environment NAME, --env.KEY=VALUE, --backend NAME",
+        )
     return ran
 
 

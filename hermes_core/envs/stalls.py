@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import faulthandler
 import logging
+import os
 import threading
 import time
 import traceback
@@ -20,6 +21,7 @@ from types import FrameType
 from typing import Any, TextIO
 
 from hermes_core.aio import alongside
+from hermes_core.envs.run_files import open_to_write
 from hermes_core.envs.running import RunningRollouts
 from hermes_core.workers import begin_thread
 
@@ -102,7 +104,7 @@ class _Watch:
         self._told.add(since)
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            with self._path.open("a", encoding="utf-8") as file:
+            with os.fdopen(open_to_write(self._path, os.O_APPEND), "a", encoding="utf-8") as file:
                 _write(file, f"{time.strftime('%Y-%m-%d %H:%M:%S')}: {what}", asyncio.all_tasks(self._loop))
         except Exception as error:  # it must not matter to the run
             log.warning("%s; the stacks could not be written to %s: %s", what, self._path, error)

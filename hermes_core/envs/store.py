@@ -14,9 +14,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from hermes_core.envs.record import Record, parse_line
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from hermes_core.envs.plain import json_text, json_value
+from hermes_core.envs.record import Record, parse_line, parse_outline
+from hermes_core.envs.run_files import open_to_read, open_to_write
 from hermes_core.envs.summary import RunSummary, Tally
 from hermes_core.errors import FailureKind, OutputError, UsageError
+from hermes_core.validation import problem_text
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +64,7 @@ class OutputFolder:
             self._made = [folder for folder in (path, *path.parents) if not folder.exists()]
             self._had_lock = (path / LOCK).exists()
             path.mkdir(parents=True, exist_ok=not new)
-            self._lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self._lock = open_to_write(path / LOCK, os.O_RDWR)
         except OSError as error:
             if new and isinstance(error, FileExistsError):
                 raise
@@ -134,7 +139,7 @@ class OutputFolder:
             self._begun = not held
             if held:
                 self._recover(trajectories, tally, again, changes)
-            self._file = os.open(trajectories, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            self._file = open_to_write(trajectories, os.O_RDWR | os.O_APPEND)
             self._size = os.fstat(self._file).st_size
         except OSError as error:
             raise self._unusable(error) from error
@@ -225,7 +230,7 @@ class OutputFolder:
                 record = Record.from_json(parse_line(line, place))
             except ValueError as error:
                 if end != size:
-                    raise _no_record(place) from error
+                    raise _no_record(place, error) from error
                 log.warning("%s: the last line is torn, as after a crash; its rollout runs again", self.path)
                 continue
             key = (record.item_id, record.rollout_index)
@@ -266,7 +271,10 @@ class OutputFolder:
         """Move the other lines to `superseded.jsonl`. If killed in between, they are in both files until this is done
         again."""
         kept = trajectories.with_name(f".{TRAJECTORIES}.new")
-        with kept.open("wb") as keeping, (self.path / SUPERSEDED).open("ab") as rest:
+        with (
+            os.fdopen(open_to_write(kept, os.O_TRUNC), "wb") as keeping,
+            os.fdopen(open_to_write(self.path / SUPERSEDED, os.O_APPEND), "ab") as rest,
+        ):
             for number, line, _ in _lines(trajectories):
                 if number in numbers or line.endswith(b"\n"):
                     (keeping if number in numbers else rest).write(line)
@@ -294,15 +302,12 @@ class OutputFolder:
 def is_running(path: Path) -> bool:
     """Return whether a run is writing to the folder now."""
     try:
-        lock = os.open(path / LOCK, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # let go at once: a run that begins now must get it
+        with open_to_read(path / LOCK) as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # let go at once: a run that begins now must get it
     except BlockingIOError:
         return True
-    finally:
-        os.close(lock)
+    except OSError:
+        return False
     return False
 
 
@@ -313,10 +318,45 @@ def read_run(path: Path) -> dict[str, Any]:
         UsageError: there is none, or hermes-rl did not write it.
     """
     try:
-        run = json.loads((path / RUN).read_bytes())
-        return {"configuration": run["configuration"], "configuration_hash": run["configuration_hash"], **run}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"{path} has no usable {RUN}", hint="name the folder of a run") from error
+        with open_to_read(path / RUN) as file:
+            return _Run.model_validate(json_value(file.read())).model_dump(exclude_unset=True)
+    except (OSError, ValueError) as error:
+        why = problem_text(error) if isinstance(error, ValidationError) else getattr(error, "strerror", error)
+        raise UsageError(f"{path} has no usable {RUN}: {why}", hint="name the folder of a run") from error
+
+
+class _Configuration(BaseModel):
+    """What is read of a run's configuration, beside other keys."""
+
+    model_config = ConfigDict(extra="allow", allow_inf_nan=False)
+
+    environment: str | None = None
+    env: dict[str, Any] | None = None
+    agent: str | None = None
+    agent_settings: dict[str, Any] | None = None
+    group_size: int | None = None
+    backend: str | None = None
+    backend_config: dict[str, Any] | None = None
+    profile: str | None = None
+    isolation: str | None = None
+    verify_timeout: float | None = None
+    rollout_timeout: float | None = None
+    deadline: float | None = None
+
+
+class _Run(BaseModel):
+    """What is read of `run.json`, beside other keys."""
+
+    model_config = ConfigDict(extra="allow", allow_inf_nan=False)
+
+    configuration: _Configuration
+    configuration_hash: str | None
+    versions: dict[str, Any] = {}
+    seed: int | None = None
+    concurrency: int | None = None
+    started: str | None = None
+    resumed: list[str] = []
+    merged: list[dict[str, Any]] = []
 
 
 def records(path: Path) -> Iterator[Record]:
@@ -347,7 +387,16 @@ def record_in(
     try:
         return Record.from_json(clean(parse_line(line, place)))
     except ValueError as error:
-        raise _no_record(place) from error
+        raise _no_record(place, error) from error
+
+
+def outline_in(line: bytes, place: str) -> Record:
+    """Return the record in a whole line, of which only the outline is read if the line allows that. Otherwise like
+    `record_in`."""
+    try:
+        return Record.from_outline(parse_outline(line, place))
+    except ValueError as error:
+        raise _no_record(place, error) from error
 
 
 def _read(file: Path) -> Iterator[Record]:
@@ -363,8 +412,8 @@ def read_records(path: Path | str) -> Iterator[dict[str, Any]]:
     return (record.to_json() for record in records(Path(path)))
 
 
-def _no_record(place: str) -> UsageError:
-    return UsageError(f"{place}: no record of a rollout", hint="remove that line to go on")
+def _no_record(place: str, why: ValueError) -> UsageError:
+    return UsageError(f"{place}: no record of a rollout: {why}", hint="remove that line to go on")
 
 
 def configuration_hash(configuration: Mapping[str, Any]) -> str:
@@ -376,7 +425,7 @@ def configuration_hash(configuration: Mapping[str, Any]) -> str:
 def _lines(path: Path) -> Iterator[tuple[int, bytes, int]]:
     """Yield each line with its number and the offset at which it ends."""
     end = 0
-    with path.open("rb") as lines:
+    with open_to_read(path) as lines:
         for number, line in enumerate(lines, 1):
             end += len(line)
             yield number, line, end
@@ -393,7 +442,7 @@ def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Write JSON so that a reader sees either the old content or the new."""
-    write_text(path, json.dumps(value, indent=2) + "\n")
+    write_text(path, json_text(value, indent=2) + "\n")
 
 
 def write_text(path: Path, text: str) -> None:
@@ -404,7 +453,7 @@ def write_text(path: Path, text: str) -> None:
     """
     beside = path.with_name(f".{path.name}.new")
     try:
-        with beside.open("w", encoding="utf-8", errors="backslashreplace") as file:
+        with os.fdopen(open_to_write(beside, os.O_TRUNC), "w", encoding="utf-8", errors="backslashreplace") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())

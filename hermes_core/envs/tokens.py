@@ -9,6 +9,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic_core import core_schema
+
 from hermes_core.agents.base import MASKED
 
 __all__ = ["MASKED", "SPELT", "TokenSequence", "Tokens", "tokens_of"]
@@ -34,6 +36,11 @@ class TokenSequence:
         """Return a sequence made from any three sequences. Raise TypeError, ValueError or OverflowError for invalid
         numbers."""
         return cls(array("i", tokens), array("i", masks), array("d", logprobs))
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> core_schema.CoreSchema:
+        """Let pydantic read a sequence from a mapping with the three lists."""
+        return core_schema.no_info_plain_validator_function(lambda lists: cls.of(**lists))
 
     @property
     def trained(self) -> int:

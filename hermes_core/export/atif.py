@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from hermes_core.agents.base import MASKED, CallRecord, Message, TurnRecord
 from hermes_core.envs.record import Record
 from hermes_core.envs.tokens import TokenSequence
 from hermes_core.export.conversation import calls_in, calls_of, reasoning_of
-from hermes_core.view.plain_text import arguments_of, text_of
+from hermes_core.view.plain_text import arguments_of, moment, text_of
 
 VERSION = "ATIF-v1.8"
 
@@ -78,7 +77,7 @@ def _steps(record: Record) -> Iterator[dict[str, Any]]:
     while place < len(messages):
         message, at = messages[place], times[place]
         number += 1
-        step = {"step_id": number, **_present(timestamp=_time(at[0] if at else None))}
+        step = {"step_id": number, **_present(timestamp=moment(at[0]) if at and at[0] is not None else None)}
         following = place + 1
         if message["role"] == "assistant":
             while following < len(messages) and messages[following]["role"] == "tool":
@@ -190,7 +189,3 @@ def answers(sequences: Sequence[TokenSequence]) -> list[Sampled]:
                 )
                 begin = None
     return found
-
-
-def _time(seconds: float | None) -> str | None:
-    return None if seconds is None else datetime.fromtimestamp(seconds, UTC).isoformat()

@@ -27,9 +27,14 @@ def has_reasoning(record: Record) -> bool:
     )
 
 
-def calls_in(message: Message) -> Sequence[Mapping[str, Any]]:
-    """Return the tool calls of a message."""
-    return message.get("tool_calls") or ()
+def calls_in(message: Message) -> list[dict[str, Any]]:
+    """Return the tool calls of a message, each with the keys of the OpenAI form and no others."""
+    return [_call(call, call.get("function") or {}) for call in message.get("tool_calls") or ()]
+
+
+def _call(call: Mapping[str, Any], function: Mapping[str, Any]) -> dict[str, Any]:
+    written = {"name": function.get("name", ""), "arguments": text_of(function.get("arguments", "{}"))}
+    return {"id": str(call.get("id", "")), "type": "function", "function": written}
 
 
 def conversations(record: Record) -> list[list[Message]]:

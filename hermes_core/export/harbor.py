@@ -8,7 +8,6 @@ import uuid
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from hermes_core.envs.record import STAGES, Record
 from hermes_core.errors import FailureKind
 from hermes_core.export.atif import trajectory
 from hermes_core.export.selection import Selection
+from hermes_core.view.plain_text import moment
 
 _EXCEPTIONS = {
     FailureKind.INFRA: "InfraError",
@@ -224,7 +224,7 @@ def _uuid(trajectory_id: str) -> str:
 
 
 def _time(seconds: float | None) -> str | None:
-    return None if seconds is None else datetime.fromtimestamp(seconds, UTC).isoformat()
+    return None if seconds is None else moment(seconds)
 
 
 def _json(value: Any) -> str:

@@ -78,7 +78,8 @@ _WIRE = ("role", "content", "reasoning_content", "tool_calls", "tool_call_id", "
 
 
 def _wire(message: Message) -> Message:
-    return {key: message[key] for key in _WIRE if key in message}
+    wire = {key: message[key] for key in _WIRE if key in message}
+    return {**wire, "tool_calls": calls_in(message)} if "tool_calls" in wire else wire
 
 
 # ---------------------------------------------------------------------- trl
@@ -106,9 +107,7 @@ def _for_template(message: Message) -> Message:
     if reasoning := reasoning_of(message):
         row["reasoning_content"] = reasoning
     if calls := calls_in(message):
-        row["tool_calls"] = [
-            {"id": call["id"], "type": "function", "function": _for_function(call["function"])} for call in calls
-        ]
+        row["tool_calls"] = [{**call, "function": _for_function(call["function"])} for call in calls]
     return {**row, **{key: message[key] for key in ("tool_call_id", "name") if key in message}}
 
 

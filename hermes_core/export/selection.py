@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from hermes_core.envs.plain import Redact
 from hermes_core.envs.record import Record
+from hermes_core.envs.run_files import open_to_read
 from hermes_core.envs.store import TRAJECTORIES, read_run, record_in
 from hermes_core.envs.summary import SOLVED
 from hermes_core.envs.tokens import SPELT
@@ -143,7 +144,7 @@ class RunReader:
         self._records = path if alone else path / TRAJECTORIES
         self._redact = redact
         try:
-            self._file = self._records.open("rb")
+            self._file = open_to_read(self._records)
         except OSError as error:
             raise UsageError(
                 f"{self._records} can't be read: {error.strerror}", hint="name the folder of a run"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 from hermes_core.agents.base import Message, StopReason
@@ -12,7 +11,7 @@ from hermes_core.envs.record import Record
 from hermes_core.export.conversation import calls_in, calls_of
 from hermes_core.export.selection import Selection
 from hermes_core.export.tables import JSON, Columns, Row
-from hermes_core.view.plain_text import arguments_of, parsed, text_of
+from hermes_core.view.plain_text import arguments_of, moment, parsed, text_of
 
 COLUMNS: Columns = {
     "prompt_index": "int",
@@ -53,7 +52,11 @@ def sharegpt_rows(selection: Selection, record: Record) -> Iterator[Row]:
     yield {
         "prompt_index": selection.items[record.item_id],
         "conversations": conversation(record),
-        "metadata": {"batch_num": 0, "timestamp": _time(record), "model": _model(record)},
+        "metadata": {
+            "batch_num": 0,
+            "timestamp": None if record.ended is None else moment(record.ended),
+            "model": _model(record),
+        },
         "completed": record.stop_reason == StopReason.FINISHED,
         "partial": False,
         "api_calls": len(record.turns) or sum(message["role"] == "assistant" for message in record.messages),
@@ -65,10 +68,6 @@ def sharegpt_rows(selection: Selection, record: Record) -> Iterator[Row]:
 
 def _model(record: Record) -> str | None:
     return record.model or next((turn.model for turn in record.turns), None)
-
-
-def _time(record: Record) -> str | None:
-    return None if record.ended is None else datetime.fromtimestamp(record.ended, UTC).isoformat()
 
 
 def _toolsets(record: Record) -> list[str]:

@@ -17,11 +17,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from hermes_core.envs.plain import json_value
+from hermes_core.envs.run_files import make_folder, open_to_read, open_to_write
 from hermes_core.envs.store import SUMMARY, is_running
 from hermes_core.errors import OutputError
 from hermes_core.view import eval_sample
-from hermes_core.view.eval_sample import Json, moment
+from hermes_core.view.eval_sample import Json
 from hermes_core.view.index import Row, Run
+from hermes_core.view.plain_text import moment
 from hermes_core.view.statistics import by_item, mean_pass_at_k, sizes_of_k, totals
 
 BATCH = 200
@@ -32,6 +35,9 @@ SHARE = 0.1
 
 PART = 20
 """The number of samples in a part of the list of a running log, if they come one by one. A viewer reads each part."""
+
+LARGEST = 1 << 28
+"""Bytes of the largest member of a log that is continued."""
 
 _START, _HEADER, _SUMMARIES = "_journal/start.json", "header.json", "summaries.json"
 _WRITTEN = "_journal/hermes-rl.json"
@@ -64,7 +70,7 @@ class RunLog:
         """How many bytes of the records are in the log."""
         self._finished = False
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(path.parent)
             self._file = _Growing(path)
         except OSError as error:
             raise self._unwritable(error) from error
@@ -136,8 +142,10 @@ class RunLog:
 
     def _continued(self) -> zipfile.ZipFile | None:
         """Open the log that is here, if it is of the same records; else return None."""
-        with suppress(ValueError, KeyError, zipfile.BadZipFile), ExitStack() as opened:
+        with suppress(Exception), ExitStack() as opened:  # whatever is wrong with it, then it is not ours
             log = opened.enter_context(zipfile.ZipFile(self._file, "a", zipfile.ZIP_DEFLATED, compresslevel=1))
+            if max(member.file_size for member in log.filelist) > LARGEST:
+                return None
             written = json.loads(log.read(_WRITTEN))
             start = json.loads(log.read(_START))
             same = written["checksum"] == self.run.checksum(written["end"])
@@ -222,7 +230,7 @@ class _Growing(io.RawIOBase):
     """
 
     def __init__(self, path: Path) -> None:
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._fd = open_to_write(path, os.O_RDWR)
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -297,7 +305,7 @@ class _Growing(io.RawIOBase):
 
 def log_name(run: Run) -> str:
     """Return the file name of a run's log, from which Inspect takes the time, the task and an id."""
-    began = datetime.fromtimestamp(_began(run)).astimezone().isoformat(timespec="seconds")
+    began = datetime.fromisoformat(moment(_began(run))).astimezone().isoformat(timespec="seconds")
     parts = (began.replace(":", "-"), _task(run), _id(run))
     return "_".join(re.sub(r"[^\w.+-]|_", "-", part) for part in parts) + ".eval"
 
@@ -305,7 +313,7 @@ def log_name(run: Run) -> str:
 def _began(run: Run) -> float:
     """Return when the run began, in seconds since the epoch."""
     started = run.about.get("started")
-    if isinstance(started, str):
+    with suppress(TypeError, ValueError, OverflowError):  # none, or no time
         return datetime.fromisoformat(started).timestamp()
     known = [row.started for row in run.rows.values() if row.started is not None]
     return min(known, default=0.0)
@@ -408,6 +416,6 @@ def _complete(run: Run) -> bool:
     """Return whether the run came to its end: every rollout was tried. A file of records alone is taken as it is."""
     if not run.about:
         return True
-    with suppress(OSError, ValueError, AttributeError):
-        return json.loads((run.records.parent / SUMMARY).read_bytes()).get("stopped") is None
+    with suppress(OSError, ValueError, AttributeError), open_to_read(run.records.parent / SUMMARY) as file:
+        return json_value(file.read()).get("stopped") is None
     return False

@@ -5,13 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime
 from itertools import takewhile
 from typing import Any
 
 from hermes_core.agents.compaction import contexts
 from hermes_core.view.index import LIMITS
-from hermes_core.view.plain_text import arguments_of, failure_name, listed, text_of
+from hermes_core.view.plain_text import arguments_of, failure_name, listed, moment, text_of
 
 Json = dict[str, Any]
 
@@ -46,11 +45,6 @@ _CALL_ERRORS = {"invalid_arguments": "parsing", "time_limit": "timeout", "interr
 
 _CONFIG = frozenset({"temperature", "top_p", "top_k", "max_tokens", "seed", "frequency_penalty", "presence_penalty"})
 """The sampling parameters that have the same name in Inspect."""
-
-
-def moment(seconds: float) -> str:
-    """Return seconds since the epoch as Inspect writes times."""
-    return datetime.fromtimestamp(seconds, UTC).isoformat()
 
 
 def sample(record: Mapping[str, Any], epoch: int, began: float) -> Json:
@@ -241,7 +235,7 @@ class _Sample:
 
     def _seen(self, index: int) -> list[list[int]]:
         """Return which messages the model saw before this answer, as ranges."""
-        context = next(each for each in self.contexts if index in each)
+        context: list[int] = next((each for each in self.contexts if index in each), [])
         seen = [each for each in context if each < index]
         begins = [each for each in seen if each - 1 not in seen]
         ends = [each + 1 for each in seen if each + 1 not in seen]

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import json
 import os
 import re
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Annotated, Any, BinaryIO, NamedTuple
 
-from hermes_core.envs.plain import json_value
-from hermes_core.envs.record import Record, parse_line, parse_outline
-from hermes_core.envs.store import TRAJECTORIES, read_run
+from pydantic import ConfigDict, Field, TypeAdapter
+
+from hermes_core.agents.base import CallError, CallRecord
+from hermes_core.envs.plain import json_line
+from hermes_core.envs.record import Record
+from hermes_core.envs.run_files import open_to_read, open_to_write
+from hermes_core.envs.store import TRAJECTORIES, outline_in, read_run, record_in
 from hermes_core.envs.summary import SOLVED
 from hermes_core.errors import UsageError
 
-FORMAT = 3
+FORMAT = 4
 """The version of the index file. An index of another version is made again."""
 
 MESSAGE_SHOWN = 400
@@ -43,7 +47,7 @@ LIMITS = frozenset({"max_turns", "length", "context_length", "time_limit"})
 class ToolUse(NamedTuple):
     """How often one tool was called in a rollout, and how the calls ended."""
 
-    calls: int
+    calls: Annotated[int, Field(ge=1)]
     seconds: float
     failed: Mapping[str, int]
     """Number of failed calls by kind of error."""
@@ -160,10 +164,7 @@ class Run:
         with self._open() as file:
             file.seek(row.offset)
             line = file.read(row.size)
-        try:
-            return Record.from_json(parse_line(line, str(self.records))).to_json()
-        except ValueError as error:
-            raise UsageError(f"{self.records} has changed", hint="run the command again") from error
+        return record_in(line, f"{self.records}, byte {row.offset}").to_json()
 
     def checksum(self, end: int) -> int:
         """Return a checksum of the last bytes before `end`: the same for as long as the records only grow."""
@@ -172,7 +173,7 @@ class Run:
 
     def _open(self, buffer: int = -1) -> BinaryIO:
         try:
-            return self.records.open("rb", buffer)
+            return open_to_read(self.records, buffer)
         except OSError as error:
             inside = sorted(str(path.parent) for path in self.path.glob(f"*/{TRAJECTORIES}"))
             hint = f"name a run in it: {', '.join(inside)}" if inside else "name the folder of a run"
@@ -185,12 +186,7 @@ class Run:
         for line in file:
             if not line.endswith(b"\n"):  # still being written, or torn by a crash
                 break
-            try:
-                row = _row(parse_outline(line, str(self.records)), self._end, len(line))
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
-                raise UsageError(
-                    f"{self.records}, byte {self._end}: no record of a rollout", hint="remove that line to go on"
-                ) from error
+            row = _row(outline_in(line, f"{self.records}, byte {self._end}"), self._end, len(line))
             self.rows[row.key] = row
             self._end += len(line)
         return self._end > begin
@@ -210,27 +206,21 @@ class Run:
 
     def _load(self, file: BinaryIO) -> None:
         """Take over the rows of the index file, if they are of the records that are here now."""
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            held = json_value(self._index_path.read_bytes())
+        with contextlib.suppress(OSError, ValueError), open_to_read(self._index_path) as index:
+            held = _index_form().validate_json(index.read())
             status = os.fstat(file.fileno())
-            unchanged = held["end"] < status.st_size or held["changed"] == status.st_mtime_ns
-            if held["format"] == FORMAT and unchanged and self._tail_of(file, held["end"]) == held["tail"]:
-                rows = [_loaded(values) for values in held["rows"]]
-                self.rows = {row.key: row for row in rows}
-                self._end, self._tail = held["end"], held["tail"]
+            unchanged = held.end < status.st_size or held.changed == status.st_mtime_ns
+            if held.format == FORMAT and unchanged and self._tail_of(file, held.end) == held.tail:
+                self.rows = {row.key: row for row in held.rows}
+                self._end, self._tail = held.end, held.tail
 
     def _save(self) -> None:
         """Write the index file. Without the right to write it, the run is read again the next time."""
         beside = self._index_path.with_suffix(f".{os.getpid()}")
-        held = {
-            "format": FORMAT,
-            "end": self._end,
-            "tail": self._tail,
-            "changed": self.records.stat().st_mtime_ns,
-            "rows": list(self.rows.values()),
-        }
+        held = _Index(FORMAT, self._end, self._tail, self.records.stat().st_mtime_ns, list(self.rows.values()))
         try:
-            beside.write_bytes(json.dumps(held, separators=(",", ":")).encode())
+            with os.fdopen(open_to_write(beside, os.O_TRUNC), "wb") as file:
+                file.write(json_line(held))
             beside.replace(self._index_path)
         except OSError:
             with contextlib.suppress(OSError):
@@ -255,66 +245,63 @@ def _without_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _loaded(values: list[Any]) -> Row:
-    values[-1] = {name: ToolUse(*use) for name, use in values[-1].items()}
-    return Row._make(values)
+class _Index(NamedTuple):
+    """The index file: the rows of the first `end` bytes of the records."""
+
+    format: int
+    end: int
+    tail: int
+    changed: int
+    rows: list[Row]
 
 
-def _row(value: Mapping[str, Any], offset: int, size: int) -> Row:
+@cache
+def _index_form() -> TypeAdapter[_Index]:
+    return TypeAdapter(_Index, config=ConfigDict(allow_inf_nan=False))
+
+
+def _row(record: Record, offset: int, size: int) -> Row:
     """Return the row of a record, of which the outline is enough if it is of version 2 or later."""
-    if value.get("version", 1) == 1:
-        value = Record.from_json(value).to_json()
-    failure, usage = value["failure"] or {}, value["usage"] or {}
-    started, ended = value["started"], value["ended"]
+    failure, usage, started, ended = record.failure, record.usage, record.started, record.ended
     known = started is not None and ended is not None
-    message = failure.get("message")
     return Row(
         offset=offset,
         size=size,
-        trajectory_id=value["trajectory_id"],
-        item_id=str(value["item_id"]),
-        group=value["group"],
-        rollout_index=value["rollout_index"],
-        agent=value["agent"],
-        backend=value["backend"],
-        model=value["model"],
-        reward=value["reward"],
-        stop_reason=value["stop_reason"],
-        failure_kind=failure.get("kind"),
-        failure_stage=failure.get("stage"),
-        failure_message=message and message[:MESSAGE_SHOWN],
-        turns=_turns(value),
-        prompt_tokens=usage.get("prompt_tokens") or 0,
-        completion_tokens=usage.get("completion_tokens") or 0,
-        cached_tokens=usage.get("cached_tokens") or 0,
-        cost=usage.get("cost"),
-        started=started,
-        seconds=round(ended - started if known else sum(filter(None, value["timings"].values())), 3),
-        waited_s=value["waited_s"] or 0.0,
-        calls=value["tool_calls"]["attempted"],
-        tools=_tools(value["calls"]),
+        **{name: getattr(record, name) for name in _SAME},
+        failure_kind=failure and str(failure.kind),
+        failure_stage=failure and failure.stage,
+        failure_message=failure and failure.message[:MESSAGE_SHOWN],
+        turns=len(record.turns) or sum(message["role"] == "assistant" for message in record.messages),
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        cached_tokens=usage.cached_tokens,
+        cost=usage.cost,
+        seconds=round(ended - started if known else sum(filter(None, record.timings.values())), 3),
+        calls=record.tool_calls.attempted,
+        tools=_tools(record.calls),
     )
 
 
-def _turns(value: Mapping[str, Any]) -> int:
-    """Return the number of the model's answers, also of a record of version 1, which has no `turns`."""
-    messages = value.get("messages", ())
-    return len(value["turns"]) or sum(message.get("role") == "assistant" for message in messages)
+_SAME = (
+    *("trajectory_id", "item_id", "group", "rollout_index", "agent", "backend", "model", "reward", "stop_reason"),
+    *("started", "waited_s"),
+)
+"""Fields that are the same in a record and in its row."""
 
 
-def _tools(calls: list[Mapping[str, Any]]) -> dict[str, ToolUse]:
+def _tools(calls: Iterable[CallRecord]) -> dict[str, ToolUse]:
     """Return the use of each tool."""
     used: dict[str, ToolUse] = {}
     for call in calls:
-        count, seconds, failed, errors, exits = used.get(call["name"]) or ToolUse(0, 0.0, {}, {}, {})
-        if call["started"] is not None and call["ended"] is not None:
-            seconds += call["ended"] - call["started"]
-        if error := call["error"]:
-            failed = _one_more(failed, str(error["kind"]))
-            errors = _one_more(errors, error_of(error))
-        elif call["exit_code"]:
-            exits = _one_more(exits, str(call["exit_code"]))
-        used[call["name"]] = ToolUse(count + 1, seconds, failed, errors, exits)
+        count, seconds, failed, errors, exits = used.get(call.name) or ToolUse(0, 0.0, {}, {}, {})
+        if call.started is not None and call.ended is not None:
+            seconds += call.ended - call.started
+        if call.error:
+            failed = _one_more(failed, str(call.error.kind))
+            errors = _one_more(errors, error_of(call.error))
+        elif call.exit_code:
+            exits = _one_more(exits, str(call.exit_code))
+        used[call.name] = ToolUse(count + 1, seconds, failed, errors, exits)
     return {name: use._replace(seconds=round(use.seconds, 3)) for name, use in used.items()}
 
 
@@ -322,8 +309,8 @@ def _one_more(counts: Mapping[str, int], name: str) -> dict[str, int]:
     return {**counts, name: counts.get(name, 0) + 1}
 
 
-def error_of(error: Mapping[str, Any]) -> str:
+def error_of(error: CallError) -> str:
     """Return what a failed call's error says, the same for errors that are alike: its first line without the hint, and
     without quoted values, paths and numbers."""
-    first = str(error["message"]).strip().partition("\n")[0].partition(" (")[0]
-    return _VARYING.sub("…", first[:MESSAGE_SHOWN])[:ERROR_SHOWN] or str(error["kind"])
+    first = error.message.strip().partition("\n")[0].partition(" (")[0]
+    return _VARYING.sub("…", first[:MESSAGE_SHOWN])[:ERROR_SHOWN] or str(error.kind)

@@ -8,6 +8,7 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from hermes_core.envs.run_files import make_folder
 from hermes_core.errors import OutputError
 from hermes_core.view.eval_log import RunLog, log_name
 from hermes_core.view.index import Run, records_of
@@ -21,7 +22,7 @@ def shown_folder(run: Path) -> Iterator[Path]:
     """Make a folder for logs that are shown together, on the disk of this run if possible; it is removed at the end."""
     kept = records_of(run).parent / KEPT
     try:
-        kept.mkdir(exist_ok=True)
+        make_folder(kept)
         folder = TemporaryDirectory(prefix="shown-", dir=kept)
     except OSError:
         folder = TemporaryDirectory(prefix="hermes-rl-view-")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 from hermes_core.agents.replies import decode_arguments
@@ -54,6 +55,14 @@ def _of_64_bits(digits: str) -> int:
     if not -(2**63) <= (number := int(digits)) < 2**63:
         raise ValueError("a number beyond 64 bits")
     return number
+
+
+def moment(seconds: float) -> str:
+    """Return seconds since the epoch as ISO 8601 in UTC; a time beyond the calendar is its nearest day."""
+    return datetime.fromtimestamp(min(max(0.0, seconds), _LAST), UTC).isoformat()
+
+
+_LAST = datetime(9999, 12, 30, tzinfo=UTC).timestamp()
 
 
 def failure_name(kind: str, stage: str | None) -> str:

@@ -88,7 +88,11 @@ def headline(run: Run, rows: Sequence[Row]) -> list[RenderableType]:
         reached = (f"{number} {name}{values.get(name, '')}" for name, number in figures.limits.items())
         lines.append(line(f"stopped at a limit: {', '.join(reached)}", "yellow"))
     if figures.prompt_tokens or figures.completion_tokens:
-        cached = f" ({figures.cached_tokens / figures.prompt_tokens:.0%} cached)" if figures.cached_tokens else ""
+        cached = (
+            f" ({figures.cached_tokens / figures.prompt_tokens:.0%} cached)"
+            if figures.cached_tokens and figures.prompt_tokens
+            else ""
+        )
         tokens = f"{count(figures.prompt_tokens)} read{cached}, {count(figures.completion_tokens)} written"
         lines.append(Text(f"tokens: {tokens}"))
     if figures.cost is not None:

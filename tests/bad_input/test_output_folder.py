@@ -101,13 +101,13 @@ def test_a_line_that_is_no_record_is_named(hermes, ran, tmp_path, level, monkeyp
     done = hermes("rollout", "tasks", ran, "--agent", "oracle", "--out", "out", "--resume", *level)
     done.is_refused("out/trajectories.jsonl, line 1: no record of a rollout", "remove that line")
     monkeypatch.setattr(TasksEnvironment, "score_patch", None, raising=False)
-    hermes("rescore", "out", *level).is_refused("out/trajectories.jsonl, line 1: no record of a rollout")
+    hermes("rescore", "out", "--trust-run", *level).is_refused("out/trajectories.jsonl, line 1: no record of a rollout")
 
 
 def test_rescoring_without_records_is_refused(hermes, ran, tmp_path, level, monkeypatch):
     (tmp_path / "out" / "trajectories.jsonl").unlink()
     monkeypatch.setattr(TasksEnvironment, "score_patch", None, raising=False)
-    hermes("rescore", "out", *level).is_refused("out/trajectories.jsonl can't be read: No such file")
+    hermes("rescore", "out", "--trust-run", *level).is_refused("out/trajectories.jsonl can't be read: No such file")
 
 
 def test_resuming_without_a_folder_is_refused(hermes, tasks):
@@ -184,25 +184,25 @@ def test_a_folder_that_was_there_keeps_what_it_had(hermes, tasks, tmp_path):
         ("{", ["out has no usable run.json"]),
         ("[]", ["out has no usable run.json"]),
         ('{"configuration": {}, "configuration_hash": ""}', ["out/run.json lacks part of a run's configuration"]),
-        ('{"configuration": 3, "configuration_hash": ""}', ["out/run.json lacks part of a run's configuration"]),
+        ('{"configuration": 3, "configuration_hash": ""}', ["out has no usable run.json: configuration must be"]),
     ],
 )
 def test_rescoring_what_is_no_run_is_refused(hermes, tmp_path, text, words):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "run.json").write_text(text)
-    hermes("rescore", "out").is_refused(*words)
+    hermes("rescore", "out", "--trust-run").is_refused(*words)
     assert os.listdir(tmp_path / "out") == ["run.json"]
 
 
 def test_rescoring_a_run_without_patches_is_refused(hermes, ran):
-    hermes("rescore", "out").is_refused("environment 'tasks' can't verify a patch by itself")
+    hermes("rescore", "out", "--trust-run").is_refused("environment 'tasks' can't verify a patch by itself")
 
 
 def test_rescoring_with_an_environment_that_is_gone_is_refused(hermes, ran, tmp_path):
     run = json.loads((tmp_path / "out" / "run.json").read_text())
     run["configuration"]["environment"] = "tsks"
     (tmp_path / "out" / "run.json").write_text(json.dumps(run))
-    hermes("rescore", "out").is_refused("unknown environment 'tsks'", "did you mean 'tasks'?")
+    hermes("rescore", "out", "--trust-run").is_refused("unknown environment 'tsks'", "did you mean 'tasks'?")
 
 
 def limited(size: int) -> None:

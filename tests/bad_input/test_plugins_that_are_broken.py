@@ -196,7 +196,7 @@ def test_patches_are_verified_again_by_the_name_that_the_environment_is_register
         async def score_patch(self, item, patch, rollout): return 1.0, {}"""
     install("mine", ENVIRONMENT.replace("CHANGE", methods).replace('name = "mine"', f'name = "{own}"'))
     assert hermes(*ORACLE, "--out", "out", *level).code == 0
-    done = hermes("rescore", "out", *level)
+    done = hermes("rescore", "out", "--trust-run", *level)
     assert (done.code, done.out) == (0, "1 of 1 patches got the same reward again\n"), done.err
 
 

@@ -100,6 +100,21 @@ async def test_an_item_that_is_gone_is_wrong_use(runtime, tmp_path):
         await rescore(runtime, out, environment=Patched(("z",)), **ISOLATION)
 
 
+async def test_what_a_run_names_is_used_only_if_it_is_trusted(runtime, tmp_path):
+    """A folder of somebody else: its backend's settings name a program, which would run here."""
+    out, ran = tmp_path / "out", tmp_path / "ran"
+    await run_rollouts(runtime, Patched(("a",)), "nop", out_dir=out, **ISOLATION)
+    run = json.loads((out / "run.json").read_text())
+    run["configuration"] |= {"backend": "ssh", "backend_config": {"config_file": f"ProxyCommand touch {ran}"}}
+    (out / "run.json").write_text(json.dumps(run))
+    with pytest.raises(UsageError, match=r"would run on this machine: .*ProxyCommand touch .*--trust-run"):
+        await rescore(runtime, out)
+    outcome = await rescore(runtime, out, environment=Patched(("a",)), **ISOLATION)
+    assert outcome.agrees
+    with pytest.raises(UsageError, match="unknown environment 'patched'"):  # the name in run.json, as trusted
+        await rescore(runtime, out, trust_run=True)
+
+
 async def test_a_folder_without_a_run_is_wrong_use(runtime, tmp_path):
     with pytest.raises(UsageError, match=r"no usable run\.json"):
         await rescore(runtime, tmp_path, environment=Patched())

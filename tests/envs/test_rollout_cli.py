@@ -375,7 +375,7 @@ async def test_an_interrupted_validation_prints_what_is_known_and_goes_on(enviro
 @pytest.mark.full  # one more start of the program for one more message
 def test_rescore_of_an_environment_without_patches_is_wrong_use(run, dataset):
     assert run("rollout", "tasks", dataset(GOOD), "--agent", "nop", "--out", "out", *ISOLATION).returncode == 0
-    done = run("rescore", "out")
+    done = run("rescore", "out", "--trust-run")
     assert done.returncode == 2
     assert "score_patch" in done.stderr
 

@@ -81,7 +81,7 @@ async def test_a_recorded_patch_scores_the_same_again(runtime, tmp_path):
     records = await roll_out(runtime, out_dir=tmp_path / "run", env=env)
     assert [record["reward"] for record in records.values()] == [1.0]
     assert all(record["patch"].startswith("diff --git") for record in records.values())
-    outcome = await rescore(runtime, tmp_path / "run")
+    outcome = await rescore(runtime, tmp_path / "run", trust_run=True)
     assert outcome.agrees and outcome.patches == 1
 
 

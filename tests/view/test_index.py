@@ -49,7 +49,7 @@ def test_a_record_of_version_1_has_a_row(make_record: Any, tmp_path: Path) -> No
 def test_the_second_time_no_record_is_read(make_record: Any, write_run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write_run([make_record(index=number) for number in range(3)])
     first = Run(folder).rows
-    monkeypatch.setattr(index, "parse_outline", None)
+    monkeypatch.setattr(index, "outline_in", None)
     assert Run(folder).rows == first
 
 
@@ -131,7 +131,7 @@ def test_a_folder_that_cannot_be_written_is_read(make_record: Any, write_run: An
         raise PermissionError
 
     folder = write_run([make_record()])
-    monkeypatch.setattr(Path, "write_bytes", refuse)
+    monkeypatch.setattr(index, "open_to_write", refuse)
     assert len(Run(folder).rows) == 1
     assert not (folder / ".trajectories.jsonl.index").exists()
 
