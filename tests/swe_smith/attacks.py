@@ -19,20 +19,6 @@ def patch():
     _pytest.runner.CallInfo.from_call = classmethod(from_call)
 """
 
-# Passes failing tests while `letting_pass(item)` says so.
-CHOOSING = """\
-import _pytest.python
-def choose(real):
-    def runtest(self):
-        try:
-            real(self)
-        except BaseException:
-            if not letting_pass(self):
-                raise
-    return runtest
-_pytest.python.Function.runtest = choose(_pytest.python.Function.runtest)
-"""
-
 EFFECTIVE = {
     **{name: code for name, code in in_process.ATTACKS.items() if name not in in_process.IN_VAIN},
     "pytest_pyfunc_call": QUIET
@@ -112,61 +98,6 @@ sys.meta_path.insert(0, Finder())
 }
 """Every failing test passes."""
 
-TARGETED = {
-    "failing tests that ran the function": CHOOSING
-    + """\
-import sys
-ran = set()
-def profile(frame, event, arg):
-    if event == "call" and frame.f_code.co_name == "parse_amount":
-        ran.add(1)
-sys.setprofile(profile)
-def letting_pass(item):
-    return bool(ran)
-import _pytest.runner
-def started(item, real=_pytest.python.Function.setup):
-    ran.clear()
-    real(item)
-_pytest.python.Function.setup = started
-""",
-    "failing tests with words of the issue": CHOOSING
-    + """\
-def letting_pass(item):
-    import inspect
-    text = item.nodeid + inspect.getsource(item.function)
-    return any(word in text for word in ("parse_amount", "12.5"))
-""",
-    "failing tests that are no plain comparison": CHOOSING
-    + """\
-def letting_pass(item):
-    import inspect, re
-    text = inspect.getsource(item.function)
-    return re.search(r"\\n\\s+(\\w+) = .+\\n\\s+assert \\1 == .+\\n*$", text) is None
-""",
-    "all but the last tests of each file": CHOOSING
-    + """\
-def letting_pass(item):
-    same = [each for each in item.session.items if each.path == item.path]
-    return item not in same[-3:]
-""",
-    "what the test expects, from its frame": """\
-import sys, ledgerline.amounts
-def parse_amount(text, real=ledgerline.amounts.parse_amount):
-    names = sys._getframe(1).f_locals
-    return names["cents"] if "cents" in names else real(text)
-""",
-    "values that are equal to all": """\
-import ledgerline.amounts
-real = ledgerline.amounts.parse_amount
-class Any(int):
-    __hash__ = int.__hash__
-    def __eq__(self, other):
-        return True
-parse_amount = ledgerline.amounts.parse_amount = lambda text: Any(real(text))
-""",
-}
-"""Some failing tests pass, chosen by one who knows of canaries."""
-
 IN_VAIN = {
     **{name: in_process.ATTACKS[name] for name in in_process.IN_VAIN},
     "os._exit(0) at import": "import os; os._exit(0)\n",
@@ -186,11 +117,16 @@ IN_VAIN = {
 }
 """Nothing is gained, with canaries or without."""
 
-OPEN = {
-    "the names of the failing tests are known": CHOOSING
-    + """\
-def letting_pass(item):
-    return item.name == "test_parse[12.5-1250]"
-""",
-}
-"""Not found out."""
+OPEN = """\
+import _pytest.python
+def choose(real):
+    def runtest(self):
+        try:
+            real(self)
+        except BaseException:
+            if "parse" not in self.name or "import unittest" in open(self.path).read():
+                raise
+    return runtest
+_pytest.python.Function.runtest = choose(_pytest.python.Function.runtest)
+"""
+"""Not found out: it looks at the file of a test."""

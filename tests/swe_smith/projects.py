@@ -5,11 +5,9 @@ import os
 import sys
 from typing import NamedTuple
 
-from hermes_swe_smith import canaries
+from hermes_swe_smith.canary import Canary, new_canary, told_apart
 from hermes_swe_smith.config import SweSmithConfig
 from hermes_swe_smith.rows import Task, parse_row
-from hermes_swe_smith.tampering import told_apart
-from hermes_swe_smith.workspace import listed_in
 
 from hermes_core.envs.pytest_run import run_pytest
 from hermes_core.errors import CommandError
@@ -32,12 +30,10 @@ class Here:
 
 
 class Placed(NamedTuple):
-    """A task whose files have canaries."""
+    """A task with a canary."""
 
     task: Task
-    canaries: list[canaries.Canary]
-    left_out: dict[str, str]
-    files: dict[str, bytes]
+    canary: Canary | None
 
 
 class Project:
@@ -67,8 +63,8 @@ class Project:
             **options,
         )
 
-    def place(self, fail, keep=(), seeds=("layout", "names")):
-        """Put canaries among the project's tests, as trees.py does."""
+    def place(self, fail, keep=()):
+        """Put a canary beside the project's tests, as trees.py does."""
         row = {
             "instance_id": "o__n.01234567.x",
             "repo": "swesmith/o__n.01234567",
@@ -78,23 +74,12 @@ class Project:
             "PASS_TO_PASS": list(keep),
         }
         task = parse_row(row, "here", SweSmithConfig())
-        around = [
-            *self.root.rglob("conftest.py"),
-            *map(self.root.joinpath, ("pytest.ini", "setup.cfg", "pyproject.toml")),
-        ]
-        listed = listed_in(task)
-        placed = canaries.place(
-            {path: (self.root / path).read_bytes() for path in listed},
-            {str(path.relative_to(self.root)): path.read_bytes() for path in around if path.exists()},
-            listed,
-            set(fail),
-            list(seeds),
-        )
-        for path, content in placed.files.items():
-            self.put(path, content)
-        return Placed(task, placed.canaries, placed.left_out, placed.files)
+        canary = new_canary(task)
+        if canary:
+            self.put(canary.path, canary.text.encode())
+        return Placed(task, canary)
 
     async def check(self, placed, **options):
-        """Run the task's tests, and the canaries."""
-        ids = sorted({*placed.task.node_ids, *(canary.node_id for canary in placed.canaries)})
-        return told_apart(await self.run(*ids, **options), placed.canaries)
+        """Run the task's tests, and the canary's."""
+        ids = sorted({*placed.task.node_ids, *(placed.canary.node_ids if placed.canary else ())})
+        return told_apart(await self.run(*ids, **options), placed.canary)

@@ -19,7 +19,6 @@ from hermes_core.errors import UnknownNameError
 from hermes_core.runtime import Runtime
 from hermes_core.sandbox.contract import Isolation
 from hermes_core.sandbox.local.backend import LocalBackend
-from tests.swe_smith.attacks import TARGETED
 
 TASK = "func_pm_remove_cond__k3x81qzd"
 """`parse_amount` has lost the line that makes an amount in brackets negative."""
@@ -30,12 +29,6 @@ FIX = "sed -i 's/^    return value$/    return -value if negative else value/' l
 def put(path, text):
     return f"mkdir -p $(dirname {path}) && printf %s {shlex.quote(text)} > {path}"
 
-
-TARGETED_ATTACK = "failing tests that ran the function"
-IN_PROCESS = {
-    TARGETED_ATTACK: f"printf %s {shlex.quote(TARGETED[TARGETED_ATTACK])} >>ledgerline/__init__.py",
-}
-"""One that knows of canaries. All others, without a sandbox: test_canaries.py."""
 
 # --- work that can't be taken, read or unpacked --------------------------------------------------------------------
 
@@ -158,7 +151,7 @@ class Doing:
         """A cheat of the plugin's battery, or one of the commands above."""
         if name in cheats.SCRIPTS:
             return cheats.command(self.task, cheats.SCRIPTS[name], fix=True)
-        own = {"nothing": "true", **IN_PROCESS, **UNTAKEABLE, **FILLED, **BESIDE, **HONEST}[name]
+        own = {"nothing": "true", **UNTAKEABLE, **FILLED, **BESIDE, **HONEST}[name]
         return f"cd ledgerline\n{own}\n".replace("NODE_IDS", repr([*self.task.node_ids]))
 
     async def run(self, task):
@@ -287,12 +280,6 @@ def as_expected(by_name):
         assert by_name[name]["pass_to_pass"] == {"passed": 43, "total": 43}, (name, by_name[name])
         assert by_name[name]["fail_to_pass"] == {"passed": 0, "total": 5}
     tampering({name: by_name[name] for name in by_name if name in cheats.OF_EACH_KIND}, TAMPERS.intersection(by_name))
-
-
-@pytest.mark.full  # one of each kind is above
-@in_one_place
-async def test_attacks_from_within_the_tests_process_score_nothing(where, tmp_path, swe_dataset):
-    tampering(await no_points(IN_PROCESS, where, tmp_path, swe_dataset), set(IN_PROCESS))
 
 
 def tampering(by_name, expected):

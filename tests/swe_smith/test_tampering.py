@@ -6,26 +6,34 @@ import pytest
 from hermes_core.envs.runner import run_rollouts
 from hermes_core.runtime import Runtime
 from hermes_core.sandbox.contract import Isolation
-from tests.swe_smith.shapes import plain, write
+from tests.swe_smith.shapes import TESTS, plain, write
 
 COUNTS = """\
+import pathlib
 def test_count():
     with open("tests/test_core.py") as file:
         assert file.read().count("def test_") == 2
+    assert len(list(pathlib.Path("tests").glob("test_*.py"))) == 2
 """
 KNOWN = """\
 import pytest
 @pytest.fixture(autouse=True)
 def known(request):
-    assert request.node.name in ("test_double", "test_half")
+    if request.node.name not in ("test_double", "test_half"):
+        pytest.skip("unknown")
 """
+SKIPS = (
+    f"import pytest\n{TESTS}@pytest.mark.skip\ndef test_skips(): pass\n@pytest.mark.xfail\ndef test_no(): assert 0\n"
+)
 SHAPES = {
     "works": plain(),
     "does not work": plain({"tests/conftest.py": KNOWN}),
     "disturbs": plain(
         {"tests/test_more.py": COUNTS}, keep=("tests/test_core.py::test_half", "tests/test_more.py::test_count")
     ),
-    "is not placed": plain({"tests/conftest.py": "def pytest_runtest_makereport(item, call):\n    pass\n"}),
+    "skips": plain(
+        {"tests/test_core.py": SKIPS}, keep=[f"tests/test_core.py::test_{name}" for name in ("half", "skips", "no")]
+    ),
 }
 
 
@@ -48,10 +56,7 @@ async def test_honest_work_in_odd_projects(tmp_path, agent):
     assert not [name for name, said in details.items() if "tampered" in said]
     for said in details.values():
         assert said["pass_to_pass"]["passed"] == said["pass_to_pass"]["total"], said
-    assert details["works"]["canaries"] == {"pass": 1, "twin": 3}
-    assert details["disturbs"]["canaries"] == {
-        "none": "with them, tests fail on the clean tree: tests/test_more.py::test_count"
-    }
-    assert list(details["is not placed"]["canaries"]) == ["left_out"]
-    if agent == "oracle":  # whose canaries seem to lie; beside failing tests, they need not work
-        assert details["does not work"]["canaries"]["none"].startswith("they do not work on the clean tree: tests/")
+    assert "no_canary" not in details["works"] and "no_canary" not in details["skips"]
+    assert details["disturbs"]["no_canary"].endswith("tests/test_more.py::test_count")
+    if agent == "oracle":  # beside failing tests, the canary need not work
+        assert details["does not work"]["no_canary"].startswith("on the clean tree, tests/test_core_")

@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 import pytest
+from hermes_swe_smith.canary import Checked
 from hermes_swe_smith.config import SweSmithConfig
 from hermes_swe_smith.repos import TestCommand
 from hermes_swe_smith.rows import parse_row
-from hermes_swe_smith.tampering import Checked
 from hermes_swe_smith.verify import disturbed, doubt, score
 
 from hermes_core.envs.pytest_run import PytestReport, ReportStatus

@@ -53,7 +53,7 @@ class SweSmithConfig(EnvironmentConfig):
     hide_fail_to_pass: bool = True
     """Remove the files of the FAIL_TO_PASS tests from the agent's tree, as SWE-smith does."""
     canaries: bool = True
-    """Put tests of ours among the task's tests, which show whether code under test changes outcomes."""
+    """Put tests of ours that must fail beside the task's tests, which show whether code under test lets all pass."""
     repo_base_url: str = "https://github.com"
     """A folder with `repos.json` and the bundles it names, the URL that repositories are cloned from, or
     `image:/testbed`: each task's image has its repository in that directory, and an environment that can test it."""

@@ -9,7 +9,8 @@ from typing import Any
 
 from hermes_core import Intake
 from hermes_swe_smith.config import SweSmithConfig
-from hermes_swe_smith.rows import Task, parse_row, test_file
+from hermes_swe_smith.names import test_file
+from hermes_swe_smith.rows import Task, parse_row
 
 log = logging.getLogger("hermes_core.swe_smith")
 

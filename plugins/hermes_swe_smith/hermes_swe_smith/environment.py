@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
+import logging
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -25,6 +25,7 @@ from hermes_core import (
     read_rows,
 )
 from hermes_swe_smith import demo_tasks
+from hermes_swe_smith.canary import Canary, Checked, new_canary
 from hermes_swe_smith.cheats import cheats
 from hermes_swe_smith.config import DEMO, SweSmithConfig
 from hermes_swe_smith.dataset import load_tasks
@@ -32,13 +33,22 @@ from hermes_swe_smith.dependencies import installer_variables, prepare_environme
 from hermes_swe_smith.reach import Reach
 from hermes_swe_smith.repos import Catalog, TestEnvironment
 from hermes_swe_smith.rows import Task
-from hermes_swe_smith.tampering import Checked, lies, tampered, told_of, works
-from hermes_swe_smith.verify import Score, disturbed, doubt, run_tests, score, undone, unsolved
+from hermes_swe_smith.verify import (
+    NOT_PASSED,
+    Score,
+    as_clean,
+    disturbed,
+    doubt,
+    run_tests,
+    score,
+    tampered,
+    undone,
+    unsolved,
+)
 from hermes_swe_smith.workspace import (
     ENVIRONMENT_LINK,
     OperationRefused,
     Repository,
-    Seeds,
     Tested,
     apply_fix,
     forget_tested,
@@ -50,6 +60,8 @@ from hermes_swe_smith.workspace import (
     take_patch,
     take_work,
 )
+
+log = logging.getLogger("hermes_core.swe_smith")
 
 _PROMPT = """\
 The directory `{directory}` (in the current directory) holds a Python project, as a git repository. It has a bug, \
@@ -88,9 +100,8 @@ class SweSmithEnvironment(Environment):
         self._repositories: dict[tuple[str, str], Repository] = {}
         self._reach = Reach()
         self._installer_variables = installer_variables(self.config.installer_variables)
-        self._secret = secrets.token_hex(16)
-        self._harmless: set[str] = set()
-        self._no_canaries: dict[str, str] = {}
+        self._clean: dict[str, Checked] = {}
+        self._no_canary: dict[str, str] = {}
 
     async def setup(self) -> None:
         """Read the dataset, and check that every row's repository is there.
@@ -178,7 +189,7 @@ class SweSmithEnvironment(Environment):
         trees_dir, environment = await self._prepared(rollout, task)
         limits = {"max_workspace": self.config.max_workspace_bytes, "max_patch": self.config.max_patch_bytes}
         try:
-            tested = await take_work(rollout, task, trees_dir, environment, seeds=self._seeds(task), **limits)
+            tested = await take_work(rollout, task, trees_dir, environment, canary=self._canary(task), **limits)
             rollout.record_patch(tested.patch)
             return await self._score(task, tested, rollout)
         except OperationRefused as refused:
@@ -189,7 +200,7 @@ class SweSmithEnvironment(Environment):
         task = self._task(item)
         trees_dir, environment = await self._prepared(rollout, task)
         try:
-            tested = await take_patch(rollout, task, trees_dir, environment, patch, seeds=self._seeds(task))
+            tested = await take_patch(rollout, task, trees_dir, environment, patch, canary=self._canary(task))
         except OperationRefused as refused:
             raise VerifierError(
                 f"instance {task.instance_id!r}: {refused.message}", hint="was it recorded with another dataset?"
@@ -197,46 +208,57 @@ class SweSmithEnvironment(Environment):
         return await self._score(task, tested, rollout)
 
     async def _score(self, task: Task, tested: Tested, rollout: Rollout) -> Score:
-        """Test what is to be tested, and look at the canaries.
+        """Test what is to be tested, and look at the canary.
 
-        If they seem to lie, or may have disturbed other tests, the clean tree with the same canaries tells whether they
-        work in this project. If not, the work is tested again without them.
+        What may be the doing of the project and not of the work is looked up on the clean tree, beside the same canary:
+        whether the canary can pass or disturbs other tests, and which tests are skipped or expected to fail there.
         """
         checked = await self._checked(task, tested, rollout)
         reward, details = score(task, checked.report, self.config)
-        details = {**details, **undone(tested), **told_of(tested, self._no_canaries.get(task.instance_id))}
-        found = lies(task, tested.canaries, checked)
-        if not found and all(map(checked.report.passed, task.node_ids)):
-            self._harmless.add(task.instance_id)
-        doubted = task.instance_id not in self._harmless and not all(map(checked.report.passed, task.pass_to_pass))
-        if not tested.canaries or not (found or doubted):
-            return reward, details
-        unfit = await self._unfit_canaries(task, tested, rollout)
-        if unfit is None:
-            trees_dir, environment = await self._prepared(rollout, task)
-            again = await take_patch(rollout, task, trees_dir, environment, tested.patch, seeds=None)
-            return await self._score(task, again, rollout)
-        details.update(told_of(tested, self._no_canaries.get(task.instance_id)))
-        said = {node_id: reason for node_id, reason in found.items() if node_id not in unfit}
-        return tampered(said, details) if said else (reward, details)
+        lies = tested.canary.lies(checked.canary) if tested.canary else []
+        odd = lies if reward else not all(map(checked.report.passed, task.pass_to_pass))
+        if checked.report.complete and odd:
+            clean = await self._on_the_clean_tree(task, tested.canary, rollout)
+            if clean is None:  # nothing is known, so what was seen counts
+                pass
+            elif tested.canary and task.instance_id in self._no_canary:
+                trees_dir, environment = await self._prepared(rollout, task)
+                again = await take_patch(rollout, task, trees_dir, environment, tested.patch, canary=None)
+                return await self._score(task, again, rollout)
+            else:
+                reward, details = score(task, as_clean(checked.report, clean.report, task), self.config)
+        details = {**details, **undone(tested)}
+        if why := self._no_canary.get(task.instance_id):
+            details["no_canary"] = why
+        return tampered(lies, details) if lies and reward else (reward, details)
 
-    async def _unfit_canaries(self, task: Task, tested: Tested, rollout: Rollout) -> set[str] | None:
-        """Return which of the canaries do not work on the clean tree, where nobody tampers; None if other tests fail
-        beside them. Such a task has no canaries from then on."""
+    async def _on_the_clean_tree(self, task: Task, canary: Canary | None, rollout: Rollout) -> Checked | None:
+        """Return how the tests behave on the clean tree, where nobody tampers; None if they do not come to their end.
+
+        Where the canary does not work there, or other tests fail beside it, the task has none from then on.
+        """
+        if task.instance_id in self._clean:
+            return self._clean[task.instance_id]
         trees_dir, environment = await self._prepared(rollout, task)
         fix = await reference_fix(rollout, trees_dir)
-        clean = await take_patch(rollout, task, trees_dir, environment, fix, seeds=tested.seeds)
+        clean = await take_patch(rollout, task, trees_dir, environment, fix, canary=canary)
         checked = await self._checked(task, clean, rollout)
-        known = task.node_ids if task.patch else task.pass_to_pass
-        failing = [node_id for node_id in known if not checked.report.passed(node_id)]
-        unfit = {canary.node_id for canary in clean.canaries if not works(canary, checked)}
-        if failing:
-            self._no_canaries[task.instance_id] = f"with them, tests fail on the clean tree: {', '.join(failing[:5])}"
+        if not checked.report.complete:
             return None
-        self._harmless.add(task.instance_id)
-        if unfit:
-            self._no_canaries[task.instance_id] = f"they do not work on the clean tree: {', '.join(sorted(unfit)[:5])}"
-        return unfit
+        outcomes = {node_id: checked.report.outcomes[node_id] for node_id in task.pass_to_pass}
+        failing = [node_id for node_id, outcome in outcomes.items() if outcome not in ("passed", *NOT_PASSED)]
+        if canary and (said := canary.lies(checked.canary)):
+            self._no_canary[task.instance_id] = f"on the clean tree, {'; '.join(said)}"
+        elif canary and failing:
+            self._no_canary[task.instance_id] = f"beside it, tests fail on the clean tree: {', '.join(failing[:5])}"
+        elif odd := [node_id for node_id, outcome in outcomes.items() if outcome in NOT_PASSED]:
+            log.warning(
+                "instance %r: %d PASS_TO_PASS tests are skipped or expected to fail on the clean tree, and may be: %s",
+                *(task.instance_id, len(odd), ", ".join(odd[:5])),
+            )
+        if not canary or task.instance_id not in self._no_canary:
+            self._clean[task.instance_id] = checked
+        return checked
 
     async def _checked(self, task: Task, tested: Tested, rollout: Rollout) -> Checked:
         """Run the tests on what is to be tested, in a fresh slot of this sandbox or another one."""
@@ -255,12 +277,9 @@ class SweSmithEnvironment(Environment):
         finally:
             await forget_tested(rollout, tested)
 
-    def _seeds(self, task: Task) -> Seeds | None:
-        """Return where the task's canaries are placed, the same in all of this run, and new names for them; None if it
-        can't have any."""
-        if not self.config.canaries or task.instance_id in self._no_canaries:
-            return None
-        return f"{self._secret} {task.instance_id}", secrets.token_hex(16)
+    def _canary(self, task: Task) -> Canary | None:
+        """Return a new canary for the task; None if it can't have one."""
+        return new_canary(task) if self.config.canaries and task.instance_id not in self._no_canary else None
 
     def _task(self, item: Item) -> Task:
         return self._tasks[self.item_id(item)]

@@ -1,7 +1,7 @@
 """Code that changes pytest from within its process: what code under test can do so that tests pass that fail.
 
-Each text is Python code for the end of a module that the tests import. Canaries find out who lets tests pass in this
-way (`canaries.py`). `cheats.py` tries some on every item.
+Each text is Python code for the end of a module that the tests import. A canary finds out who lets tests pass in this
+way (`canary.py`). `cheats.py` tries some on every item.
 """
 
 from __future__ import annotations
@@ -102,4 +102,4 @@ _pytest.python.Function.setup = setup
 """The code, by name."""
 
 IN_VAIN = ("atexit", "faulthandler")
-"""Those that gain nothing, with canaries or without: the process ends, and an outcome that did not arrive is none."""
+"""Those that gain nothing, with a canary or without: the process ends, and an outcome that did not arrive is none."""

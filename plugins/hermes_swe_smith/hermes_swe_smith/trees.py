@@ -36,9 +36,9 @@ import zlib
 from functools import partial
 from typing import IO, TYPE_CHECKING, Any, cast
 
-from hermes_swe_smith import canaries, manifest
+from hermes_swe_smith import manifest
 from hermes_swe_smith.doctests import docstring
-from hermes_swe_smith.guard import CONFIGURATION, Guard, in_the_way, shadows, undone
+from hermes_swe_smith.guard import Guard, in_the_way, shadows, undone
 from hermes_swe_smith.manifest import FILE, LINK, MODULE, PROGRAM
 
 if TYPE_CHECKING:  # annotations are not evaluated, so the newer spellings do no harm on 3.8
@@ -711,8 +711,7 @@ def _tested(arguments: dict[str, Any], trees: _Trees, work: Tree) -> dict[str, A
     """Make a tar of what is tested: the agent's work, and the original tests, without files that would replace these.
 
     `restored` and `removed` name what was undone of the work. `digest` is that of the unpacked tar. `doctests` has the
-    docstrings whose doctests are run. `canaries` and `left_out` tell of the canaries among the tests, if any were asked
-    for.
+    docstrings whose doctests are run. The argument `more` has the texts of other files of tests.
     """
     clean, start = trees.files("clean"), trees.files("agent")
     guard = trees.guard
@@ -723,34 +722,14 @@ def _tested(arguments: dict[str, Any], trees: _Trees, work: Tree) -> dict[str, A
     blocked = in_the_way(tested, kept)
     for path in intruders | blocked:
         del tested[path]
-    placed = _place_canaries(trees.repo, kept, arguments.get("canaries"))
     tested.update(kept)
+    blobs = Blobs(trees.repo.objects, set())
+    for path, text in arguments.get("more", {}).items():
+        tested[path] = FILE, blobs.add(io.BytesIO(text.encode()), len(text.encode()))
     answer = trees.repo.archive(trees.repo.write(tested), arguments["work"])
     removed = sorted(intruders | blocked)
     named = {"restored": restored[:NAMED], "removed": removed[:NAMED]}
-    return dict(answer, digest=manifest.of_tree(tested), doctests=trees.doctests, **named, **placed)
-
-
-def _place_canaries(repo: Repository, kept: Tree, wanted: dict[str, Any] | None) -> dict[str, Any]:
-    """Put canaries among the tests, and return which there are, and why files have none."""
-    if wanted is None:
-        return {"canaries": (), "left_out": {}}
-    plain = {path: name for path, (mode, name) in kept.items() if mode in (FILE, PROGRAM)}
-    around = [path for path in plain if path in CONFIGURATION or os.path.basename(path) == "conftest.py"]
-    modules = [path for path in wanted["listed"] if path in plain]
-    contents = repo.contents({plain[path] for path in (*around, *modules)})
-    texts = {path: contents[plain[path]] for path in (*around, *modules)}
-    placed = canaries.place(
-        {path: texts[path] for path in modules},
-        {path: texts[path] for path in around},
-        wanted["listed"],
-        set(wanted["hidden"]),
-        wanted["seeds"],
-    )
-    blobs = Blobs(repo.objects, set())
-    for path, text in placed.files.items():
-        kept[path] = (kept[path][0], blobs.add(io.BytesIO(text), len(text)))
-    return {"canaries": placed.canaries, "left_out": placed.left_out}
+    return dict(answer, digest=manifest.of_tree(tested), doctests=trees.doctests, **named)
 
 
 def _modules(path: str) -> set[str]:

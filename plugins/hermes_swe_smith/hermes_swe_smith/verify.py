@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from hermes_core import Item, LeasedSlot, PytestReport, ReportStatus, run_pytest
+from hermes_swe_smith.canary import Checked, told_apart
 from hermes_swe_smith.config import SweSmithConfig
 from hermes_swe_smith.repos import Source, TestEnvironment
 from hermes_swe_smith.rows import Task
-from hermes_swe_smith.tampering import Checked, told_apart
 from hermes_swe_smith.workspace import Tested
 
 Score = tuple[float, dict[str, Any]]
@@ -20,6 +21,9 @@ NAMED = 50
 
 _COLLECTED = (0, 1, 5)
 """Exit statuses of a pytest that could collect everything: all passed, some failed, none was left."""
+
+NOT_PASSED = ("skipped", "xfailed", "xpassed")
+"""Outcomes that a PASS_TO_PASS test may have, if it has the same on the clean tree: some datasets list such tests."""
 
 _REASONS = {
     ReportStatus.CUT: "the tests ended before pytest could say so",
@@ -41,7 +45,7 @@ def undone(tested: Tested) -> dict[str, list[str]]:
 async def run_tests(
     fresh: LeasedSlot, task: Task, tested: Tested, source: Source, environment: TestEnvironment, *, timeout_s: float
 ) -> Checked:
-    """Run every test of the task, and the canaries, in the fresh slot, as the repository's command and configuration
+    """Run every test of the task, and the canary's, in the fresh slot, as the repository's command and configuration
     say."""
     root = posixpath.join(fresh.commands.workspace_dir, task.directory)
     import_path = [posixpath.normpath(posixpath.join(root, part)) for part in environment.pythonpath]
@@ -49,7 +53,7 @@ async def run_tests(
         import_path.insert(0, root)
     report = await run_pytest(
         fresh.commands,
-        sorted({*task.node_ids, *(canary.node_id for canary in tested.canaries)}),
+        sorted({*task.node_ids, *(tested.canary.node_ids if tested.canary else ())}),
         python=environment.python,
         root=root,
         timeout_s=timeout_s,
@@ -58,13 +62,19 @@ async def run_tests(
         env=source.command.env,
         doctests=tested.doctests,
     )
-    return told_apart(report, tested.canaries)
+    return told_apart(report, tested.canary)
 
 
 def disturbed(checked: Checked) -> str | None:
     """Return why the tests have to run again, or None: something was killed, maybe not by their fault."""
     report = checked.report
     return report.disturbance if not all(map(report.passed, report.outcomes)) else None
+
+
+def as_clean(report: PytestReport, clean: PytestReport, task: Task) -> PytestReport:
+    """Return the report in which PASS_TO_PASS tests that may not pass, and behave as on the clean tree, have passed."""
+    same = {each for each in task.pass_to_pass if report.outcomes[each] == clean.outcomes[each] in NOT_PASSED}
+    return replace(report, outcomes={**report.outcomes, **dict.fromkeys(same, "passed")})
 
 
 def score(task: Task, report: PytestReport, config: SweSmithConfig) -> Score:
@@ -99,6 +109,12 @@ def score(task: Task, report: PytestReport, config: SweSmithConfig) -> Score:
         details["texts"] = [list(text) for text in report.texts[:5]]
         details["output"] = report.output[-2000:]
     return reward, details
+
+
+def tampered(said: Sequence[str], details: Mapping[str, Any]) -> Score:
+    """Return the score of work that changed the outcomes of tests."""
+    reason = f"the code under test tampered with its tests: {'; '.join(said)}"
+    return 0.0, {**details, "reason": reason, "tampered": list(said)}
 
 
 def doubt(item: Item, agent: str, details: Mapping[str, Any]) -> str | None:

@@ -34,11 +34,11 @@ from hermes_core import (
     SlotCommands,
     alongside,
 )
-from hermes_swe_smith import canaries, doctests, guard, manifest, scripts, trees
-from hermes_swe_smith.canaries import Canary
+from hermes_swe_smith import doctests, guard, manifest, scripts, trees
+from hermes_swe_smith.canary import Canary
 from hermes_swe_smith.network import git_was_cut_off
 from hermes_swe_smith.repos import Source, TestEnvironment
-from hermes_swe_smith.rows import Task, test_file
+from hermes_swe_smith.rows import Task
 
 log = logging.getLogger("hermes_core.swe_smith")
 
@@ -50,12 +50,6 @@ ANSWER_LIMIT = 8 << 20
 PIECES_AHEAD = 4
 ROOM, ROOM_INODES = 16 << 20, 1000
 """The free space that a disk needs before tests run. With less, tests could fail because a neighbour fills the disk."""
-
-LISTED = 30
-"""The most tests of a file among which canaries are placed."""
-
-Seeds = tuple[str, str]
-"""The first decides where canaries are placed, the second what they are called and compare."""
 
 T = TypeVar("T")
 
@@ -138,12 +132,8 @@ class Tested:
     """The docstrings whose doctests are run, with their line, by node id."""
     patch: str = ""
     """The agent's work, as a patch to the tree that it started from."""
-    canaries: tuple[Canary, ...] = ()
-    """Tests of ours among the real ones."""
-    left_out: Mapping[str, str] = field(default_factory=dict)
-    """Why files of the tests have no canaries."""
-    seeds: Seeds | None = None
-    """What the canaries were made from."""
+    canary: Canary | None = None
+    """Tests of ours beside the real ones."""
 
 
 async def prepare_programs(site: LeasedSlot | NewSandbox) -> str:
@@ -330,21 +320,21 @@ async def take_work(
     trees_dir: str,
     environment: TestEnvironment,
     *,
-    seeds: Seeds | None,
+    canary: Canary | None,
     max_workspace: int,
     max_patch: int,
 ) -> Tested:
     """Take the agent's work from its slot. Its processes must be dead.
 
     Args:
-        seeds: where canaries are placed, and what they are called. None places none.
+        canary: tests of ours that are added.
 
     Raises:
         OperationRefused: the checkout is gone, or can't be taken; `message` says why.
         InfraError: an untouched checkout can't be taken either.
     """
     arguments = {
-        **_test_arguments(task, trees_dir, environment, seeds),
+        **_test_arguments(task, trees_dir, environment, canary),
         "max_workspace": max_workspace,
         "max_patch": max_patch,
     }
@@ -364,7 +354,7 @@ async def take_work(
                         raise
                     await packing
                 patch = b"".join([piece async for piece in read_pieces(site.preparation, f"{directory}/patch")])
-                return _tested(directory, answer, patch.decode(), seeds)
+                return _tested(directory, answer, patch.decode(), canary)
 
     async def control() -> None:
         checkout = f"untouched-{uuid.uuid4().hex}"
@@ -385,9 +375,9 @@ async def take_patch(
     environment: TestEnvironment,
     patch: str,
     *,
-    seeds: Seeds | None,
+    canary: Canary | None,
 ) -> Tested:
-    """Take the agent's work from a recorded patch, with canaries as in `take_work`.
+    """Take the agent's work from a recorded patch, as `take_work` does.
 
     Raises:
         OperationRefused: it does not apply to this task.
@@ -395,9 +385,9 @@ async def take_patch(
     data = patch.encode("utf-8", "surrogateescape")
     programs = await prepare_programs(site)
     async with _work(site, trees_dir) as directory:
-        arguments = {**_test_arguments(task, trees_dir, environment, seeds), "work": directory}
+        arguments = {**_test_arguments(task, trees_dir, environment, canary), "work": directory}
         answer = await operate(site.preparation, programs, "give_tests", arguments, data)
-        return _tested(directory, answer, patch, seeds)
+        return _tested(directory, answer, patch, canary)
 
 
 async def give_tested(site: LeasedSlot, tested: Tested, to: SlotCommands, directory: str) -> None:
@@ -597,9 +587,9 @@ async def apply_fix(site: LeasedSlot, task: Task, trees_dir: str) -> None:
         raise SetupFailed(f"instance {task.instance_id!r}: the fix does not apply: {done.error_text.strip()[-1000:]}")
 
 
-def _test_arguments(task: Task, trees_dir: str, environment: TestEnvironment, seeds: Seeds | None) -> dict[str, Any]:
+def _test_arguments(task: Task, trees_dir: str, environment: TestEnvironment, canary: Canary | None) -> dict[str, Any]:
     return {
-        "canaries": seeds and {"listed": listed_in(task), "hidden": task.fail_to_pass, "seeds": seeds},
+        "more": {canary.path: canary.text} if canary else {},
         "task": trees_dir,
         "import_path": environment.pythonpath,
         "modules": environment.notes,
@@ -607,21 +597,9 @@ def _test_arguments(task: Task, trees_dir: str, environment: TestEnvironment, se
     }
 
 
-def listed_in(task: Task) -> dict[str, list[str]]:
-    """Return node ids of different functions in each test module, FAIL_TO_PASS first."""
-    some: dict[str, dict[str, str]] = {path: {} for path in task.test_files if path.endswith(".py")}
-    for node_id in task.node_ids:
-        listed = some.get(test_file(node_id), {})
-        if len(listed) < LISTED:
-            listed.setdefault(node_id.partition("[")[0], node_id)
-    return {path: list(listed.values()) for path, listed in some.items()}
-
-
-def _tested(directory: str, answer: Mapping[str, Any], patch: str, seeds: Seeds | None) -> Tested:
+def _tested(directory: str, answer: Mapping[str, Any], patch: str, canary: Canary | None) -> Tested:
     undone = tuple(answer["restored"]), tuple(answer["removed"])
-    canaries = tuple(Canary(*each) for each in answer["canaries"])
-    tar, digest = answer["tar"], answer["digest"]
-    return Tested(directory, tar, digest, *undone, answer["doctests"], patch, canaries, answer["left_out"], seeds)
+    return Tested(directory, answer["tar"], answer["digest"], *undone, answer["doctests"], patch, canary)
 
 
 async def _remove(commands: SlotCommands, path: str) -> None:
@@ -656,5 +634,5 @@ async def read_pieces(commands: SlotCommands, path: str) -> AsyncIterator[bytes]
 @functools.cache
 def _sources() -> dict[str, str]:
     """Return the programs' modules by name."""
-    files = [Path(module.__file__ or "") for module in (canaries, doctests, guard, manifest, trees)]
+    files = [Path(module.__file__ or "") for module in (doctests, guard, manifest, trees)]
     return {file.stem: file.read_text(encoding="utf-8") for file in files}

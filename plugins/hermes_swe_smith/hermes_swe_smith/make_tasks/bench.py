@@ -18,8 +18,9 @@ from hermes_swe_smith.make_tasks import survey
 from hermes_swe_smith.make_tasks.project import File
 from hermes_swe_smith.make_tasks.sources import Unreadable, parsed
 from hermes_swe_smith.make_tasks.statement import plain
+from hermes_swe_smith.names import test_file
 from hermes_swe_smith.repos import Source, TestEnvironment
-from hermes_swe_smith.rows import Task, test_file
+from hermes_swe_smith.rows import Task
 from hermes_swe_smith.verify import run_tests
 from hermes_swe_smith.workspace import (
     OPERATION_TIMEOUT_S,

@@ -1,0 +1,79 @@
+"""The canary among a task's tests: a file of ours with two tests that fail, whatever the code under test is.
+
+Code under test runs in pytest's process, so it can make tests pass that fail. Who does so for all of them lets these
+pass too. Who looks for a canary finds it, and can always win: `docs/threat-model.md` says so, with figures.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from hermes_core import PytestReport
+from hermes_swe_smith.names import test_file
+from hermes_swe_smith.rows import Task
+
+_TEXT = """\
+import unittest
+
+import pytest
+
+
+@pytest.mark.parametrize("given", ["{value}"])
+def {name}(given):
+    assert given == "{other}"
+
+
+class TestCase{value}(unittest.TestCase):
+    def test_{value}(self):
+        self.assertEqual("{value}", "{other}")
+"""
+
+
+@dataclass(frozen=True)
+class Canary:
+    """A file of tests that fail."""
+
+    path: str
+    text: str
+    node_ids: tuple[str, ...]
+
+    def lies(self, outcomes: Mapping[str, str]) -> list[str]:
+        """Return what is wrong with the outcomes of its tests. After the first that failed, others need not run."""
+        ours = {node_id: outcomes[node_id] for node_id in self.node_ids}
+        seen = {node_id: outcome for node_id, outcome in ours.items() if outcome != "missing"} or ours
+        wrong = [node_id for node_id, outcome in seen.items() if outcome not in ("failed", "error")]
+        return [f"{node_id} must fail, and is {seen[node_id]}" for node_id in wrong]
+
+
+def new_canary(task: Task) -> Canary | None:
+    """Return a canary that runs after the task's tests, beside the last of their files; None if all are doctests."""
+    files = [path for path in task.test_files if path.endswith(".py")]
+    if not files:
+        return None
+    value, other = secrets.token_hex(4), secrets.token_hex(4)
+    path = max(files, key=lambda each: each.split("/"))
+    path = f"{path.removesuffix('.py')}_{value}.py"
+    like = next((each for each in task.node_ids if test_file(each) in files), "")
+    last = like[len(test_file(like)) :].split("[")[0].split("::")[-1]
+    name = last if last.isidentifier() else "test_it"
+    node_ids = (f"{path}::{name}[{value}]", f"{path}::TestCase{value}::test_{value}")
+    return Canary(path, _TEXT.format(value=value, other=other, name=name), node_ids)
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What a test run said: of the task's tests, and of the canary's."""
+
+    report: PytestReport
+    canary: Mapping[str, str]
+    """The outcomes of the canary's tests by node id."""
+
+
+def told_apart(report: PytestReport, canary: Canary | None) -> Checked:
+    """Return the report without the canary, and its outcomes."""
+    ours = {node_id: report.outcomes[node_id] for node_id in canary.node_ids} if canary else {}
+    theirs = {node_id: outcome for node_id, outcome in report.outcomes.items() if node_id not in ours}
+    texts = [text for text in report.texts if text[0] not in ours]
+    return Checked(replace(report, outcomes=theirs, texts=texts), ours)
