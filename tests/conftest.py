@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import functools
 import gc
 import importlib.util
 import json
@@ -27,7 +28,10 @@ import pytest
 
 from hermes_core.envs.plain import json_line
 from hermes_core.envs.record import Record, record_schema
+from hermes_core.errors import PolicyError
 from hermes_core.sandbox.guest_client import bundle
+from hermes_core.sandbox.local.host import remedies
+from hermes_core.sandbox.local.launch import probe_host
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -130,7 +134,56 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             terminalreporter.write_line(str(value))
 
 
+REFUSED = re.compile(
+    r"can't grant isolation|can't have isolation|can't isolate tasks here"
+    r"|network 'none' needs namespaces|can't give profile '.*' network 'none'|tmpfs_size needs namespaces"
+)
+"""What errors of ours say about a level that can't be had."""
+
+_refusals: list[str] = []
+"""Those that the running test has met."""
+
+
+@functools.cache
+def no_namespaces() -> str | None:
+    """Return why local sandboxes can have no namespaces here, and what to do, as `doctor` says it; None if they can."""
+    found = probe_host()
+    return None if found.isolates else f"local: no namespaces here: {found.reason} (-> {'; '.join(remedies(found))})"
+
+
+def _required() -> set[str]:
+    return set(re.split(r"[,\s]+", os.environ.get("HERMES_REQUIRE", "")))
+
+
+def _note_refusals() -> None:
+    """Keep what errors say about levels: many end in a record or in a program's exit status, and not in a traceback."""
+    init = PolicyError.__init__
+
+    def noted(self: PolicyError, message: str, **more: Any) -> None:
+        init(self, message, **more)
+        if REFUSED.search(message):
+            _refusals.append(message)
+
+    PolicyError.__init__ = noted  # type: ignore[method-assign]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """Skip what fails because this machine allows no namespaces, with one reason. On a machine that does, it fails."""
+    report = yield
+    if report.failed and (reason := no_namespaces()) and "local" not in _required():
+        said = [report.longreprtext, *(text for _, text in report.sections)]
+        if _refusals or any(map(REFUSED.search, said)):
+            report.outcome = "skipped"
+            report.longrepr = (str(Path(__file__)), None, f"Skipped: {reason}")
+    if call.when == "teardown":
+        _refusals.clear()
+    return report
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    if no_namespaces():
+        _note_refusals()
     config.addinivalue_line("markers", "entry_points: loads the plugins that are installed here")
     config.addinivalue_line("markers", "few(n): `make test` runs its first n cases, and the others are `full`")
     config.addinivalue_line("markers", "loop_stall(seconds): how long the event loop may stall under `loop_lag`")
@@ -180,7 +233,7 @@ def times(request: pytest.FixtureRequest) -> Callable[[int, int], int]:
 @pytest.fixture(scope="session")
 def require() -> Callable[[str, str | None], None]:
     """`require("docker", reason)`: skip with the reason, or fail if HERMES_REQUIRE names it; None means it is there."""
-    named = set(re.split(r"[,\s]+", os.environ.get("HERMES_REQUIRE", "")))
+    named = _required()
 
     def check(name: str, missing: str | None) -> None:
         if missing is None:
@@ -195,11 +248,7 @@ def require() -> Callable[[str, str | None], None]:
 @pytest.fixture(scope="session")
 def isolates(require: Callable[[str, str | None], None]) -> None:
     """Namespaces can be made here: local sandboxes have a root of their own."""
-    from hermes_core.sandbox.contract import Isolation
-    from hermes_core.sandbox.local.backend import LocalBackend
-
-    allowed = Isolation.USER in LocalBackend().capabilities.isolation
-    require("local", None if allowed else "this host allows no namespaces")
+    require("local", no_namespaces())
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -72,28 +73,83 @@ def test_there(require):
 """
 
 
-def run(folder: Path, tests: str, **environment: str) -> dict[str, str]:
-    """The outcome of each test of a file run by a pytest of its own with our conftest."""
+REFUSALS = """
+import pytest
+
+from hermes_core.errors import PolicyError
+
+REFUSAL = "backend 'local' can't grant isolation 'user' here"
+
+@pytest.fixture(scope="module")
+def sandbox():
+    raise PolicyError(REFUSAL)
+
+def test_raised():
+    raise PolicyError(REFUSAL)
+
+def test_in_a_fixture(sandbox):
+    pass
+
+def test_in_a_fixture_again(sandbox):
+    pass
+
+def test_ends_in_a_record():
+    with pytest.raises(PolicyError):
+        raise PolicyError(REFUSAL)
+    pytest.fail("no reward")
+
+def test_printed_by_a_program():
+    print(REFUSAL)
+    pytest.fail("exit status 2")
+
+def test_other_refusal():
+    raise PolicyError("others can write to the directory")
+
+def test_fault():
+    pytest.fail("it does not work")
+
+def test_passes_all_the_same():
+    with pytest.raises(PolicyError):
+        raise PolicyError(REFUSAL)
+"""
+
+MACHINE = """
+from hermes_core.sandbox.local.host import Probe
+
+def probe_host():
+    return Probe(True, {able}, {able}, {able}, "it is not permitted")
+"""
+
+
+def run(folder: Path, tests: str, *, conftest: str = "", **environment: str) -> dict[str, str]:
+    """The outcome of each test of a file run by a pytest of its own with our conftest, to which `conftest` is added."""
+    done = pytest_run(folder, tests, conftest, (), environment)
+    lines = [line.split("::")[1].split()[:2] for line in done.splitlines() if line.startswith("test_it.py::")]
+    assert lines, done
+    return {name: outcome for name, outcome in lines if outcome in ("PASSED", "FAILED", "ERROR", "SKIPPED")} | {
+        name: "ERROR" for name, outcome in lines if outcome == "ERROR"
+    }
+
+
+def pytest_run(
+    folder: Path, tests: str, conftest: str, arguments: Sequence[str], environment: Mapping[str, str]
+) -> str:
     # What stalls does so for longer here than a machine that has much to do holds up a loop.
     text = CONFTEST.read_text()
     for name, value in (("LEAK_GRACE_S", 0.3), ("LOOP_STALL_S", 0.5)):
         text = re.sub(rf"^{name} = .*$", f"{name} = {value}", text, flags=re.MULTILINE)
-    (folder / "conftest.py").write_text(text)
+    (folder / "conftest.py").write_text(text + conftest)
     (folder / "test_it.py").write_text(tests)
     (folder / "pytest.ini").write_text("[pytest]\nasyncio_mode = auto\n")
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "test_it.py"],
+        [sys.executable, "-m", "pytest", "-v", "-ra", "-p", "no:cacheprovider", *arguments, "test_it.py"],
         cwd=folder,
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
         timeout=60,
     )
-    lines = [line.split("::")[1].split()[:2] for line in done.stdout.splitlines() if line.startswith("test_it.py::")]
-    assert lines, done.stdout + done.stderr
-    return {name: outcome for name, outcome in lines if outcome in ("PASSED", "FAILED", "ERROR", "SKIPPED")} | {
-        name: "ERROR" for name, outcome in lines if outcome == "ERROR"
-    }
+    return done.stdout + done.stderr
 
 
 def test_a_stalled_loop_fails_the_test(tmp_path: Path) -> None:
@@ -111,6 +167,28 @@ def test_leaks_fail_the_test(tmp_path: Path) -> None:
 def test_a_requirement_skips_or_fails(tmp_path: Path) -> None:
     assert run(tmp_path, REQUIRES, HERMES_REQUIRE="") == {"test_docker": "SKIPPED", "test_there": "PASSED"}
     assert run(tmp_path, REQUIRES, HERMES_REQUIRE="ssh,docker") == {"test_docker": "FAILED", "test_there": "PASSED"}
+
+
+@pytest.mark.parametrize(
+    ("able", "required", "outcome"),
+    [(False, "", "SKIPPED"), (False, "docker,local", "FAILED"), (True, "", "FAILED")],
+)
+def test_what_a_machine_without_namespaces_refuses_is_skipped_there(
+    able: bool, required: str, outcome: str, tmp_path: Path
+) -> None:
+    outcomes = run(tmp_path, REFUSALS, conftest=MACHINE.format(able=able), HERMES_REQUIRE=required)
+    in_set_up = outcome if outcome == "SKIPPED" else "ERROR"
+    assert outcomes.pop("test_passes_all_the_same") == "PASSED"
+    assert {outcomes.pop(name) for name in ("test_fault", "test_other_refusal")} == {"FAILED"}
+    assert {outcomes.pop(name) for name in ("test_in_a_fixture", "test_in_a_fixture_again")} == {in_set_up}
+    assert outcomes == dict.fromkeys(("test_raised", "test_ends_in_a_record", "test_printed_by_a_program"), outcome)
+
+
+def test_all_skips_for_want_of_namespaces_are_one_line(tmp_path: Path) -> None:
+    said = pytest_run(tmp_path, REFUSALS, MACHINE.format(able=False), ("-n", "2"), {"HERMES_REQUIRE": ""})
+    (line,) = [line for line in said.splitlines() if line.startswith("SKIPPED [")]
+    assert re.match(r"SKIPPED \[5\] conftest.py: local: no namespaces here: it is not permitted \(-> .*\)$", line), said
+    assert "2 failed, 1 passed, 5 skipped" in said
 
 
 class Item(str):

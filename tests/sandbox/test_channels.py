@@ -109,7 +109,7 @@ async def test_a_read_gives_no_more_than_asked() -> None:
 
 async def test_a_child_has_a_session_and_an_environment_of_its_own() -> None:
     async with child(
-        "/bin/sh", "-c", "ps -o sid= -p $$; env", env={"ONLY": "this", "PATH": "/usr/bin:/bin"}
+        "/bin/sh", "-c", "cut -d' ' -f6 /proc/$$/stat; env", env={"ONLY": "this", "PATH": "/usr/bin:/bin"}
     ) as channel:
         text = (await everything(channel)).decode()
     assert int(text.split()[0]) != os.getsid(0)

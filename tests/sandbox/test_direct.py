@@ -25,6 +25,7 @@ from hermes_core.sandbox.guest_client.connection import GuestSettings
 from hermes_core.tools.base import CallContext
 from hermes_core.tools.registry import ToolRegistry
 from hermes_core.tools.terminal import TERMINAL
+from tests.processes import runs
 
 OTHERS = [["bash", "--posix"], *([["busybox", "sh"]] if shutil.which("busybox") else [])]
 SHELLS = [["sh"], *(pytest.param(argv, marks=pytest.mark.full) for argv in OTHERS)]
@@ -103,13 +104,9 @@ async def slot(client):
     return client.commands(0)
 
 
-def running(pattern: str) -> bool:
-    return subprocess.run(["pgrep", "-f", pattern], capture_output=True).returncode == 0
-
-
 async def gone(pattern: str) -> bool:
     for _ in range(100):
-        if not running(pattern):
+        if not runs(pattern):
             return True
         await asyncio.sleep(0.02)
     return False
@@ -290,12 +287,12 @@ async def test_a_process_that_keeps_the_output_open_does_not_hold_the_command(sl
     began = time.monotonic()
     assert (await slot.run("echo started; sleep 987.2 &")).stdout == b"started\n"
     assert time.monotonic() - began < 20
-    assert running("sleep 987[.]2")
+    assert runs("sleep 987[.]2")
 
 
 async def test_cancelling_kills_the_command(slot):
     task = asyncio.create_task(slot.run("sleep 987.3"))
-    while not running("sleep 987[.]3"):
+    while not runs("sleep 987[.]3"):
         await asyncio.sleep(0.02)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -527,9 +524,9 @@ async def test_reset_kills_and_empties_one_slot_only(client, slot):
     await slot.run("(sleep 987.6 &) ; setsid sleep 987.6 & mkdir -p a/b; touch a/b/c .hidden ..odd; chmod 000 a")
     await slot.start("sleep 987.6")
     await client.reset_slot(0)
-    assert not running("sleep 987[.]6")
+    assert not runs("sleep 987[.]6")
     assert await slot.list_dir() == [] and await slot.processes() == []
-    assert running("sleep 987[.]5")
+    assert runs("sleep 987[.]5")
     assert [entry.path for entry in await other.list_dir()] == ["mine"]
     assert (await slot.run("pwd")).text.strip() == slot.workspace_dir
 

@@ -120,6 +120,28 @@ def test_probing_says_why_not() -> None:
 
 
 @needs_namespaces
+@pytest.mark.root
+@pytest.mark.parametrize("mounted", ["a directory", "a mount"])
+def test_a_chroot_can_have_no_namespaces(mounted: str, place: Path) -> None:
+    program = """
+    from guest.probe import CHROOT, what_a_host_allows
+    place, mounted = sys.argv[1:]
+    unshare(mount=True)
+    make_private()
+    if mounted == "a mount":
+        mount(place, place, None, 0x1000)
+    os.mkdir(place + "/proc")
+    mount("proc", place + "/proc", "proc", 0)
+    print(what_a_host_allows()["reason"] == CHROOT)
+    os.chroot(place)
+    os.chdir("/")
+    found = what_a_host_allows()
+    print(found["reason"] == CHROOT, found["namespaces"] or found["user_namespaces"] or found["network"])
+    """
+    assert printed(program, str(place), mounted).splitlines() == ["False", "True False"]
+
+
+@needs_namespaces
 def test_a_user_namespace_has_one_user() -> None:
     program = """
     unshare(user=True, mount=True, inside_uid=1000, inside_gid=1001)

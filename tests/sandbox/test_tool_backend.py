@@ -36,6 +36,7 @@ from hermes_core.sandbox.pool.leases import Lease, PooledSandbox
 from hermes_core.tool_backend import ToolBackend
 from hermes_core.tools.base import Tool
 from hermes_core.tools.registry import ToolRegistry
+from tests.processes import listing
 
 
 class NoParams(BaseModel):
@@ -295,7 +296,7 @@ async def test_reset_leaves_nothing_for_the_next(local, level):
             await sh(backend, slot, "mkdir a; touch a/b .c ..d; echo x >$TMPDIR/e; (setsid sleep 4321 &); sleep 4321 &")
             assert slot.workspace_dir == (await sh(backend, slot, "pwd")).output.strip()
         async with backend.lease("second") as slot:
-            seen = await sh(backend, slot, "ls -A; ls -A $TMPDIR; pgrep -f 'sleep 432[1]'")
+            seen = await sh(backend, slot, f"ls -A; ls -A $TMPDIR; {listing('sleep 432[1]')}")
             assert seen.output == ""
 
 
@@ -305,7 +306,7 @@ async def test_release_without_reset_keeps_files_and_kills(local, level):
         await sh(backend, slot, "echo kept >file; sleep 4322 &")
         await backend.release(slot)
         again = await backend.acquire()
-        seen = await sh(backend, again, "cat file; pgrep -f 'sleep 432[2]'")
+        seen = await sh(backend, again, f"cat file; {listing('sleep 432[2]')}")
         assert (again.slot_id, seen.output) == (slot.slot_id, "kept\n")
         await backend.release(again)
         verifier = await backend.acquire(verification=True)
@@ -317,8 +318,8 @@ async def test_kill_everything(backend):
     await sh(backend, slot, "sleep 4323 & setsid sleep 4323 &")
     await sh(backend, other, "sleep 4324 &")
     await backend.kill_everything(slot)
-    assert (await sh(backend, slot, "pgrep -f 'sleep 432[3]'")).output == ""
-    assert (await sh(backend, other, "pgrep -f 'sleep 432[4]'")).output != ""
+    assert (await sh(backend, slot, listing("sleep 432[3]"))).output == ""
+    assert (await sh(backend, other, listing("sleep 432[4]"))).output != ""
 
 
 async def test_state_follows_the_work(backend):

@@ -12,6 +12,7 @@ from hermes_core.sandbox.contract import Isolation
 from hermes_core.sandbox.local.backend import LocalBackend, LocalConfig
 from hermes_core.tool_backend import ToolBackend
 from hermes_core.tools.registry import ToolRegistry
+from tests.processes import listing
 
 
 async def no_python(sandbox, settings):
@@ -62,7 +63,9 @@ async def test_it_says_what_is_missing_and_works(local, caplog):
         assert (await backend.execute(second, "bash", {"command": f"cat {place}/file"})).output == "made"
         await backend.execute(first, "bash", {"command": "sleep 4331 &"})
         await backend.release(first, reset_workspace=True)
-        seen = await backend.execute(second, "bash", {"command": f"ls {first.workspace_dir}; pgrep -f 'sleep 433[1]'"})
+        seen = await backend.execute(
+            second, "bash", {"command": f"ls {first.workspace_dir}; {listing('sleep 433[1]')}"}
+        )
         assert seen.output == ""
     assert await local.list("test") == []
 

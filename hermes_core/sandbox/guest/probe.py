@@ -9,6 +9,9 @@ import os
 
 from . import mounts, namespaces
 
+CHROOT = "this is a chroot, which can have no sandboxes with namespaces: who enters one would be outside of the chroot"
+"""The reason in a root that is not the one of its mount namespace."""
+
 TYPE_CHECKING = False  # `typing` is slow to import
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,6 +43,8 @@ def what_works() -> dict[str, Any]:
 def what_a_host_allows() -> dict[str, Any]:
     """Return the same of a host, and `own_roots`: why slots can't have roots of their own; empty if they can."""
     found = what_works()
+    if in_child(_find_chroot) == CHROOT:
+        found.update(namespaces=False, user_namespaces=False, network=False, reason=CHROOT)
     possible = found["root"] and found["namespaces"] and found["network"]
     return {**found, "own_roots": _try_own_roots() if possible else "only root can give slots roots of their own"}
 
@@ -86,6 +91,15 @@ def _try_namespaces(user: bool, net: bool) -> str:
         mounts.mount("tmpfs", "/proc", "tmpfs", mounts.MS_NOSUID | mounts.MS_NODEV)
 
     return in_child(first)
+
+
+def _find_chroot() -> None:
+    """Fail with `CHROOT` where whoever joins a mount namespace has another root than its processes, as in a chroot."""
+    namespaces.unshare(user=os.geteuid() != 0, mount=True)
+    root = os.stat("/")
+    namespaces.join([("mnt", os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC))])
+    if not os.path.samestat(root, os.stat("/")):
+        raise OSError(0, CHROOT)
 
 
 def _try_own_roots() -> str:

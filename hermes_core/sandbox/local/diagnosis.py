@@ -3,25 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import uuid
-from pathlib import Path
 
 from hermes_core.errors import HermesError
 from hermes_core.sandbox.contract import Backend, Diagnosis, Isolation, Network, SandboxSpec
 from hermes_core.sandbox.local import view
-from hermes_core.sandbox.local.host import Probe
+from hermes_core.sandbox.local.host import Probe, remedies
 
 _LIMIT_S = 20.0
-_LIMITS = (  # what can stand in the way of a user namespace, the value that does, and what to do
-    (
-        "kernel/apparmor_restrict_unprivileged_userns",
-        "1",
-        "`sysctl kernel.apparmor_restrict_unprivileged_userns=0`, or an AppArmor profile with `userns,` for {python}",
-    ),
-    ("kernel/unprivileged_userns_clone", "0", "`sysctl kernel.unprivileged_userns_clone=1`"),
-    ("user/max_user_namespaces", "0", "`sysctl user.max_user_namespaces=10000`"),
-)
 
 
 async def diagnose(backend: Backend, probe: Probe) -> Diagnosis:
@@ -30,13 +19,13 @@ async def diagnose(backend: Backend, probe: Probe) -> Diagnosis:
     At `private-root` it would be the same as at `namespace`; the probe has tried what slots need besides.
     """
     capabilities = backend.capabilities
+    trusted = "until then, only trusted work: `--isolation shared --allow-unisolated`"
+    advice = () if probe.isolates else (*remedies(probe), trusted)
     strongest = max(capabilities.isolation)
     try:
         version = await _try(backend, min(strongest, Isolation.NAMESPACE))
     except HermesError as error:
-        return Diagnosis(
-            False, f"a sandbox of level {strongest.label} does not work: {error}", (), tuple(_advice(probe))
-        )
+        return Diagnosis(False, f"a sandbox of level {strongest.label} does not work: {error}", (), advice)
     levels = ", ".join(level.label for level in sorted(capabilities.isolation))
     details = [f"levels: {levels}", f"interpreter in sandboxes: {view.interpreter()} ({version})"]
     if probe.isolates:
@@ -49,32 +38,14 @@ async def diagnose(backend: Backend, probe: Probe) -> Diagnosis:
     if Network.NONE not in capabilities.network:
         details.append("network 'none' is not available")
     if probe.reason:
-        details.append(f"the kernel says: {probe.reason}")
-    return Diagnosis(True, f"sandboxes up to level {strongest.label}", tuple(details), tuple(_advice(probe)))
+        details.append(f"the reason: {probe.reason}")
+    return Diagnosis(True, f"sandboxes up to level {strongest.label}", tuple(details), advice)
 
 
 def _mechanism(probe: Probe) -> str:
     if not probe.namespaces:
         return "isolation by user namespaces: every slot in one of its own"
     return "isolation by namespaces and a user id for each slot" if probe.root else "isolation by namespaces"
-
-
-def _advice(probe: Probe) -> list[str]:
-    if probe.isolates:
-        return []
-    found = []
-    for name, value, advice in _LIMITS:
-        try:
-            actual = Path("/proc/sys", name).read_text(encoding="ascii").strip()
-        except OSError:
-            continue
-        if actual == value:
-            found.append(advice.format(python=view.interpreter()))
-    if not found and os.geteuid() == 0:
-        found.append("run where root may make namespaces (in a container: `--cap-add SYS_ADMIN`)")
-    elif not found:
-        found.append("allow user namespaces (in a container, its seccomp profile may forbid them), or run as root")
-    return [*found, "until then, only trusted work: `--isolation shared --allow-unisolated`"]
 
 
 async def _try(backend: Backend, level: Isolation) -> str:

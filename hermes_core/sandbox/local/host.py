@@ -5,7 +5,7 @@ One program with two ways in. `local` calls these functions, and its launcher do
 library alone.
 """
 # pathlib is slow to import, and so are hashlib and dataclasses: each request over a connection waits for them.
-# ruff: noqa: PTH100, PTH103, PTH106, PTH111, PTH112, PTH118, PTH123, PTH208
+# ruff: noqa: PTH100, PTH103, PTH106, PTH110, PTH111, PTH112, PTH118, PTH123, PTH208
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from hermes_core.errors import ConfigError, HermesError, InfraError, PolicyError
 from hermes_core.sandbox.guest import mounts
-from hermes_core.sandbox.guest.probe import what_a_host_allows
+from hermes_core.sandbox.guest.probe import CHROOT, what_a_host_allows
 from hermes_core.sandbox.local import directories, processes, supervisor, view
 
 TYPE_CHECKING = False
@@ -45,10 +45,12 @@ _IMAGE = "/image"
 """Where a sandbox shows the directory that the roots of its slots start from."""
 _ATTEMPTS = 5
 _END_S, _KILL_S = 30.0, 5.0
-_USERNS_HINT = (
-    "allow user namespaces (kernel.unprivileged_userns_clone, user.max_user_namespaces, "
-    "kernel.apparmor_restrict_unprivileged_userns), or use root's account"
-)
+_LIMITS = {
+    "kernel.apparmor_restrict_unprivileged_userns": ("1", "0"),
+    "kernel.unprivileged_userns_clone": ("0", "1"),
+    "user.max_user_namespaces": ("0", "10000"),
+}
+"""What can stand in the way of a user namespace: the value that does, and one that does not."""
 
 
 class Probe(NamedTuple):
@@ -240,7 +242,9 @@ def check(wanted: Mapping[str, Any], probe: Probe) -> None:
     if level not in _LEVELS:
         raise PolicyError(f"an account can't have isolation {level!r}", hint=f"it can have {', '.join(_LEVELS)}")
     if isolated and not probe.isolates:
-        raise PolicyError(f"this account can't have isolation {level!r}: {probe.reason}", hint=_USERNS_HINT)
+        raise PolicyError(
+            f"this account can't have isolation {level!r}: {probe.reason}", hint="; ".join(remedies(probe))
+        )
     if level == _OWN_ROOTS and probe.own_roots:
         raise PolicyError(
             f"this account can't have isolation {level!r}: {probe.own_roots}",
@@ -258,6 +262,22 @@ def check(wanted: Mapping[str, Any], probe: Probe) -> None:
         )
     if wanted["tmpfs_bytes"] is not None and not isolated:
         raise PolicyError("tmpfs_size needs namespaces", hint="use isolation 'user' or 'namespace'")
+
+
+def remedies(probe: Probe) -> list[str]:
+    """Return what can be done on this host so that this account gets sandboxes with namespaces."""
+    if probe.reason == CHROOT:
+        return ["enter the directory as a container does: with pivot_root, such as by `systemd-nspawn -D`"]
+    found = []
+    for name, (closed, opened) in _LIMITS.items():
+        path = "/proc/sys/" + name.replace(".", "/")
+        if os.path.exists(path):
+            with open(path, encoding="ascii") as stream:
+                found += [f"`sysctl {name}={opened}`"] if stream.read().strip() == closed else []
+    rights = "run where root may make namespaces (in a container: `--cap-add SYS_ADMIN`)"
+    if os.geteuid() != 0:
+        rights = "allow user namespaces (in a container, its seccomp profile may forbid them), or run as root"
+    return found or [rights]
 
 
 def creation(

@@ -170,18 +170,18 @@ async def test_a_child_left_behind_gets_no_sigpipe_and_never_blocks(slot):
 
 async def test_what_is_left_behind_and_never_stops_writing_costs_the_others_little(slot):
     for _ in range(4):
-        await slot.run("yes & true")
+        await slot.run("yes & echo $! >>pids")
     began = time.monotonic()
     for _ in range(20):
         assert (await slot.run("true")).ok
     assert time.monotonic() - began < 30
-    await slot.run("pkill yes; true")
+    assert (await slot.run("kill $(cat pids)")).ok
 
 
 async def test_a_writer_left_behind_by_a_streamed_command_is_not_waited_for(slot):
-    result = await asyncio.wait_for(slot.run("yes & exit 3", output_limit=8 << 20), 20)
+    result = await asyncio.wait_for(slot.run("yes & echo $! >pids; exit 3", output_limit=8 << 20), 20)
     assert result.exit_code == 3
-    await slot.run("pkill yes; true")
+    assert (await slot.run("kill $(cat pids)")).ok
 
 
 # --- what they print ------------------------------------------------------------------------------------------------
@@ -452,7 +452,7 @@ async def test_descriptors(slot):
 async def test_session_and_limits(rig):
     slot = await rig.slot()
     result = await slot.run(
-        "echo $$ $(ps -o sid= -p $$); cat /proc/self/oom_score_adj; umask;"
+        "echo $$ $(cut -d' ' -f6 /proc/$$/stat); cat /proc/self/oom_score_adj; umask;"
         " grep NoNewPrivs /proc/self/status; ulimit -c; ulimit -Su"
     )
     (pid, sid), adj, umask, (_, no_new), core, processes = (line.split() for line in result.text.splitlines())

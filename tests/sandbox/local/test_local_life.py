@@ -20,9 +20,11 @@ import pytest
 import hermes_core
 from hermes_core.errors import ChannelLost, PolicyError, ProvisionError, SandboxLost
 from hermes_core.sandbox.contract import Isolation, Network, SandboxConfig, SandboxSpec, SandboxStatus
+from hermes_core.sandbox.guest.probe import CHROOT
 from hermes_core.sandbox.local import directories, launch, processes
 from hermes_core.sandbox.local import host as sandboxes
 from hermes_core.sandbox.local.backend import LocalBackend, LocalConfig
+from hermes_core.sandbox.local.host import Probe
 from hermes_core.sandbox.local.sandbox import LocalSandbox
 from hermes_core.sandbox.pool.profile_check import check_profile
 
@@ -266,7 +268,8 @@ def test_a_driver_that_is_killed_leaves_nothing(host, tools) -> None:
         if sys.argv[2] != "-":
             sys._base_executable, sys.base_prefix, sys.base_exec_prefix = sys.argv[2], "/usr", "/usr"
         from hermes_core.sandbox.contract import Isolation, SandboxSpec
-        from hermes_core.sandbox.local.backend import LocalBackend, LocalConfig
+        from hermes_core.sandbox.guest.probe import CHROOT
+from hermes_core.sandbox.local.backend import LocalBackend, LocalConfig
 
         async def main():
             backend = LocalBackend(state_dir=sys.argv[1])
@@ -526,8 +529,6 @@ def test_doctor_says_when_the_interpreter_can_not_run(host, tools, monkeypatch: 
 
 def test_a_host_without_namespaces_grants_only_shared(host, tools) -> None:
     async def scenario() -> None:
-        from hermes_core.sandbox.local.host import Probe
-
         backend = host.backend()
         backend.__dict__["_probe"] = Probe(False, False, False, False, "unshare user: Operation not permitted")
         assert backend.capabilities.isolation == {Isolation.SHARED}
@@ -536,6 +537,17 @@ def test_a_host_without_namespaces_grants_only_shared(host, tools) -> None:
         diagnosis = await backend.check()
         assert diagnosis.usable and "shared" in diagnosis.summary and diagnosis.advice
         assert any("Operation not permitted" in line for line in diagnosis.details)
+
+    host.run(scenario)
+
+
+def test_in_a_chroot_doctor_names_what_helps_there(host, tools) -> None:
+    async def scenario() -> None:
+        backend = host.backend()
+        backend.__dict__["_probe"] = Probe(True, False, False, False, CHROOT)
+        assert [line for line in (await backend.check()).advice if "pivot_root" in line]
+        with pytest.raises(PolicyError, match=r"this is a chroot.*pivot_root"):
+            await backend.create(tools.spec(Isolation.USER))
 
     host.run(scenario)
 

@@ -14,6 +14,7 @@ import pytest
 
 from hermes_core.runtime import Runtime
 from hermes_core.settings import Settings
+from tests.processes import runs
 
 LEVEL = "user" if os.geteuid() == 0 else "shared"
 
@@ -58,10 +59,6 @@ def left_by_a_killed_driver(owner: str, state_dir: Path, mark: str) -> str:
     return done.stdout.strip()
 
 
-def runs(mark: str) -> bool:
-    return subprocess.run(["pgrep", "-f", f"^sleep {mark}$"], stdout=subprocess.DEVNULL).returncode == 0
-
-
 async def never(commands: Any, directory: str) -> None:
     raise AssertionError("it is prepared already")
 
@@ -73,7 +70,7 @@ async def test_a_restarted_driver_goes_on_with_its_sandbox(tmp_path: Path) -> No
         backend = runtime.tool_backend("local", profiles=profiles(acquire_timeout_s=40), isolation=LEVEL)
         async with backend.lease("second") as slot:
             assert slot.sandbox_id == left
-            assert not runs(mark), "what ran in its slots is dead"
+            assert not runs(f"^sleep {mark}"), "what ran in its slots is dead"
             listed = await backend.execute(slot, "bash", {"command": "ls -A"})
             assert (listed.success, listed.output) == (True, "")
             prepared = await backend.prepare(slot, "whole", never)
