@@ -147,7 +147,7 @@ def pytest_run(
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
     )
     return done.stdout + done.stderr
 

@@ -28,13 +28,10 @@ from hermes_core.tools.registry import ToolRegistry
 ROOT = Path(__file__).resolve().parents[1]
 
 
-INCLUDED = "--8<-- "
-"""What a line of the guides begins with that stands for a file of the repository."""
-
-
 def blocks(document: str, language: str) -> list[str]:
-    """The fenced blocks of a language, in order."""
-    return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / document).read_text(), re.DOTALL | re.MULTILINE)
+    """The fenced blocks of a language, in order, without those that show a file of the repository."""
+    text = (ROOT / document).read_text()
+    return re.findall(rf"(?<!-->\n)^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
 
 
 async def test_the_guide_to_environments_makes_a_sound_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,31 +99,27 @@ def test_the_readme_s_tasks_are_sound(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def generated_pages() -> dict[str, str]:
-    """The pages of the reference, by their place below docs/."""
-    spec = importlib.util.spec_from_file_location("reference", ROOT / "docs" / "site" / "reference.py")
+def of_the_site(name: str) -> Any:
+    """A module of docs/site."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / "site" / f"{name}.py")
     assert spec is not None and spec.loader is not None
-    reference = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(reference)
-    pages: dict[str, str] = reference.pages()
-    return pages
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
-def test_every_link_between_the_documents_leads_somewhere() -> None:
-    generated = {ROOT / "docs" / page for page in generated_pages()}
-    documents = [
-        ROOT / "README.md",
-        ROOT / "CONTRIBUTING.md",
-        *ROOT.glob("docs/*.md"),
-        *ROOT.glob("plugins/*/README.md"),
-    ]
-    broken = [
-        f"{document.relative_to(ROOT)}: {link}"
+def test_every_link_between_the_documents_leads_to_a_file_of_a_checkout() -> None:
+    places = ("*.md", "docs/*.md", "plugins/*/README.md", "benchmarks/*.md")
+    documents = [document for place in places for document in ROOT.glob(place)]
+    links = [
+        (document, link)
         for document in documents
-        for link in re.findall(r"\]\(([^)#:]+)\)", document.read_text())
-        if not (document.parent / link).exists() and document.parent / link not in generated
+        for link in re.findall(r"\]\(([^)#:\s]+)(?:#[^)\s]*)?\)", document.read_text())
     ]
-    assert not broken
+    assert len(documents) > 40 and len(links) > 200
+    assert [
+        f"{document.relative_to(ROOT)}: {link}" for document, link in links if not (document.parent / link).exists()
+    ] == []
 
 
 def test_the_parsers_page_shows_what_happens(capsys: pytest.CaptureFixture[str]) -> None:
@@ -153,8 +146,7 @@ def test_the_guide_to_tools_defines_tools_that_work(
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
     for block in blocks("docs/writing-a-tool.md", "python"):
-        if not block.startswith(INCLUDED):
-            exec(block, names)
+        exec(block, names)
     calls = {"search": ({"query": "q", "limit": 1}, "q 0"), "forecast": ({"city": "Rome"}, "Rome: rain")}
     for name, (arguments, says) in calls.items():
         result = asyncio.run(ToolRegistry().call(names[name], CallContext(), arguments))
@@ -163,7 +155,7 @@ def test_the_guide_to_tools_defines_tools_that_work(
 
 
 async def test_the_guide_to_agents_asks_a_model(tmp_path: Path) -> None:
-    (code,) = [block for block in blocks("docs/writing-an-agent.md", "python") if not block.startswith(INCLUDED)]
+    (code,) = blocks("docs/writing-an-agent.md", "python")
     names: dict[str, Any] = {}
     exec(code, names)
 
@@ -237,7 +229,7 @@ async def test_the_guide_to_sinks_sends_records_again(tmp_path: Path) -> None:
     failures = {"good": None, "failed": {"kind": "setup"}, "cancelled": {"kind": "cancelled"}}
     lines = [json.dumps({"trajectory_id": name, "failure": failure}) + "\n" for name, failure in failures.items()]
     (tmp_path / "trajectories.jsonl").write_text("".join(lines))
-    (code,) = [block for block in blocks("docs/writing-a-sink.md", "python") if not block.startswith(INCLUDED)]
+    (code,) = blocks("docs/writing-a-sink.md", "python")
     names: dict[str, Any] = {}
     exec(code.partition("asyncio.run(")[0], names)
     names["Runtime"] = lambda: Runtime(plugins=[Plugin()], load_entry_points=False)
@@ -245,18 +237,17 @@ async def test_the_guide_to_sinks_sends_records_again(tmp_path: Path) -> None:
     assert kept == ["good", "failed", "closed"]
 
 
-def test_what_the_guides_include_is_there() -> None:
-    included = [
-        path
-        for document in ROOT.glob("docs/*.md")
-        for path in re.findall(rf'^{INCLUDED}"(\S+)"$', document.read_text(), re.MULTILINE)
-    ]
-    assert len(included) >= 7
-    assert [path for path in included if not (ROOT / path).is_file()] == []
+def test_the_guides_show_files_as_they_are() -> None:
+    included = of_the_site("included")
+    guides = sorted(ROOT.glob("docs/*.md"))
+    assert sum(len(included.SHOWN.findall(guide.read_text())) for guide in guides) >= 7
+    stale = [guide.name for guide in guides if guide.read_text() != included.written(guide)]
+    assert not stale, "`python docs/site/included.py` writes them again"
+    assert [guide.name for guide in guides if "--8<--" in guide.read_text()] == []
 
 
 def test_the_reference_explains_every_setting_and_option() -> None:
-    pages = generated_pages()
+    pages = of_the_site("reference").pages()
     silent = [line for text in pages.values() for line in text.splitlines() if re.search(r"\|\s+\|$", line)]
     assert not silent
     named = set(re.findall(r"^::: hermes_core\S*\.(\w+)$", "\n".join(pages.values()), re.MULTILINE))

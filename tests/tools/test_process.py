@@ -181,7 +181,7 @@ async def screen(slot: Any, session: str, text: str) -> dict[str, Any]:
 
 
 async def test_a_program_in_a_terminal_is_seen_as_a_screen(slot: Any) -> None:
-    session = await start(slot, "stty size; python3 -qi", pty=True)
+    session = await start(slot, "stty size; PYTHON_BASIC_REPL=1 python3 -qi", pty=True)
     await screen(slot, session, ">>>")
     await slot("process", action="submit", session_id=session, data="6 * 7; print('\\r\\x1b[31mred\\x1b[0m€')")
     answer = await screen(slot, session, "42\nred€")
