@@ -22,6 +22,24 @@ COPIED = {
 }
 """Documents of the repository that become pages, each with its page."""
 
+REFERENCE = {
+    "agents/base.py": "api/agents.md",
+    "agents/model.py": "api/testing.md",
+    "agents/parsers/base.py": "api/agents.md",
+    "atropos/config.py": "settings.md#atropos",
+    "envs/options.py": "api/runs.md",
+    "envs/record.schema.json": "record-schema.md",
+    "plugins/hookspecs.py": "hooks.md",
+    "sandbox/commands.py": "api/runs.md",
+    "sandbox/contract.py": "settings.md#backends",
+    "settings.py": "settings.md#runtime",
+    "testing/scripted_server.py": "api/testing.md",
+    "tools/base.py": "api/tools.md",
+}
+"""Files of `hermes_core` to which documents lead, as a checkout has no reference; each with its page there."""
+
+PAGES = {**COPIED, **{f"hermes_core/{path}": f"reference/{page}" for path, page in REFERENCE.items()}}
+
 NOT_IN_NAV = {"benchmark-results.md"}
 
 _LINK = re.compile(r"(\]\()([^)#:\s]+)(#[^)\s]*)?(\))")
@@ -53,7 +71,7 @@ def on_page_markdown(markdown, page, config, files):
     def adapted(match):
         opening, target, anchor, closing = match.groups()
         wanted = posixpath.normpath(posixpath.join(posixpath.dirname(source), target))
-        there = COPIED.get(wanted, wanted.removeprefix("docs/"))
+        there = PAGES.get(wanted, wanted.removeprefix("docs/"))
         link = posixpath.relpath(there, posixpath.dirname(here) or ".")
         return f"{opening}{link}{anchor or ''}{closing}"
 
