@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
+import contextlib
+import re
+from pathlib import Path
 
 
 def listing(pattern: str) -> str:
@@ -15,6 +17,8 @@ def listing(pattern: str) -> str:
 
 def runs(pattern: str) -> bool:
     """Return whether a process of this host has this pattern in its command line."""
-    done = subprocess.run(["/bin/sh", "-c", listing(pattern)], stdout=subprocess.PIPE, check=False)
-    assert done.returncode in (0, 1, 2), "there is no grep"  # 2: of what grep matched not all could be read
-    return bool(done.stdout)
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if re.search(pattern, path.read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")):
+                return True
+    return False

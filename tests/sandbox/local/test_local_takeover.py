@@ -70,7 +70,7 @@ async def test_a_restarted_driver_goes_on_with_its_sandbox(tmp_path: Path) -> No
         backend = runtime.tool_backend("local", profiles=profiles(acquire_timeout_s=40), isolation=LEVEL)
         async with backend.lease("second") as slot:
             assert slot.sandbox_id == left
-            assert not runs(f"^sleep {mark}"), "what ran in its slots is dead"
+            assert not runs(f"^sleep {mark} $"), "what ran in its slots is dead"
             listed = await backend.execute(slot, "bash", {"command": "ls -A"})
             assert (listed.success, listed.output) == (True, "")
             prepared = await backend.prepare(slot, "whole", never)
