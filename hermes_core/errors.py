@@ -165,7 +165,8 @@ class SlotLost(InfraError):
 
 
 class SlotUnclean(SlotLost):
-    """The slot was quarantined, because it could not be proved that everything its commands had started is dead.
+    """The slot was quarantined: it could not be proved that everything its commands had started is dead, or what they
+    had changed kept us from entering it again.
 
     If processes die slowly, the fault is with whoever started them. In an agent's own slot this is therefore the
     agent's result, and not an infrastructure failure.

@@ -17,6 +17,7 @@ from typing import Any, Self, cast
 from hermes_core.aio import SingleFlight, TaskSet
 from hermes_core.errors import (
     ConfigError,
+    Disturbed,
     ErrorKind,
     HermesError,
     ImageError,
@@ -469,6 +470,28 @@ class ToolBackend:
         """
         lease = self._lease(slot)
         await lease.call(lease.pooled.client.reset_slot, lease.seat.index)
+
+    async def check_room(self, slot: Slot, *, preparation: bool = False) -> None:
+        """Give no more slots of a sandbox whose disk others have filled, after something failed there for want of room.
+
+        Args:
+            preparation: it failed for the preparation user, and not in the slot.
+
+        Raises:
+            StaleSlotError, InfraError: as `kill_everything` does.
+            Disturbed: the disk is full, and not of what failed: elsewhere there is room for it.
+        """
+        lease = self._lease(slot)
+        pooled = lease.pooled
+        if await lease.call(pooled.client.crowded, PREPARE if preparation else lease.seat.index):
+            error = Disturbed(
+                "other slots have filled the disk of the sandbox",
+                hint="give the profile more room (tmpfs_size) or fewer slots_per_sandbox",
+                sandbox_id=pooled.sandbox.id,
+                slot_id=slot.slot_id,
+            )
+            self._pools[slot.profile].quarantine(pooled, error)
+            raise error
 
     async def prepare(
         self, slot: Slot, key: str, build: Build, *, private: bool = False, around: Around | None = None

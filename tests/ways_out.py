@@ -13,7 +13,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+import pytest
+
 from hermes_core.agents.base import AgentResult, AgentTask, StopReason
+from hermes_core.sandbox.contract import Isolation
+from hermes_core.sandbox.local.backend import LocalBackend
 
 _PYTHON = "python3 -I -S -c"
 
@@ -94,6 +98,12 @@ WAYS: Mapping[str, Way] = {
     "makes its work unreadable": Way("chmod -R 000 .; mkfifo pipe", False),
 }
 """By what the agent does. Each leaves the task undone, so that its reward is 0."""
+
+
+def skip_without(level: str) -> None:
+    """Skip the test where local slots can't have this level."""
+    if Isolation.parse(level) not in LocalBackend().capabilities.isolation:
+        pytest.skip(f"this host grants no isolation {level}")
 
 
 class Ways:

@@ -13,7 +13,7 @@ from hermes_core.envs.command_log import CommandLog
 from hermes_core.envs.pending import Calls, Pending, awaited
 from hermes_core.errors import CommandError, HermesError, InfraError, ModelError, ToolArgumentError, UsageError
 from hermes_core.sandbox.as_user import AsUser
-from hermes_core.sandbox.commands import Around, Call, ExecutionResult, Operation, Slot, SlotCommands
+from hermes_core.sandbox.commands import Around, Call, CommandResult, ExecutionResult, Operation, Slot, SlotCommands
 from hermes_core.sandbox.pool.preparation import Build, as_build
 from hermes_core.tool_backend import ToolBackend
 
@@ -23,6 +23,7 @@ T = TypeVar("T")
 MAX_FILES_BYTES = 64 << 20
 MAX_DIFF_BYTES = 8 << 20
 DIFF_TIMEOUT_S = 120.0
+_NO_ROOM = ("No space left on device", "Disk quota exceeded")
 
 # Use a temporary index, so that the repository's own stays as the agent left it. Don't use hooks, external diffs and
 # text conversions, because the agent may have configured them.
@@ -193,7 +194,11 @@ class LeasedSlot:
             SetupFailed: a shell command of `build` failed; the next caller tries again.
         """
         filling = self._backend.prepare(self.slot, key, as_build(build), private=private, around=self._logged)
-        return await self._watch(filling)
+        try:
+            return await self._watch(filling)
+        except HermesError as error:
+            await self._check_room(error, Origin.PREPARATION)
+            raise
 
     @asynccontextmanager
     async def processor(self) -> AsyncIterator[None]:
@@ -280,10 +285,13 @@ class LeasedSlot:
 
             async def noted(operation: Operation[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
                 try:
-                    return await logged(operation, *args, **kwargs)
+                    outcome = await logged(operation, *args, **kwargs)
                 except (HermesError, asyncio.CancelledError) as error:
                     self._note(error, origin)
+                    await self._check_room(error, origin)
                     raise
+                await self._check_room(outcome, origin)
+                return outcome
 
             def pending(operation: Operation[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Pending[T]:
                 return Pending(f"{name}.{operation.__name__}(…)", noted(operation, *args, **kwargs), self.calls)
@@ -291,6 +299,18 @@ class LeasedSlot:
             return pending
 
         return around
+
+    async def _check_room(self, outcome: object, origin: Origin) -> None:
+        """Raise `Disturbed` if something failed because other slots have filled the disk of the sandbox."""
+        said = ""
+        if isinstance(outcome, HermesError):
+            said = outcome.message
+        elif isinstance(outcome, CommandResult) and not outcome.ok:
+            said = outcome.text + outcome.error_text
+        if not any(words in said for words in _NO_ROOM):
+            return
+        check = self._backend.check_room(self.slot, preparation=origin is Origin.PREPARATION)
+        await (check if origin is Origin.FRESH else self._watch(check))  # what fails in a fresh slot is repeated
 
     def _logged(self, call: Call) -> Call:
         """Make the commands that are run logged."""

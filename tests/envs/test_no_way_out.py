@@ -13,7 +13,7 @@ import pytest
 from hermes_core.envs.runner import run_rollouts
 from hermes_core.runtime import Runtime
 from hermes_core.settings import Settings
-from tests.ways_out import WAYS, Ways
+from tests.ways_out import WAYS, Ways, skip_without
 
 ROWS = [{"id": "work", "prompt": "Write it.", "check": "test -e done.txt"}]
 PROFILE = {"slots_per_sandbox": 8, "max_processes": 256, "execution_timeout_s": 30.0}
@@ -32,8 +32,8 @@ def swe_smith(_folder: Path) -> tuple[str, dict[str, Any]]:
 
 
 CELLS = [
-    pytest.param(tasks, "local", "private-root", marks=pytest.mark.root),
-    pytest.param(swe_smith, "local", "private-root", marks=[pytest.mark.root, FULL]),
+    (tasks, "local", "private-root"),
+    pytest.param(swe_smith, "local", "private-root", marks=FULL),
     pytest.param(tasks, "local", "namespace", marks=FULL),
     pytest.param(tasks, "docker", "private-root", marks=FULL),
     pytest.param(tasks, "docker", "user", marks=STRESS),
@@ -42,14 +42,29 @@ CELLS = [
 ]
 
 
-@pytest.mark.loop_stall(1.0)
 @pytest.mark.parametrize(("environment", "backend", "level"), CELLS)
 async def test_no_way_out(request, tmp_path, environment, backend, level):
-    profile: dict[str, Any] = dict(PROFILE)
-    if backend == "docker":
-        profile["image"] = request.getfixturevalue("docker_images")[0]
-        profile |= {"private-root": {"cap_add": ["SYS_ADMIN"]}, "dedicated": {"max_sandboxes": 8}}.get(level, {})
+    image = {"image": request.getfixturevalue("docker_images")[0]} if backend == "docker" else {}
     ways = {name: way for name, way in WAYS.items() if level == "private-root" or not way.root}
+    records = await ends(tmp_path, environment, backend, level, ways, image)
+    assert {way: end for way, end in records.items() if end[:2] != (0.0, None)} == {}
+
+
+async def test_a_slot_that_can_not_be_entered_again_is_the_agents_doing(change_guest, tmp_path):
+    change_guest("if lived_in and os.path.lexists(path)", "if False and os.path.lexists(path)")
+    ways = {name: WAYS[name] for name in ("puts a link in the place of /data", "locks its workspace")}
+    records = await ends(tmp_path, tasks, "local", "private-root", ways, {})
+    assert [end[:2] for end in records.values()] == [(0.0, None)] * 2
+    assert "it could not be confined" in records["puts a link in the place of /data"][2]["reason"]
+
+
+async def ends(tmp_path, environment, backend, level, ways, given):
+    """The reward, the failure and the details of each way."""
+    profile: dict[str, Any] = {**PROFILE, **given}
+    if backend == "docker":
+        profile |= {"private-root": {"cap_add": ["SYS_ADMIN"]}, "dedicated": {"max_sandboxes": 8}}.get(level, {})
+    if backend == "local":
+        skip_without(level)
     agent, records = Ways(ways, tmp_path), {}
     settings = Settings(state_dir=tmp_path / "state", profiles={"default": profile})
     name, env = environment(tmp_path)
@@ -67,5 +82,4 @@ async def test_no_way_out(request, tmp_path, environment, backend, level):
             on_record=lambda record: records.update({agent.went[record["trajectory_id"]]: record}),
         )
     assert records.keys() == ways.keys()
-    ends = {way: (record["reward"], record["failure"]) for way, record in records.items()}
-    assert {way: end for way, end in ends.items() if end != (0.0, None)} == {}
+    return {way: (record["reward"], record["failure"], record["details"]) for way, record in records.items()}

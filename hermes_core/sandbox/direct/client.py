@@ -221,6 +221,10 @@ class DirectClient:
             raise SlotLost(f"the slot could not be emptied: {error}", sandbox_id=self.sandbox.id) from error
         slot.used = False
 
+    async def crowded(self, index: int) -> bool:
+        """Return False: without a guest, nobody knows whose files fill the disk."""
+        return False
+
     # --- the heartbeat ----------------------------------------------------------------------------------------------
 
     @property

@@ -10,6 +10,7 @@ import resource
 import signal
 import sys
 import time
+from types import SimpleNamespace
 
 from . import descriptors, landlock, mounts, namespaces, removal, syscalls
 from .layers import import_nothing_more
@@ -43,7 +44,7 @@ _libc = ctypes.CDLL(None)
 _PROOF_TRIES, _PROOF_PAUSE_S = 4, 0.001
 
 
-class Plan:
+class Plan(SimpleNamespace):
     """What a slot's parent shall be.
 
     Args:
@@ -62,39 +63,21 @@ class Plan:
         wipe: discard the workspace first, and sweep `swept` of what the user owns there.
     """
 
-    def __init__(
-        self,
-        workspace: Workspace,
-        mechanism: str,
-        uid: int | None,
-        counted_as: int | None,
-        layers: Layers | None,
-        lists: Lists | None,
-        user_namespace: bool,
-        net_namespace: bool,
-        max_processes: int,
-        process_memory: int,
-        max_files: int,
-        visible: Sequence[str],
-        scratch: str,
-        wipe: bool,
-        swept: Sequence[str],
-    ) -> None:
-        self.workspace = workspace
-        self.mechanism = mechanism
-        self.uid = uid
-        self.counted_as = counted_as
-        self.layers = layers
-        self.lists = lists
-        self.user_namespace = user_namespace
-        self.net_namespace = net_namespace
-        self.max_processes = max_processes
-        self.process_memory = process_memory
-        self.max_files = max_files
-        self.visible = visible
-        self.scratch = scratch
-        self.wipe = wipe
-        self.swept = swept
+    workspace: Workspace
+    mechanism: str
+    uid: int | None
+    counted_as: int | None
+    layers: Layers | None
+    lists: Lists | None
+    user_namespace: bool
+    net_namespace: bool
+    max_processes: int
+    process_memory: int
+    max_files: int
+    visible: Sequence[str]
+    scratch: str
+    wipe: bool
+    swept: Sequence[str]
 
     @property
     def has_namespaces(self) -> bool:
@@ -134,7 +117,8 @@ def parent_main(sock: socket.socket, plan: Plan) -> NoReturn:
         parent.serve()
     except BaseException as error:
         try:
-            _tell(sock, {"refused": "%s: %s" % (type(error).__name__, error)})
+            text = "%s: %s" % (type(error).__name__, error)
+            _tell(sock, {"refused": text, "errno": getattr(error, "errno", None)})
         finally:
             os._exit(1)
 

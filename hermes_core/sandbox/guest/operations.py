@@ -37,7 +37,7 @@ class Operations:
 
     def by_name(self) -> dict[str, Operation]:
         """Return the operations by name."""
-        return {"open_slot": self._open_slot, "recycle": self._recycle, "exec": self._exec}
+        return {"open_slot": self._open_slot, "recycle": self._recycle, "crowded": self._crowded, "exec": self._exec}
 
     def slot(self, header: Header) -> Slot:
         """Return the slot that a request names. Raises Refusal."""
@@ -59,6 +59,9 @@ class Operations:
     def _recycle(self, request: Request, header: Header, _body: bytes) -> None:
         wipe = bool(header["wipe"])
         self.slot(header).recycle(wipe, self._settles(request, {}), forget=wipe or bool(header.get("forget")))
+
+    def _crowded(self, request: Request, header: Header, _body: bytes) -> None:
+        self.requests.reply(request, {"crowded": self.slot(header).crowded})
 
     def _settles(self, request: Request, result: Header) -> Callable[[Error | None], None]:
         def settle(error: Error | None) -> None:

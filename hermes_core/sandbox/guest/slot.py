@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -37,6 +38,8 @@ _FIRST_RETRY_S, _LAST_RETRY_S, _RETRY_REFUSED_S = 0.004, 0.25, 0.1
 """The pause before the second try, twice as long before each further one, and the longest. What dies does so at once,
 or slowly: each try takes a process."""
 _NOBODY = -1
+_OF_THE_HOST = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
+_FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 _REFUSALS = 3
 _USER_IN_NAMESPACE = 1000
 """The slot's user inside a user namespace of its own."""
@@ -87,6 +90,8 @@ class Slot:
         """Called when nobody will ask for the background processes any more."""
         self._sweeps: dict[str, list[Callable[[int], object]]] = {}
         self._state = NEW
+        self._lived_in = False
+        """Whether commands may have changed it since it was empty."""
         self._link: Link | None = None
         self._waiting: list[Spawn] = []
         self._round = _Round(False, [])
@@ -99,6 +104,14 @@ class Slot:
     def broken(self) -> bool:
         """Return whether it is quarantined."""
         return self._state == BROKEN
+
+    @property
+    def crowded(self) -> bool:
+        """Return whether the disk is full of what others have put there."""
+        try:
+            return self.workspace.crowded(1 if self.index == PREPARE else self.site.config["slots"])
+        except OSError:  # it hides what it has
+            return False
 
     @property
     def _inner_uid(self) -> int | None:
@@ -274,6 +287,7 @@ class Slot:
 
     def _became_ready(self) -> None:
         self._state = READY
+        self._lived_in = True
         if self._round.wipe:
             self.site.empty_trash()
         replies, self._round.replies = self._round.replies, []
@@ -288,7 +302,8 @@ class Slot:
             self._empty(wanted)
 
     def _break(self, code: str, reason: str) -> None:
-        """Quarantine it. `unclean`: something of its last lease is alive. `unready`: it lacks what we provide."""
+        """Quarantine it. `unclean`: something of its last lease is alive, or keeps us from entering it. `unready`: it
+        lacks what we provide."""
         self._state = BROKEN
         error = self.error = {"kind": "infra", "code": code, "message": reason}
         self._abandon(forget=True, error=error)
@@ -310,9 +325,14 @@ class Slot:
             self._round.refusals += 1
             self.site.empty_trash()  # what was discarded may take the room that is wanting
             if self._round.refusals >= _REFUSALS:
-                self._break("unready", "the slot could not be confined: %s" % message["refused"])
+                self._break(self._blamed(message["errno"]), "it could not be confined: %s" % message["refused"])
         else:
             self._heard_of_command(message, fds)
+
+    def _blamed(self, number: int | None) -> str:
+        """Return the code for a slot that can't be entered: what is in it is to blame, if the host is not."""
+        of_host = number in _OF_THE_HOST or (number in _FULL_DISK and self.crowded)
+        return "unclean" if self._lived_in and not self._round.wipe and not of_host else "unready"
 
     def _heard_of_command(self, message: dict[str, Any], fds: list[int]) -> None:
         identity = message.get("started") or message.get("exit") or message.get("failed") or ""

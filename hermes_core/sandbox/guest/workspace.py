@@ -10,13 +10,17 @@ from .removal import remove_tree
 TYPE_CHECKING = False  # `typing` is slow to import
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-    from typing import Any
+    from typing import Any, NoReturn
 
 PREPARE = -1
 """The index of the preparation user's slot."""
 _PRIVATE = ".slots"
 _SCARCE = 10
 """Less than one part in so many being free is too little for the trash to wait."""
+_FULL = 100
+"""With less than one part in so many being free, a disk is full."""
+_COUNTED = 50_000
+"""Files that are counted at most: a slot with more has filled the disk itself."""
 _SPARES = 10
 """Empty directories kept ready: what two resets take. On a large, well-filled disk one mkdir takes a millisecond."""
 
@@ -102,6 +106,29 @@ class Workspace:
         for path in (self.path, self._private):
             remove_tree(path)
 
+    def crowded(self, slots: int) -> bool:
+        """Return whether the disk is full, and not of this slot's files: it has less than half of its part of the disk.
+
+        Args:
+            slots: how many share the disk.
+
+        Raises:
+            OSError: its files can't be counted.
+        """
+        disk = os.statvfs(self._base)
+        if disk.f_bavail * _FULL >= disk.f_blocks and disk.f_favail * _FULL >= disk.f_files:
+            return False
+        room = disk.f_blocks * disk.f_frsize // (2 * slots)
+        files = min(disk.f_files // (2 * slots) or _COUNTED, _COUNTED)
+        for top in (self.path, self._private):
+            for folder, folders, names in os.walk(top, onerror=_raise):
+                for name in folders + names:
+                    room -= os.lstat(os.path.join(folder, name)).st_blocks * 512
+                    files -= 1
+                    if room < 0 or files < 0:
+                        return False
+        return True
+
     def spool_file(self) -> str:
         """Return a new file's path in the spool directory."""
         return os.path.join(self.spool, "%s.log" % os.urandom(6).hex())
@@ -180,6 +207,10 @@ def slot_users(base: str, first: int, slots: int) -> list[users.User]:
         )
         for index in (PREPARE, *range(slots))
     ]
+
+
+def _raise(error: OSError) -> NoReturn:
+    raise error
 
 
 def _room_is_scarce(base: str) -> bool:

@@ -165,6 +165,11 @@ class GuestClient:
         """
         await self.request({"op": "recycle", "slot": index, "wipe": True})
 
+    async def crowded(self, index: int) -> bool:
+        """Return whether the sandbox's disk is full, and not of the slot's own files. `PREPARE` is the preparation."""
+        header, _ = await self.request({"op": "crowded", "slot": index})
+        return bool(header["crowded"])
+
     # --- requests ---------------------------------------------------------------------------------------------------
 
     async def request(

@@ -60,6 +60,9 @@ class Client(Protocol):
     async def reset_slot(self, index: int) -> None:
         """Make the slot ready for its next lease. `SlotLost` if it can't be proved clean."""
 
+    async def crowded(self, index: int) -> bool:
+        """Whether the sandbox's disk is full, and not of the slot's own files."""
+
     async def aclose(self, *, end_sandbox: bool = False) -> None:
         """End the connection, and the sandbox with it if asked to."""
 

@@ -419,7 +419,7 @@ class Pool:
         """Give no further lease on it; it ends with its last one, and another may be made in its place."""
         pooled.draining, self._hopeless = True, False
 
-    def _quarantine(self, pooled: PooledSandbox, error: BaseException) -> None:
+    def quarantine(self, pooled: PooledSandbox, error: BaseException) -> None:
         """Give no further lease on a sandbox that can't be trusted."""
         if pooled.draining or pooled.over.is_set():
             return
@@ -533,7 +533,7 @@ class Pool:
                 seat.dirty = False
             seat.workspace_dir = lease.slot.workspace_dir = await client.open_slot(seat.index)
         except Exception as error:
-            self._quarantine(lease.pooled, error)
+            self.quarantine(lease.pooled, error)
             self._vacate(lease)
             waiter.failures += 1
             if waiter.failures >= OPEN_ATTEMPTS:
@@ -562,7 +562,7 @@ class Pool:
                     await (client.reset_slot(seat.index) if reset else client.kill_slot(seat.index, forget=True))
                 seat.dirty = not reset
         except Exception as error:
-            self._quarantine(pooled, error)
+            self.quarantine(pooled, error)
         finally:
             lease.slot.state = SlotState.ERROR if pooled.lost is not None or pooled.draining else SlotState.AVAILABLE
             self._vacate(lease)
