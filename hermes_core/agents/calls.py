@@ -17,7 +17,7 @@ from hermes_core.agents.base import (
     ToolError,
     ToolHandler,
 )
-from hermes_core.agents.replies import ToolCall, decode_arguments, encodable
+from hermes_core.agents.replies import ToolCall, decode_arguments, sayable
 from hermes_core.errors import InfraError, StaleSlotError, nearest_hint
 
 logger = logging.getLogger(__name__)
@@ -110,7 +110,7 @@ class CallRunner:
         except BaseException:  # it has no answer, but took the time
             result.calls[number] = replace(record, ended=time.time())
             raise
-        content = result.messages[record.message]["content"] = encodable(answer)
+        content = result.messages[record.message]["content"] = sayable(answer)
         result.calls[number] = replace(
             record,
             ended=time.time(),

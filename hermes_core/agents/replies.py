@@ -99,7 +99,7 @@ def read_reply(completion: Any, turn: int) -> Reply:
         completion_tokens=_count(get(usage, "completion_tokens")) or 0,
         cached_tokens=_count(get(get(usage, "prompt_tokens_details"), "cached_tokens")),
         reasoning_tokens=_count(get(get(usage, "completion_tokens_details"), "reasoning_tokens")),
-        model=encodable(model) if isinstance(model, str) and model else None,
+        model=sayable(model) if isinstance(model, str) and model else None,
         cost=_amount(get(usage, "cost")),
         weight_version=weight_version(completion, get(completion, "metadata"), get(completion, "sglext")),
     )
@@ -138,14 +138,21 @@ def decode_arguments(raw: Any) -> tuple[dict[str, Any] | None, str | None, bool]
     return {str(key): item for key, item in value.items()}, None, repaired
 
 
-def encodable(text: str) -> str:
-    """Return the text with replacements for what UTF-8 cannot hold (lone surrogates), so that it can be sent and
-    recorded."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-8", "replace").decode()
-    return text
+def sayable(text: str) -> str:
+    """Return the text with U+FFFD for what some endpoint refuses or UTF-8 cannot hold, so that it can be sent and
+    recorded: NUL, control characters from 127 on, lone surrogates, and codes that are no characters."""
+    return _UNSAYABLE.sub("\ufffd", text)
+
+
+def sayable_message(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message with a content that is `sayable`: a text, or parts of which some have one."""
+
+    def clean(content: Any) -> Any:
+        if isinstance(content, list):
+            return [{**part, "text": clean(part["text"])} if get(part, "text") else part for part in content]
+        return sayable(content) if isinstance(content, str) else content
+
+    return {**message, "content": clean(message["content"])} if message.get("content") else dict(message)
 
 
 def get(thing: Any, key: str) -> Any:
@@ -156,7 +163,7 @@ def get(thing: Any, key: str) -> Any:
 def weight_version(*places: Any) -> str | None:
     """Return the version of the policy's weights that the first of these parts of an answer names, if one does."""
     named = (get(place, "weight_version") for place in places)
-    return next((encodable(str(each)) for each in named if isinstance(each, str | int)), None)
+    return next((sayable(str(each)) for each in named if isinstance(each, str | int)), None)
 
 
 def _calls(raw: Any, turn: int, *, cut: bool) -> tuple[ToolCall, ...]:
@@ -176,7 +183,7 @@ def _call(item: Any, *, cut: bool) -> ToolCall:
     """Return one call. `cut` says that the answer's length limit fell into it, unless its arguments are complete."""
     function = get(item, "function")
     identifier, given, raw = get(item, "id"), get(function, "name"), get(function, "arguments")
-    name = encodable(given) if isinstance(given, str) else ""
+    name = sayable(given) if isinstance(given, str) else ""
     text = raw if isinstance(raw, str) else json.dumps(_plain(raw if raw is not None else {}), default=str)
     arguments, error, repaired = decode_arguments(raw)
     if cut and (arguments is None or not text.strip()):
@@ -186,7 +193,7 @@ def _call(item: Any, *, cut: bool) -> ToolCall:
     return ToolCall(
         id=identifier if isinstance(identifier, str) else "",
         name=name,
-        text=encodable(text),
+        text=sayable(text),
         arguments=arguments,
         error=error,
         repaired=repaired,
@@ -198,22 +205,22 @@ def _reasoning(message: Any) -> str | None:
     for key in ("reasoning_content", "reasoning"):
         value = get(message, key)
         if isinstance(value, str) and value:
-            return encodable(value)
+            return sayable(value)
     details = get(message, "reasoning_details")
     if not isinstance(details, Sequence) or isinstance(details, str):
         return None
     texts = [text for text in (get(detail, "text") for detail in details) if isinstance(text, str) and text]
-    return encodable("\n".join(texts)) or None
+    return sayable("\n".join(texts)) or None
 
 
 def _text(content: Any) -> str:
     """Return the text of a message's content, which is a string, a list of parts, or nothing."""
     if isinstance(content, str):
-        return encodable(content)
+        return sayable(content)
     if not isinstance(content, Sequence):
         return ""
     parts = (part if isinstance(part, str) else get(part, "text") for part in content)
-    return encodable("".join(part for part in parts if isinstance(part, str)))
+    return sayable("".join(part for part in parts if isinstance(part, str)))
 
 
 def _plain(value: Any) -> Any:
@@ -224,7 +231,7 @@ def _plain(value: Any) -> Any:
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
         return [_plain(item) for item in value]
-    return encodable(value) if isinstance(value, str) else value
+    return sayable(value) if isinstance(value, str) else value
 
 
 def _count(value: Any) -> int | None:
@@ -244,6 +251,9 @@ def _json_type(value: Any) -> str:
 def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
+
+_NO_CHARACTERS = "".join(chr(plane + last) for plane in range(0, 0x110000, 0x10000) for last in (0xFFFE, 0xFFFF))
+_UNSAYABLE = re.compile(f"[\0\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef{_NO_CHARACTERS}]")
 
 _STRICT = json.JSONDecoder(parse_constant=_no_constant)
 _LENIENT = json.JSONDecoder(parse_constant=_no_constant, strict=False)

@@ -23,6 +23,7 @@ from hermes_core.agents.base import (
     ToolAnswer,
 )
 from hermes_core.agents.baselines import NopAgent
+from hermes_core.agents.replies import sayable, sayable_message
 from hermes_core.environment import Environment, FollowUp, Item
 from hermes_core.envs.decided import WorkAtFault, decided
 from hermes_core.envs.leased_slot import AgentTime, Fresh, LeasedSlot, ModelTime, Origin
@@ -334,7 +335,7 @@ def _answer(result: ExecutionResult, redact: Redact | None) -> ToolAnswer:
         error = CallError(CallErrorKind.TIME_LIMIT, result.error)
     elif result.error and exit_code is None:
         error = CallError(CallErrorKind.FAILED, result.error)
-    text = json.dumps(plain(told, redact), ensure_ascii=False)
+    text = json.dumps(plain(told, lambda text: sayable(redact(text) if redact else text)), ensure_ascii=False)
     return ToolAnswer(text, error, exit_code, result.metadata.get("bytes_dropped", 0))
 
 
@@ -608,7 +609,7 @@ async def _work(
         with rollout.clock_stopped():
             await rollout.servers.reopen()  # the hook may have killed all processes of the slot
         clock.begin_part(said.agent_timeout_s)
-        return {"role": "user", "content": said.text}
+        return {"role": "user", "content": sayable(said.text)}
 
     async def cheat(name: str) -> None:
         if context.needs_slot:  # without one there is nothing to cheat in
@@ -617,7 +618,7 @@ async def _work(
 
     task = AgentTask(
         trajectory_id=trajectory.trajectory_id,
-        messages=prompt,
+        messages=[sayable_message(message) for message in prompt],
         tool_schemas=list(trajectory.tool_schemas),
         tool_handler=rollout.tool_handler,
         solve=solve,

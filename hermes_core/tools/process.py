@@ -16,6 +16,7 @@ from hermes_core.errors import CommandError
 from hermes_core.sandbox.commands import ProcessStatus, SlotCommands, WindowSize
 from hermes_core.tools.base import CallContext, Text, Tool, ToolParams
 from hermes_core.tools.limits import cut_output, time_limit
+from hermes_core.tools.screen import as_seen
 
 DESCRIPTION = """\
 Manage the background processes that terminal(background=true) started. Actions: list (all of them), poll (state and \
@@ -146,7 +147,8 @@ async def _log(ctx: CallContext, process_id: str, params: ProcessParams) -> Answ
     if start:  # the first complete line that is still held
         partial = data.find(b"\n") + 1
         data, start = data[partial:], start + partial
-    lines = _decode(data, starts_inside=start > 0, ends_inside=running).split("\n")
+    text = _decode(data, starts_inside=start > 0, ends_inside=running)
+    lines = (text if status.pty is not None else as_seen(text)).split("\n")
     if not lines[-1]:
         lines.pop()
     first = max(0, len(lines) - params.limit) if params.offset is None else params.offset
@@ -246,7 +248,7 @@ async def _held(commands: SlotCommands, process_id: str) -> tuple[bytes, int]:
 async def _newest(commands: SlotCommands, status: ProcessStatus, chars: int) -> str:
     """Return the last `chars` characters of output."""
     chunk = await commands.log(status.process_id, offset=max(0, status.output_bytes - 4 * chars), limit=4 * chars)
-    return _decode(chunk.data, starts_inside=chunk.offset > 0, ends_inside=status.running)[-chars:]
+    return as_seen(_decode(chunk.data, starts_inside=chunk.offset > 0, ends_inside=status.running))[-chars:]
 
 
 def _decode(data: bytes, *, starts_inside: bool, ends_inside: bool) -> str:

@@ -1,9 +1,10 @@
-"""A terminal emulator: returns what a person would see on the screen after some output."""
+"""Output as a person would see it in a terminal: as plain lines, or as the screen."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,44 @@ from hermes_core.sandbox.commands import WindowSize
 
 _OTHER_SCREEN = {47, 1047, 1049}
 """Private modes (xterm's control sequences, DECSET) that give full-screen programs a screen of their own."""
+
+
+_CONTROL = re.compile(
+    r"(\r|\x08"  # to the start of the line, and one to the left
+    r"|\x1b\[[0-?]*[ -/]*[@-~]"  # control sequences: colours, cursor, erasing
+    r"|\x1b[\]PX^_][^\x07\x1b\n]*(?:\x07|\x1b\\|$)"  # strings, such as the window's title
+    r"|\x1b[ -/]*[0-~]?)"
+)
+_ADDRESSED = re.compile(rb"\x1b\[[0-9;]*[Hf]|\x1b\[\?(?:47|1047|1049)h")
+"""Moves of the cursor to any place of the screen, and another screen: what full-screen programs write."""
+
+
+def as_seen(text: str) -> str:
+    """Return the lines of output as they are at the end: without colours, and of a progress bar only its last state."""
+    return "\n".join(_last_state(line) if _CONTROL.search(line) else line for line in text.split("\n"))
+
+
+def _last_state(line: str) -> str:
+    cells, column = list[str](), 0
+    for piece in _CONTROL.split(line):
+        if piece == "\r":
+            column = 0
+        elif piece == "\x08":
+            column = max(0, column - 1)
+        elif piece in ("\x1b[K", "\x1b[0K"):
+            del cells[column:]
+        elif piece == "\x1b[2K":
+            cells.clear()
+        elif not piece.startswith("\x1b"):
+            cells += " " * (column - len(cells))
+            cells[column : column + len(piece)] = piece
+            column += len(piece)
+    return "".join(cells)
+
+
+def of_terminal(data: bytes, size: WindowSize) -> bytes:
+    """Return what a program left in its terminal: the lines that it wrote, or the screen if it used all of that."""
+    return render(data, size).text.encode() if _ADDRESSED.search(data) else data
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from pydantic import Field
@@ -11,6 +12,7 @@ from hermes_core.sandbox.commands import CommandResult, ExecutionResult, WindowS
 from hermes_core.tools.base import CallContext, CommandText, Tool, ToolParams
 from hermes_core.tools.limits import OUTPUT_BYTES, cut_output, time_limit
 from hermes_core.tools.process import signal_name, start_session
+from hermes_core.tools.screen import as_seen, of_terminal
 from hermes_core.tools.slot_tools import command_error_kind, command_metadata
 
 NOT_RUN = -1
@@ -58,7 +60,9 @@ async def _foreground(ctx: CallContext, params: TerminalParams, cwd: str | None)
         merge_stderr=True,
         pty=WindowSize() if params.pty else None,
     )
-    output, dropped = cut_output(result.stdout, result.stdout_bytes)
+    data = await asyncio.to_thread(of_terminal, result.stdout, WindowSize()) if params.pty else result.stdout
+    seen = as_seen(data.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
+    output, dropped = cut_output(seen, result.stdout_bytes - len(result.stdout) + len(seen))
     answer: dict[str, Any] = {"output": output, "exit_code": result.returncode, "error": _ending(result, limit_s)}
     if note:
         answer["timeout_note"] = note

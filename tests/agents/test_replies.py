@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from openai.types.chat import ChatCompletion
 
 from hermes_core.agents.failures import BadCompletion
-from hermes_core.agents.replies import decode_arguments, encodable, read_reply
+from hermes_core.agents.replies import decode_arguments, read_reply, sayable
 from hermes_core.errors import ModelError
 
 json_values = st.recursive(
@@ -176,8 +176,15 @@ def test_odd_tool_calls_never_raise(odd):
 
 
 @given(st.text(alphabet=st.characters(exclude_categories=[])))
-def test_text_is_made_encodable_and_otherwise_left_alone(text):
-    clean = encodable(text)
-    clean.encode()
-    if not any("\ud800" <= character <= "\udfff" for character in text):
-        assert clean == text
+def test_text_is_made_sayable_and_otherwise_left_alone(text):
+    def refused(character):
+        code = ord(character)
+        return (
+            code == 0
+            or 0x7F <= code < 0xA0
+            or 0xD800 <= code < 0xE000
+            or 0xFDD0 <= code < 0xFDF0
+            or code % 65536 > 65533
+        )
+
+    assert sayable(text) == "".join("\ufffd" if refused(character) else character for character in text)

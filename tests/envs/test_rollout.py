@@ -608,6 +608,23 @@ async def test_what_the_model_is_told_is_redacted():
     assert "sekret" not in told[0]
 
 
+async def test_whatever_the_model_is_told_every_endpoint_takes():
+    class Odd(Plain):
+        def format_prompt(self, item):
+            return "do\0 one"
+
+    told = []
+
+    async def work(task):
+        told.append(task.messages[-1]["content"])
+        told.append(json.loads(await task.tool_handler("look", {"text": "a\0\x7f\x9b\ufffeb"}, task.trajectory_id)))
+        told.append((await task.follow_up())["content"])
+
+    await roll(Odd(**{"continue": parts("two\0")}), agent=Doing(work))
+    assert told[0] == "do\ufffd one" and told[2] == "two\ufffd"
+    assert "a\ufffd\ufffd\ufffd\ufffdb" in str(told[1])
+
+
 async def test_an_answer_of_a_tool_says_what_the_record_keeps_of_the_call():
     def data(code, **more):
         return {"output": "", "exit_code": code, **more}

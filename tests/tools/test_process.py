@@ -203,7 +203,9 @@ async def test_ctrl_c_is_typed(slot: Any) -> None:
 
 async def test_a_foreground_command_in_a_terminal(slot: Any) -> None:
     answer = await slot("terminal", command="[ -t 1 ] && stty size; cat; exit 3", pty=True)
-    assert answer["output"] == "30 120\r\n" and answer["exit_code"] == 3
+    assert answer["output"] == "30 120\n" and answer["exit_code"] == 3
+    drawn = await slot("terminal", command="printf 'gone\\033[2J\\033[H\\033[31mnew\\033[0m'", pty=True)
+    assert drawn["output"] == "new"
 
 
 async def test_the_end_of_a_slot_s_lease_ends_its_terminals(slot: Any, guest: Any) -> None:

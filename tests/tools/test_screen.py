@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hermes_core.sandbox.commands import WindowSize
-from hermes_core.tools.screen import render
+from hermes_core.tools.screen import as_seen, render
 
 SIZE = WindowSize(5, 20)
 
@@ -59,3 +59,24 @@ _PIECES = st.one_of(
 def test_any_bytes_can_be_shown(pieces: list[bytes]) -> None:
     screen = render(b"".join(pieces), SIZE)
     assert len(screen.lines) <= SIZE.rows
+
+
+@pytest.mark.parametrize(
+    ("written", "seen"),
+    [
+        ("plain\n text\t\n", "plain\n text\t\n"),
+        ("  0%\r 50%\r100%\ndone\r\n", "100%\ndone\n"),
+        ("long text\rshort\x1b[K\n", "short\n"),
+        ("12345\r\x1b[2Kx", "x"),
+        ("abc\b\bX", "aXc"),
+        ("\x1b[1;31mred\x1b[0m \x1b]0;title\x07text\x1b(B", "red text"),
+        ("a\x1b", "a"),
+    ],
+)
+def test_output_as_it_is_seen(written: str, seen: str) -> None:
+    assert as_seen(written) == seen
+
+
+@given(st.text(alphabet="ab\r\b\x1b[]mK2;\n\x07é"))
+def test_nothing_is_left_that_moves_the_cursor(text: str) -> None:
+    assert not set(as_seen(text)) & set("\r\b\x1b")

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from hermes_core.agents.replies import ToolCall, encodable
+from hermes_core.agents.replies import ToolCall, sayable
 
 ToolSchemas = Sequence[Mapping[str, Any]]
 """Tools in the OpenAI function form: `{"type": "function", "function": {"name": …, "parameters": …}}`."""
@@ -128,18 +128,18 @@ def _base36(number: int) -> str:
 
 
 def _tool_call(item: ParsedCall | ParseProblem, identifier: str, *, cut: bool) -> ToolCall:
-    name = encodable(item.name)
+    name = sayable(item.name)
     if isinstance(item, ParseProblem):
         problem = item.message
     elif cut and not item.ended:
         problem = "the call has no end"
     else:
         try:
-            text = encodable(json.dumps(item.arguments, ensure_ascii=False))
+            text = sayable(json.dumps(item.arguments, ensure_ascii=False))
             return ToolCall(identifier, name, text, item.arguments, repaired=item.repaired)
         except RecursionError:  # read from a shallower place
             problem = "the arguments are nested too deep"
     if cut:
         problem = f"the call was cut off at the limit on the length of one answer ({problem}): make it shorter"
-    error = encodable(f"{problem}. Make the call again, whole and in the right form.")
-    return ToolCall(identifier, name, encodable(item.raw), None, error, repaired=True)
+    error = sayable(f"{problem}. Make the call again, whole and in the right form.")
+    return ToolCall(identifier, name, sayable(item.raw), None, error, repaired=True)
