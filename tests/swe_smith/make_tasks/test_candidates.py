@@ -54,6 +54,13 @@ def test_only_lines_that_tests_run_are_changed() -> None:
     assert all(each.parts[0].mutation.lines[0] <= 4 <= each.parts[0].mutation.lines[1] for each in found)
 
 
+def test_functions_that_decide_little_are_left_out() -> None:
+    text = "def plain(a):\n    return a + 1\n\n\ndef rich(a):\n    if a > 1:\n        return a\n"
+    sources = {"x.py": read_source("x.py", text.encode())}
+    found = singles(sources, surveyed(x=EVERY_LINE), list(kinds()), 1, 9)
+    assert {each.parts[0].function for each in found} == {"rich"}
+
+
 def test_no_combination_is_made_twice() -> None:
     kept, made = chosen()[:8], []
     for _ in range(10):

@@ -23,7 +23,6 @@ from click.testing import CliRunner, Result
 from hermes_swe_smith.make_tasks.kinds import kinds
 from hermes_swe_smith.make_tasks.making import Wanted, _broken, _unfit, make_tasks
 from hermes_swe_smith.make_tasks.progress import JsonProgress, PlainProgress, Standing, progress_for
-from hermes_swe_smith.make_tasks.statement import from_template, plain
 
 from hermes_core import DatasetError, PytestReport, ReportStatus, UnknownNameError, UsageError
 from hermes_core.cli.main import main
@@ -67,7 +66,7 @@ async def check(runtime: Runtime, folder: Path, **options: Any) -> None:
 
 
 SMALL = {
-    "core.py": "def double(x):\n    return 2 * x  # twice\n\n\ndef sign(x):\n    if x < 0:\n        return -1\n    return 1\n",
+    "core.py": "def double(x):\n    if x is None or x == 0:\n        return 0\n    return 2 * x  # twice\n\n\ndef sign(x):\n    if x < 0:\n        return -1\n    return 1\n",
     "test_core.py": "from core import double, sign\n\n\ndef test_double():\n    assert double(4) == 8\n\n\n"
     "def test_sign():\n    assert [sign(-2), sign(0), sign(3)] == [-1, 1, 1]\n",
 }
@@ -86,7 +85,10 @@ async def test_tasks_of_a_small_repository(runtime: Runtime, tmp_path: Path) -> 
         }
         assert row["FAIL_TO_PASS"]
         assert row["difficulty"]["level"] in ("easy", "medium", "hard")
-        assert row["FAIL_TO_PASS"][0] in row["problem_statement"]
+        said = row["problem_statement"]
+        assert said.startswith(("small: `double(4)` ", "small: `sign(-2)` ", "small: `sign(3)` ")), said
+        assert "from core import" in said
+        assert not [word for word in ("test_", str(tmp_path), "FAIL") if word in said]
         assert "  # twice" in row["patch"] or "sign" in row["patch"]
 
 
@@ -98,11 +100,11 @@ AWKWARD: dict[str, str | bytes] = {
     "src/awkward/crlf.py": "def clip(x, low=0, high=9):\r\n    # keep\r\n    if x < low:\r\n        return low\r\n"
     "    return min(x, high)\r\n",
     "src/awkward/tabs.py": "class Box:\n\tdef __init__(self, x):\n\t\tself.x = x\n\n\t@property\n\tdef twice(self):\n"
-    '\t\t"""\n\t\t>>> Box(3).twice\n\t\t6\n\t\t"""\n\t\treturn 2 * self.x\n',
+    '\t\t"""\n\t\t>>> Box(3).twice\n\t\t6\n\t\t"""\n\t\tif self.x is None or self.x < 0:\n\t\t\treturn 0\n\t\treturn 2 * self.x\n',
     "src/awkward/broken.py": "def f(:\n",
-    "src/awkward/more.py": "import asyncio\n\n\ndef outer(values):\n    def inner(value):\n        return value - 1\n\n"
+    "src/awkward/more.py": "import asyncio\n\n\ndef outer(values):\n    def inner(value):\n        return value - 1 if 0 < value < 9 else 0\n\n"
     "    return [inner(value) for value in values if value]\n\n\nasync def wait(x):\n    await asyncio.sleep(0)\n"
-    "    return x + 1\n\n\ndef kind(x):\n    match x:\n        case int() if x > 3:\n            return 'big'\n"
+    "    return x + 1\n\n\ndef kind(x):\n    match x:\n        case int() if 3 < x < 9:\n            return 'big'\n"
     "        case [first, *_]:\n            return first\n        case _:\n            return 'other'\n",
     "tests/conftest.py": "import pytest\n\n\n@pytest.fixture(params=[1, 2])\ndef value(request):\n    return request.param\n",
     "tests/test_all.py": "import asyncio\nimport unittest\n\nimport pytest\nfrom awkward import grösse\nfrom awkward.crlf import clip\n"
@@ -267,20 +269,6 @@ def report(status: ReportStatus = ReportStatus.FINISHED, **outcomes: str) -> Pyt
 )
 def test_what_makes_no_task(made: PytestReport, reason: str | None) -> None:
     assert _unfit(made, _broken(NAMES, made), 2) == reason
-
-
-def test_a_statement_shows_the_error_and_not_the_code_between() -> None:
-    text = (
-        "    def test_double():\n>       assert double(2) == 4\n\ntest.py:3: \n" + "_ " * 40 + "\n\n"
-        "    def double(x):\n>       return secret + x\nE       NameError: name 'secret' is not defined at 0x7f00aa00bb\n\ncore.py:2: NameError"
-    )
-    said = from_template("pkg", ["t.py::a", "t.py::b"], [("t.py::a", text)])
-    assert "assert double(2) == 4" in said
-    assert "NameError: name 'secret' is not defined at 0x…" in said
-    assert "return secret" not in said
-    assert "core.py" not in said
-    assert "So does `t.py::b`." in said
-    assert plain("a\x1b[31mb\x00\ud800c") == "ab\ufffd\ufffdc"
 
 
 def test_progress_has_the_forms_of_a_rollout(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import functools
+import inspect
 import json
 import posixpath
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from hermes_core import DatasetError, LeasedSlot, NewSandbox, PytestReport, SetupFailed, SlotCommands
+from hermes_core import CommandResult, DatasetError, LeasedSlot, NewSandbox, PytestReport, SetupFailed, SlotCommands
 from hermes_swe_smith.dependencies import prepare_environment
 from hermes_swe_smith.doctests import docstring
-from hermes_swe_smith.make_tasks import survey
+from hermes_swe_smith.make_tasks import example_run, survey
+from hermes_swe_smith.make_tasks.examples import Failed, Ran
 from hermes_swe_smith.make_tasks.project import File
 from hermes_swe_smith.make_tasks.sources import Unreadable, parsed
 from hermes_swe_smith.make_tasks.statement import plain
@@ -32,7 +33,8 @@ from hermes_swe_smith.workspace import (
     track,
 )
 
-_LOADER = "import sys; exec(compile(sys.argv[1], '<survey>', 'exec'), {'__name__': '__main__'})"
+EXAMPLE_TIMEOUT_S = 30.0
+_LOADER = "import sys; exec(compile(sys.argv[1], '<given>', 'exec'), {'__name__': '__main__'})"
 _ANSWER_LIMIT = 64 << 20
 _ID_CHARS = 1000
 """The longest node id that is used. A row holds all ids of a repository."""
@@ -166,27 +168,7 @@ class Bench:
         Raises:
             DatasetError: there are no tests, or they don't come to their end.
         """
-        ground = await self.lay_out(slot, {})
-        root = posixpath.join(slot.commands.workspace_dir, self.task.directory)
-        import_path = [posixpath.normpath(posixpath.join(root, part)) for part in ground.environment.pythonpath]
-        if self.source.command.checkout_on_path:
-            import_path.insert(0, root)
-        asked: dict[str, Any] = {
-            "root": root,
-            "import_path": list(dict.fromkeys(import_path)),
-            "args": list(self.source.command.args),
-            "env": dict(self.source.command.env or {}),
-            "tests": list(tests),
-            "files": list(files),
-        }
-        async with slot.processor():
-            done = await slot.commands.run(
-                [ground.environment.python, "-s", "-B", "-c", _LOADER, _survey_source()],
-                stdin=json.dumps(asked).encode(),
-                env={"PYTHONHASHSEED": "0"},
-                timeout_s=timeout_s,
-                output_limit=_ANSWER_LIMIT,
-            )
+        done = await self._survey(slot, {}, files, tests, timeout_s)
         said = done.error_text.strip()[-2000:]
         if done.timed_out:
             raise DatasetError(f"the tests took longer than {timeout_s:g} s", hint="choose some with --tests")
@@ -199,6 +181,74 @@ class Bench:
                 "--test-command",
             )
         return surveyed
+
+    async def failures(
+        self, slot: LeasedSlot, changes: Mapping[str, bytes], tests: Sequence[str], timeout_s: float
+    ) -> dict[str, Failed]:
+        """Return where and why tests fail, in a slot that is empty before."""
+        done = await self._survey(slot, changes, (), tests, timeout_s)
+        return await asyncio.to_thread(_failures, done.stdout)
+
+    async def show(self, slot: LeasedSlot, code: str, *, clean: bool) -> Ran | None:
+        """Run an example in the slot's checkout, or in the clean one. None if it gives no answer."""
+        ground = await self.ground(slot)
+        root = ground.checkout if clean else self._root(slot)
+        asked = {"import_path": self._import_path(ground, root), "code": code}
+        done = await self._run_source(slot, ground, example_run, asked, timeout_s=EXAMPLE_TIMEOUT_S, cwd=root)
+        try:
+            value = json.loads(done.stdout.strip().rsplit(b"\n", 1)[-1])
+            values = tuple(plain(str(value["values"][number])) for number in sorted(value["values"]))
+            ran = Ran(plain(str(value["error"])), int(value["line"]), values)
+        except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+            return None
+        return None if slot.commands.workspace_dir in f"{ran}" or ground.checkout in f"{ran}" else ran
+
+    def _root(self, slot: LeasedSlot) -> str:
+        return posixpath.join(slot.commands.workspace_dir, self.task.directory)
+
+    def _import_path(self, ground: Ground, root: str) -> list[str]:
+        path = [posixpath.normpath(posixpath.join(root, part)) for part in ground.environment.pythonpath]
+        return list(dict.fromkeys([*([root] if self.source.command.checkout_on_path else []), *path]))
+
+    async def _survey(
+        self,
+        slot: LeasedSlot,
+        changes: Mapping[str, bytes],
+        files: Sequence[str],
+        tests: Sequence[str],
+        timeout_s: float,
+    ) -> CommandResult:
+        ground = await self.lay_out(slot, changes)
+        root = self._root(slot)
+        asked: dict[str, Any] = {
+            "root": root,
+            "import_path": self._import_path(ground, root),
+            "args": list(self.source.command.args),
+            "env": dict(self.source.command.env or {}),
+            "tests": list(tests),
+            "files": list(files),
+        }
+        return await self._run_source(slot, ground, survey, asked, timeout_s=timeout_s)
+
+    async def _run_source(
+        self,
+        slot: LeasedSlot,
+        ground: Ground,
+        program: ModuleType,
+        asked: Mapping[str, Any],
+        *,
+        timeout_s: float,
+        cwd: str | None = None,
+    ) -> CommandResult:
+        async with slot.processor():
+            return await slot.commands.run(
+                [ground.environment.python, "-s", "-B", "-c", _LOADER, inspect.getsource(program)],
+                stdin=json.dumps(asked).encode(),
+                env={"PYTHONHASHSEED": "0"},
+                cwd=cwd,
+                timeout_s=timeout_s,
+                output_limit=_ANSWER_LIMIT,
+            )
 
 
 def _surveyed(output: bytes, files: Sequence[str]) -> Surveyed:
@@ -239,6 +289,14 @@ def _usable(node_id: str) -> bool:
     return inside and "\0" not in path and "\n" not in path and len(node_id) <= _ID_CHARS
 
 
-@functools.cache
-def _survey_source() -> str:
-    return Path(survey.__file__).read_text(encoding="utf-8")
+def _failures(output: bytes) -> dict[str, Failed]:
+    found = {}
+    for line in output.split(b"\n"):
+        try:
+            event = json.loads(line)
+            values = {str(name): plain(str(value)) for name, value in event["values"].items()}
+            told = [plain(str(event[key])) for key in ("error", "session")]
+            found[event["failed"]] = Failed(str(event["failed"]), int(event["line"]), values, *told)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            continue
+    return found

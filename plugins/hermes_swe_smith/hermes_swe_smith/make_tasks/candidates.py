@@ -14,6 +14,9 @@ from hermes_swe_smith.make_tasks.bench import Surveyed
 from hermes_swe_smith.make_tasks.kinds import Mutation, mutations
 from hermes_swe_smith.make_tasks.sources import Edit, Function, Source, applied
 
+LEAST_COMPLEXITY = 3
+"""Simpler functions are not changed: SWE-smith's own limit."""
+
 COMBINED = {
     "combine-functions": "two or three kept bugs of one file, in different functions",
     "combine-files": "two or three kept bugs of different files",
@@ -61,7 +64,7 @@ def singles(
 ) -> list[Candidate]:
     """Return changes of one function each that a test may notice. Blocking.
 
-    The first ones are of as many functions and kinds as possible.
+    The first ones are of as many functions and kinds as possible. Functions that decide little are left out.
 
     Args:
         per_function: the most changes of one function.
@@ -73,6 +76,8 @@ def singles(
     by_function = []
     for path, source in sorted(sources.items()):
         for function in source.functions:
+            if function.complexity < LEAST_COMPLEXITY:
+                continue
             found = _of_function(
                 source, function, covered[path], kinds, random.Random(f"{seed} {path} {function.name}")
             )

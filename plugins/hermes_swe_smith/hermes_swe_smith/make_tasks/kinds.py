@@ -318,40 +318,22 @@ def _loop_control(place: Place) -> Changes:
 # ---------------------------------------------------------------------- removal
 
 
-@_kind("remove-assignment", "an assignment is gone")
-def _remove_assignment(place: Place) -> Changes:
-    yield from _without(place, ast.Assign | ast.AugAssign | ast.AnnAssign)
+def _removal(*kinds: type[ast.stmt]) -> Callable[[Place], Changes]:
+    def find(place: Place) -> Changes:
+        for block in place.blocks:
+            for statement in block:
+                text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+                if isinstance(statement, kinds) and not text:
+                    yield statement, _removed(place, block, statement)
+
+    return find
 
 
-@_kind("remove-call", "a call whose value nobody uses is gone, or a del")
-def _remove_call(place: Place) -> Changes:
-    for block in place.blocks:
-        for statement in block:
-            used = isinstance(statement, ast.Expr) and not isinstance(statement.value, ast.Constant)
-            if used or isinstance(statement, ast.Delete):
-                yield statement, _removed(place, block, statement)
-
-
-@_kind("remove-loop", "a for or while loop is gone")
-def _remove_loop(place: Place) -> Changes:
-    yield from _without(place, ast.For | ast.AsyncFor | ast.While)
-
-
-@_kind("remove-return", "a return is gone")
-def _remove_return(place: Place) -> Changes:
-    yield from _without(place, ast.Return)
-
-
-@_kind("remove-raise", "a raise is gone")
-def _remove_raise(place: Place) -> Changes:
-    yield from _without(place, ast.Raise)
-
-
-def _without(place: Place, wanted: type | object) -> Changes:
-    for block in place.blocks:
-        for statement in block:
-            if isinstance(statement, wanted):  # type: ignore[arg-type]
-                yield statement, _removed(place, block, statement)
+_kind("remove-assignment", "an assignment is gone")(_removal(ast.Assign, ast.AugAssign, ast.AnnAssign))
+_kind("remove-call", "a call whose value nobody uses is gone, or a del")(_removal(ast.Expr, ast.Delete))
+_kind("remove-loop", "a for or while loop is gone")(_removal(ast.For, ast.AsyncFor, ast.While))
+_kind("remove-return", "a return is gone")(_removal(ast.Return))
+_kind("remove-raise", "a raise is gone")(_removal(ast.Raise))
 
 
 def _removed(place: Place, block: Sequence[ast.stmt], statement: ast.stmt) -> list[Edit]:
@@ -386,24 +368,6 @@ def _has_long_text(place: Place, span: Span) -> bool:
     return any("\n" in token.string for token in place.source.tokens_in(*span))
 
 
-@_kind("remove-method", "a method of a class with a base is gone")
-def _remove_method(place: Place) -> Changes:
-    function = place.function
-    if function.of_class is None or not function.of_class.bases:
-        return
-    yield function.node, _removed(place, function.of_class.body, function.node)
-
-
-@_kind("remove-decorator", "a decorator is gone")
-def _remove_decorator(place: Place) -> Changes:
-    source, node = place.source, place.function.node
-    for decorator in node.decorator_list:
-        start, end = source.starts[source.line_of(source.span(decorator)[0]) - 1], source.span(decorator)[1]
-        stop = source.starts[source.line_of(end)]
-        if source.text[start:end].lstrip(" \t\f").startswith("@"):
-            yield node, [Edit(start, stop, "")]
-
-
 # ---------------------------------------------------------------------- constants
 
 
@@ -429,20 +393,6 @@ def _other_constants(place: Place, statement: ast.stmt, node: ast.Constant) -> C
             yield statement, [Edit(*span, str(node.value - 1))]
     elif isinstance(node.value, float) and re.fullmatch(r"\d{1,12}\.\d{0,12}", written):
         yield statement, [Edit(*span, repr(node.value + 1.0))]
-
-
-_SHORT_TEXT = re.compile(r"""([rRbBuU]{0,2})(["'])([^\\"'\n\r{}%]{1,40})\2""")
-
-
-@_kind("text-change", "a short text loses its last character")
-def _text_change(place: Place) -> Changes:
-    alone = {id(each.value) for each in place.statements if isinstance(each, ast.Expr)}
-    for statement, node in place.expressions():
-        if isinstance(node, ast.Constant) and isinstance(node.value, str | bytes) and id(node) not in alone:
-            span = place.source.span(node)
-            if (match := _SHORT_TEXT.fullmatch(place.text(span))) is not None:
-                prefix, quote, inside = match.groups()
-                yield statement, [Edit(*span, f"{prefix}{quote}{inside[:-1]}{quote}")]
 
 
 _NO_END = (ast.Constant, ast.Starred)

@@ -12,6 +12,7 @@ import functools
 import hashlib
 import json
 import logging
+import re
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -41,15 +42,16 @@ from hermes_core import (
 from hermes_swe_smith.config import SweSmithConfig
 from hermes_swe_smith.dependencies import installer_variables
 from hermes_swe_smith.guard import Guard
-from hermes_swe_smith.make_tasks import difficulty, requirements, statement
+from hermes_swe_smith.make_tasks import difficulty, examples, requirements, statement
 from hermes_swe_smith.make_tasks.bench import Bench, Surveyed, SurveyedTest
 from hermes_swe_smith.make_tasks.candidates import COMBINED, Candidate, combinations, singles
+from hermes_swe_smith.make_tasks.examples import Failed
 from hermes_swe_smith.make_tasks.folder import PROJECT, REPOS, Folder
 from hermes_swe_smith.make_tasks.origin import Origin
 from hermes_swe_smith.make_tasks.progress import NoProgress, Progress, Standing
 from hermes_swe_smith.make_tasks.project import find_needs, import_project, read_sources
 from hermes_swe_smith.make_tasks.sources import Source as PythonSource
-from hermes_swe_smith.make_tasks.sources import Unreadable, meaning, read_source
+from hermes_swe_smith.make_tasks.sources import Unreadable, meaning, read_source, unbound
 from hermes_swe_smith.repos import Source, TestCommand
 from hermes_swe_smith.rows import Task
 from hermes_swe_smith.workspace import operate, prepare_programs
@@ -66,6 +68,10 @@ KEPT = "kept"
 
 _SINGLES_PER_COMBINATION = 4
 _COMBINATIONS_TRIED = 3
+_SPARED = 6
+"""How many sound changes wait for a combination before they become tasks by themselves."""
+_EXAMINED = 8
+"""How many broken tests are looked at for examples."""
 _ATTEMPTS = 3
 """How often work is tried that the infrastructure breaks off."""
 _AHEAD = 2
@@ -91,7 +97,7 @@ class Wanted:
     kinds: tuple[str, ...] = ()
     max_broken: int = 40
     runs: int = 5
-    per_function: int = 4
+    per_function: int = 1
     candidates: int = 40
     test_timeout_s: float = 600.0
     install_timeout_s: float = 1200.0
@@ -243,7 +249,9 @@ class _Maker:
         self._stable: list[str] = []
         self._full_s = 0.0
         self._done: dict[str, Record] = {}
-        self._meanings: dict[str, Any] = {}
+        self._clean: dict[str, tuple[Any, set[str]]] = {}
+        self._used: Counter[tuple[str, str]] = Counter()
+        self._known: set[frozenset[str] | str] = set()
         self._outcome = Outcome(wanted.count, str(folder.path))
 
     @contextlib.asynccontextmanager
@@ -483,6 +491,7 @@ class _Maker:
             for path, source in self._sources.items()
             if path not in tests and not Guard(tests, {path}).belongs(path)
         }
+        self._tests = {**self._sources}
         self._sources = usable
         kinds = [kind for kind in self._wanted.kinds if kind not in COMBINED]
         stable = set(self._stable)
@@ -492,45 +501,66 @@ class _Maker:
         )
 
     async def _decide(self, bench: Bench, chosen: Sequence[Candidate], group: asyncio.TaskGroup) -> None:
-        """Keep sound changes in their order, and combinations of them between, until there are enough."""
+        """Keep sound changes in their order, and combinations of others between, until there are enough."""
         wanted, waiting = self._wanted, deque(chosen)
         trying: deque[tuple[Candidate, asyncio.Task[Record]]] = deque()
-        kept: list[Candidate] = []
-        per_function: Counter[tuple[str, str]] = Counter()
+        spared: list[Candidate] = []
         combined: list[Candidate] = []
-        rounds = 0
-        kinds = [kind for kind in wanted.kinds if kind in COMBINED]
 
         def begin() -> None:
             while waiting and len(trying) < self._room + _AHEAD:
                 candidate = waiting.popleft()
-                if per_function[candidate.functions[0]] < wanted.per_function:
+                if self._is_wanted(candidate):
                     trying.append((candidate, group.create_task(self._attempt(bench, candidate))))
 
         while self.standing.kept < wanted.count:
-            if kinds and len(kept) >= _SINGLES_PER_COMBINATION * (rounds + 1):
-                rounds += 1
-                for candidate in combinations(kept, kinds, wanted.seed, _COMBINATIONS_TRIED, but=combined):
-                    combined.append(candidate)
-                    if await self._accept(candidate, await self._attempt(bench, candidate)):
-                        break
-                continue
             begin()
             if not trying:
                 break
             candidate, attempt = trying.popleft()
             record = await attempt
-            if per_function[candidate.functions[0]] < wanted.per_function and await self._accept(candidate, record):
-                per_function[candidate.functions[0]] += 1
-                kept.append(candidate)
+            if not self._is_wanted(candidate):
+                continue
+            kinds = [kind for kind in wanted.kinds if kind in COMBINED and self._quota(kind)]
+            turn = self.standing.kept % (_SINGLES_PER_COMBINATION + 1) == _SINGLES_PER_COMBINATION
+            if not kinds or not turn or len(spared) >= _SPARED or record["outcome"] != KEPT:
+                if await self._accept(candidate, record):
+                    self._used.update(candidate.functions)
+                continue
+            spared.append(candidate)
+            self._used.update(candidate.functions)
+            for new in combinations(spared, kinds, wanted.seed, _COMBINATIONS_TRIED, but=combined):
+                combined.append(new)
+                if await self._accept(new, await self._attempt(bench, new)):
+                    spared = [each for each in spared if not set(each.parts) & set(new.parts)]
+                    break
+        for candidate in spared:
+            if self.standing.kept < wanted.count:
+                await self._accept(candidate, self._done[candidate.key])
         for _, attempt in trying:
             attempt.cancel()
 
+    def _quota(self, kind: str) -> bool:
+        """Return whether there may be more tasks of a kind: none has much more than its share."""
+        share = self._wanted.count / max(1, len(self._wanted.kinds))
+        return self._outcome.kinds[kind] < max(2.0, 2 * share)
+
+    def _is_wanted(self, candidate: Candidate) -> bool:
+        """Return whether there may be more tasks of this kind and these functions."""
+        few = all(self._used[function] < self._wanted.per_function for function in candidate.functions)
+        return few and self._quota(candidate.kind)
+
     async def _accept(self, candidate: Candidate, record: Record) -> bool:
-        """Count an attempt, and make a task of it if it is sound."""
-        self._outcome.outcomes[record["outcome"]] += 1
-        if record["outcome"] != KEPT:
+        """Count an attempt, and make a task of it if it is sound and no task before breaks the same tests or shows the
+        same example first."""
+        outcome = record["outcome"]
+        alike = {frozenset(record.get("broken", ())), *record.get("statement", "").split("```")[1:2]}
+        if outcome == KEPT and alike & self._known:
+            outcome = "same tests"
+        self._outcome.outcomes[outcome] += 1
+        if outcome != KEPT:
             return False
+        self._known |= alike
         row = self._row(record)
         if row["instance_id"] not in self._written:
             self._written.add(row["instance_id"])
@@ -560,8 +590,8 @@ class _Maker:
             changes = await self._in_thread(self._changed, candidate)
         except Unreadable:
             return {**about, "outcome": "no Python"}
-        if changes is None:
-            return {**about, "outcome": "equivalent"}
+        if isinstance(changes, str):
+            return {**about, "outcome": changes}
 
         async def measure(slot: LeasedSlot) -> Record:
             return await self._measured(bench, slot, candidate, changes)
@@ -579,16 +609,18 @@ class _Maker:
             log.warning("change %s is left out: it ends its sandbox or slot: %s", candidate.key, error)
             return {**about, "outcome": "ends its slot"}
 
-    def _changed(self, candidate: Candidate) -> dict[str, bytes] | None:
-        """Return the new contents of the changed files, or None if one means the same as before. Blocking."""
+    def _changed(self, candidate: Candidate) -> dict[str, bytes] | str:
+        """Return the new contents of the changed files, or why the change is none to try. Blocking."""
         changes = {}
         for path, edits in candidate.edits().items():
             source = self._sources[path]
-            if path not in self._meanings:
-                self._meanings[path] = meaning(source.text, path)
+            if path not in self._clean:
+                self._clean[path] = meaning(source.text, path), unbound(source.text, path)
             text = source.applied(edits)
-            if meaning(text, path) == self._meanings[path]:
-                return None
+            if meaning(text, path) == self._clean[path][0]:
+                return "equivalent"
+            if unbound(text, path) - self._clean[path][1]:
+                return "undefined name"
             changes[path] = source.encoded(text)
         return changes
 
@@ -623,8 +655,73 @@ class _Maker:
             return {"outcome": "flaky"}
         if len(candidate.parts) > 1 and not self._each_counts(candidate, certain):
             return {"outcome": "one part hides another"}
+        await slot.empty()
+        shown = await self._shown(bench, slot, candidate, changes, certain)
+        if isinstance(shown, str):
+            return {"outcome": shown}
         about = {"outcome": KEPT, "broken": certain, "left_out": unsure}
-        return {**about, **await self._described(bench, slot, candidate, changes, broken=certain, report=report)}
+        return {
+            **about,
+            **await self._described(bench, slot, candidate, changes, broken=certain, report=report, shown=shown),
+        }
+
+    async def _shown(
+        self,
+        bench: Bench,
+        slot: LeasedSlot,
+        candidate: Candidate,
+        changes: Mapping[str, bytes],
+        broken: Sequence[str],
+    ) -> list[tuple[str, ...]] | str:
+        """Return examples that show each part of a change, as the statement has them, or why there are none.
+
+        An example fails with the change, and runs without it.
+        """
+        parts = [Candidate(part.mutation.kind, (part,)).key for part in candidate.parts]
+        apart = [[name for name in broken if name in self._done[key]["broken"]] for key in parts] if parts[1:] else []
+        looked = [name for names in (apart or [[*broken]]) for name in names[:_EXAMINED]]
+        told = await bench.failures(slot, changes, looked, min(30.0 + 6.0 * self._full_s, self._wanted.test_timeout_s))
+        if any(examples.names_a_missing_name(each.error) for each in told.values()):
+            return "undefined name"
+        if self._writer is not None:
+            return []
+        shown: list[tuple[str, ...]] = []
+        for names, most in [(names[:_EXAMINED], 1) for names in apart] or [(looked, statement.SHOWN)]:
+            found: dict[str, tuple[str, ...]] = {}
+            for name in names:
+                if name in told and len(found) < most:
+                    each = await self._example(bench, slot, candidate, told[name])
+                    found.update({each[0]: each} if each else {})
+            if not found:
+                return "no example"
+            shown += found.values()
+        return shown
+
+    async def _example(
+        self, bench: Bench, slot: LeasedSlot, candidate: Candidate, failed: Failed
+    ) -> tuple[str, ...] | None:
+        """Return an example of a failed test, with its title and what happens."""
+        if failed.session:
+            return await self._in_thread(self._telling, candidate, *examples.said_of_doctest(failed))
+        source = self._tests.get(failed.node_id.partition("::")[0])
+        codes = await self._in_thread(lambda: [*examples.examples_of(source, failed)]) if source else []
+        for code in codes:
+            ran = await bench.show(slot, code, clean=False)
+            if ran is None or not ran.error or examples.names_a_missing_name(ran.error):
+                continue
+            clean = await bench.show(slot, code, clean=True)
+            if clean is not None and not clean.error:
+                title, happens = await self._in_thread(examples.said_of, code, ran, clean)
+                return await self._in_thread(self._telling, candidate, title, code, happens)
+        return None
+
+    def _telling(self, candidate: Candidate, *shown: str) -> tuple[str, ...] | None:
+        """Return an example, if it tells what is wrong and not where. Blocking."""
+        for part in candidate.parts:
+            function = next(each for each in self._sources[part.path].functions if each.name == part.function)
+            if examples.gives_away("\n".join(shown), function, part.mutation.lines):
+                return None
+        return shown if sum(map(len, shown)) <= 2 * examples.MOST_CHARS else None
 
     def _noticing(self, candidate: Candidate) -> list[str] | None:
         """Return the stable tests that run a change, or None if that is most of them or not known."""
@@ -649,17 +746,17 @@ class _Maker:
         *,
         broken: Sequence[str],
         report: PytestReport,
+        shown: Sequence[tuple[str, ...]],
     ) -> Record:
         """Return what else a row needs: the patch, the statement, the difficulty."""
         ground = await bench.ground(slot)
         arguments = {"repo": ground.repository.git_dir, "files": [(path, len(data)) for path, data in changes.items()]}
         programs = await prepare_programs(slot)
         answer = await operate(slot.preparation, programs, "make_patch", arguments, b"".join(changes.values()))
-        failures = [(name, text) for name, text in report.texts if name in set(broken)]
-        project = bench.task.directory
         if self._writer is None:
-            said = statement.from_template(project, broken, failures)
+            said = statement.from_template(re.sub(r".*__|\.\w+$", "", self._project["repo"]), shown)
         else:
+            failures = [(name, text) for name, text in report.texts if name in set(broken)]
             said = await statement.from_model(self._writer, candidate.key, answer["patch"], failures)
         tests = [self._by_id[name] for name in broken]
         estimate = await self._in_thread(difficulty.estimate, candidate, tests, self._sources)
@@ -706,7 +803,8 @@ class _Maker:
         raise AssertionError("not reached")
 
     async def _in_thread(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Return what a blocking function returns. All run in one thread: parsing changes the process's warnings."""
+        """Return what a blocking function returns. All run in one thread: parsing changes the process's warnings,
+        and Python 3.11 counts the depth of all threads' parsing together."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
 
     def _show(self, stage: str) -> None:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import ast
 import bisect
+import builtins
 import codecs
 import io
 import re
+import symtable
 import tokenize
 import types
 import warnings
@@ -67,6 +69,21 @@ class Function:
     def lines(self) -> range:
         """Return the numbers of its body's lines, from 1."""
         return range(self.node.body[0].lineno, (self.node.end_lineno or self.node.lineno) + 1)
+
+    @property
+    def complexity(self) -> int:
+        """Return how many decisions it has, and 1, counted as SWE-smith does."""
+        count = 1
+        for node in ast.walk(self.node):
+            if isinstance(node, ast.If | ast.While | ast.For):
+                count += 1
+            elif isinstance(node, ast.BoolOp):
+                count += len(node.values) - 1
+            elif isinstance(node, ast.Try):
+                count += len(node.handlers)
+            elif isinstance(node, ast.Compare):
+                count += len(node.ops)
+        return count
 
 
 @dataclass(frozen=True)
@@ -264,6 +281,39 @@ def _depth(tree: ast.AST) -> int:
         level = [child for node in level for child in ast.iter_child_nodes(node)]
         depth += 1
     return depth
+
+
+def unbound(text: str, path: str) -> set[str]:
+    """Return the names that code reads and nothing binds, and the attributes of `self` that nothing there sets.
+
+    Raises:
+        Unreadable: it can't be compiled.
+    """
+    try:
+        pending = [symtable.symtable(text, path, "exec")]
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise Unreadable(f"{path} can't be compiled: {error or type(error).__name__}") from error
+    read: set[str] = set()
+    bound = {each.get_name() for each in pending[0].get_symbols() if each.is_assigned() or each.is_imported()}
+    while pending:
+        table = pending.pop()
+        pending += table.get_children()
+        for symbol in table.get_symbols():
+            if symbol.is_referenced() and symbol.is_global():
+                read.add(symbol.get_name())
+            if symbol.is_declared_global() and symbol.is_assigned():
+                bound.add(symbol.get_name())
+    for node in ast.walk(parsed(text, path)):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+            if isinstance(node.value, ast.Name) and node.value.id == "self":
+                read.add(f"self.{node.attr}")
+        elif isinstance(node, ast.Attribute):
+            bound.add(f"self.{node.attr}")
+        elif isinstance(node, DEFINITIONS):
+            bound.add(f"self.{node.name}")
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            bound.add(f"self.{node.id}")
+    return read - bound - set(dir(builtins))
 
 
 Meaning = tuple[object, ...]

@@ -9,10 +9,7 @@ from hermes_core import Agent, AgentTask, ModelError
 
 SHOWN = 2
 """How many failures a statement shows."""
-_LINES, _CHARS, _NAMES = 14, 900, 5
-
-_ONE = "{project} has a bug: a test that used to pass fails.\n"
-_MANY = "{project} has a bug: {count} tests that used to pass fail.\n"
+_LINES, _CHARS = 14, 900
 
 _ASKED = """\
 Below is a change that introduced a bug into a Python project, and the failures that it causes. Write the issue that a \
@@ -37,19 +34,12 @@ Failure = tuple[str, str]
 """A test's node id, and the end of its traceback."""
 
 
-def from_template(project: str, broken: Sequence[str], failures: Sequence[Failure]) -> str:
-    """Return a statement that shows the first failures."""
-    parts = [(_ONE if len(broken) == 1 else _MANY).format(project=project, count=len(broken))]
-    for name, text in failures[:SHOWN]:
-        parts.append(f"`{plain(name)}` fails:\n\n{_indented(seen_by_users(plain(text)))}\n")
-    shown = {name for name, _ in failures[:SHOWN]}
-    others = [plain(name) for name in broken if name not in shown]
-    if others:
-        more = f", and {len(others) - _NAMES} more" if len(others) > _NAMES else ""
-        names = ", ".join(f"`{name}`" for name in others[:_NAMES])
-        parts.append(f"So {'does' if len(others) == 1 else 'do'} {names}{more}.\n")
-    parts.append("The behaviour that these tests expect is right.")
-    return "\n".join(parts)
+def from_template(project: str, shown: Sequence[Sequence[str]]) -> str:
+    """Return a statement that shows examples, each with a title and with what happens in place of what should."""
+    parts = [f"{project}: {shown[0][0]}"]
+    for number, (title, code, happens) in enumerate(shown):
+        parts.append(f"{f'Also, {title}.' if number else 'To see it:'}\n\n```python\n{code}\n```\n\n{happens}")
+    return re.sub(r"\b0x[0-9a-fA-F]{6,}\b", "0x…", plain("\n\n".join(parts))) + "\n"  # the same in each run
 
 
 async def from_model(agent: Agent, key: str, patch: str, failures: Sequence[Failure]) -> str:
@@ -77,17 +67,6 @@ async def from_model(agent: Agent, key: str, patch: str, failures: Sequence[Fail
             "the model wrote no problem statement", hint="start again with the same --out, or another model"
         )
     return text[:20_000]
-
-
-def seen_by_users(text: str) -> str:
-    """Return of a traceback what the test did and the error, without the code between: that is where the bug is."""
-    text = re.sub(r"\b0x[0-9a-fA-F]{6,}\b", "0x…", text)  # the same in each run
-    frames = re.split(r"^(?:_ ){8,}_?[ \t]*\n", text, flags=re.MULTILINE)
-    if len(frames) == 1:
-        return text
-    errors = [line for line in frames[-1].splitlines() if line.startswith("E ")]
-    first = frames[0].rstrip() if re.search(r"^>", frames[0], re.MULTILINE) else ""
-    return "\n".join([*first.splitlines(), *errors]) or text
 
 
 def plain(text: str) -> str:

@@ -8,7 +8,8 @@ reporter.
 Called with one JSON object on standard input (`root`, `import_path`, `args`, `env`, `tests`, `files`). Prints JSON
 lines: `{"tests": [...]}` with all node ids in their order; for each test `{"test": index, "outcome": "passed",
 "seconds": 0.1, "lines": {"file index": "hexadecimal bits"}}`, where bit n stands for line n; the same with test -1 for
-what runs before the first test; and `{"status": pytest's exit status}` in the end.
+what runs before the first test; `{"failed": node id, "line": 3, "values": {"argument": "code"}, "error": "Type:
+message", "session": "a doctest's text"}` for each test that fails; and `{"status": pytest's exit status}` in the end.
 """
 
 # ruff: noqa: PTH117, PTH118, PTH120
@@ -16,6 +17,7 @@ what runs before the first test; and `{"status": pytest's exit status}` in the e
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import sys
@@ -115,6 +117,7 @@ class Survey:
         self._numbers: dict[str, int] = {}
         self._outcomes: dict[str, str] = {}
         self._seconds: dict[str, float] = {}
+        self._values: dict[str, str] = {}
 
     def pytest_load_initial_conftests(self) -> None:
         """Put the project's directories first in `sys.path`, and begin to note lines."""
@@ -146,6 +149,34 @@ class Survey:
         if report.failed:
             self._tell(broken=report.nodeid[:500], text=report.longreprtext[-2000:])
 
+    def pytest_runtest_call(self, item: Any) -> None:
+        """Note the test's arguments while they are new, as far as code can say them."""
+        self._values = {}
+        for name, value in getattr(item, "funcargs", {}).items():
+            try:
+                text = repr(value)
+                if len(text) <= 500 and ast.literal_eval(text) == value:
+                    self._values[name] = text
+            except Exception:
+                continue
+
+    def pytest_runtest_makereport(self, item: Any, call: Any) -> None:
+        """Tell where and why a test fails."""
+        if call.when != "call" or call.excinfo is None:
+            return
+        error, line, session = call.excinfo.value, 0, ""
+        for failure in getattr(error, "failures", [error])[:1]:
+            if hasattr(failure, "example"):
+                shown = failure.test.examples[: failure.test.examples.index(failure.example) + 1]
+                session = "".join(_as_typed(each.source) + each.want for each in shown)
+                session += "\0" + getattr(failure, "got", "")
+            error = getattr(failure, "exc_info", [None, error])[1]
+        for place in call.excinfo.traceback:
+            if place.name == getattr(getattr(item, "function", None), "__name__", None):
+                line = place.lineno + 1
+        said = {"values": self._values, "error": f"{type(error).__name__}: {error}"[:1000], "session": session[:4000]}
+        self._tell(failed=item.nodeid, line=line, **said)
+
     def pytest_runtest_protocol(self, item: Any) -> Iterator[None]:
         """Note the lines of one test."""
         yield
@@ -162,6 +193,11 @@ class Survey:
 
     def _note(self, number: int, outcome: str, seconds: float) -> None:
         self._tell(test=number, outcome=outcome, seconds=round(seconds, 4), lines=self._lines.take())
+
+
+def _as_typed(source: str) -> str:
+    first, *others = source.splitlines()
+    return "".join([">>> " + first + "\n", *("... " + line + "\n" for line in others)])
 
 
 def main() -> None:
