@@ -88,7 +88,7 @@ class Settings(BaseModel):
         variables = {**dotenv, **environ}
         values: dict[str, Any] = {"state_dir": default_state_dir(environ)}
         if config := variables.get("HERMES_CONFIG"):
-            values.update(read_yaml(Path(config), "HERMES_CONFIG"))
+            values.update(read_mapping(Path(config), "HERMES_CONFIG"))
         for variable, key in VARIABLES.items():
             if variables.get(variable):
                 values[key] = variables[variable]
@@ -160,19 +160,20 @@ class RedactingFormatter(logging.Formatter):
         return self._redact(super().format(record))
 
 
-def read_yaml(path: Path, named_by: str = "") -> dict[str, Any]:
-    """Return the mapping in a YAML file.
+def read_mapping(path: Path, named_by: str = "") -> dict[str, Any]:
+    """Return the mapping in a YAML or JSON file.
 
     Args:
         named_by: where the path comes from, for messages: a variable.
 
     Raises:
-        ConfigError: it can't be read, is not YAML, or is not a mapping with words as keys.
+        ConfigError: it can't be read, is not YAML or JSON, or is not a mapping with words as keys.
     """
     import yaml
 
+    parse, form = (json.loads, "JSON") if path.suffix == ".json" else (yaml.safe_load, "YAML")
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        data = parse(path.read_text(encoding="utf-8"))
     except OSError as error:
         place = f"{path}, named by {named_by}," if named_by else str(path)
         raise ConfigError(f"{place} can't be read: {error.strerror}", hint="check the path") from error
@@ -180,9 +181,9 @@ def read_yaml(path: Path, named_by: str = "") -> dict[str, Any]:
         mark = error.problem_mark
         line = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         raise ConfigError(f"{path}{line}: not valid YAML: {error.problem}", hint="fix the file") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         said = " ".join(str(error).split())
-        raise ConfigError(f"{path} is not valid YAML: {said}", hint="fix the file") from error
+        raise ConfigError(f"{path} is not valid {form}: {said}", hint="fix the file") from error
     if data is None:
         return {}
     if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
@@ -227,7 +228,7 @@ def read_profiles(path: Path, named_by: str = "") -> tuple[dict[str, Any], str]:
         ConfigError: it can't be read, or has no profiles.
         UnknownNameError: it has an unknown key, or its default profile does not exist.
     """
-    data = read_yaml(path, named_by)
+    data = read_mapping(path, named_by)
     known = ("profiles", "default_profile")
     for key in data:
         if key not in known:

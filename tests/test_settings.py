@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
 from hermes_core.errors import ConfigError, UnknownNameError
 from hermes_core.sandbox.contract import SandboxConfig
-from hermes_core.settings import RedactingFormatter, Redactor, Settings, read_yaml
+from hermes_core.settings import RedactingFormatter, Redactor, Settings, read_mapping
 from hermes_core.validation import validated
 
 
@@ -118,7 +118,7 @@ def test_missing_and_unreadable_files_are_named(here: Path) -> None:
     with pytest.raises(ConfigError, match="latin can't be read"):
         Settings.load({"HERMES_ENV_FILE": "latin"})
     (here / "empty.yaml").write_text("")
-    assert read_yaml(here / "empty.yaml") == {}
+    assert read_mapping(here / "empty.yaml") == {}
 
 
 def test_dotenv_values_are_taken_as_they_stand(here: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from hermes_core.settings import read_yaml
+from hermes_core.settings import read_mapping
 
 
 class TokenPrices(BaseModel):
@@ -36,4 +36,4 @@ def read_prices(given: Any) -> Any:
     Raises:
         ConfigError: the file can't be read.
     """
-    return read_yaml(Path(given).expanduser(), "prices") if isinstance(given, str | Path) else given
+    return read_mapping(Path(given).expanduser(), "prices") if isinstance(given, str | Path) else given

@@ -21,7 +21,7 @@ from hermes_core.cli.support import finish
 from hermes_core.errors import ConfigError, UnknownNameError
 from hermes_core.printing import say
 from hermes_core.runtime import Runtime
-from hermes_core.settings import read_yaml
+from hermes_core.settings import read_mapping
 from hermes_core.validation import validated
 
 SECTIONS = ("env", "openai")
@@ -161,7 +161,7 @@ def _sections(path: Path | None) -> dict[str, Any]:
         UnknownNameError, ConfigError: there is another section, or one of the wrong form.
     """
     sections: dict[str, Any] = {"env": {}, "openai": {}}
-    for name, content in (read_yaml(path) if path is not None else {}).items():
+    for name, content in (read_mapping(path) if path is not None else {}).items():
         if name not in sections:
             raise UnknownNameError("section", name, sections, where=f"of {path}")
         if not isinstance(content, Mapping if name == "env" else Mapping | list):

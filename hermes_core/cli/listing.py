@@ -103,7 +103,7 @@ def _backend_settings(backend: Backend) -> list[Row]:
     return [{**row, "type": policies} if row["key"] == "network" else row for row in rows]
 
 
-def environments(runtime: Runtime, name: str | None = None) -> Tables:
+def envs(runtime: Runtime, name: str | None = None) -> Tables:
     """Return the environments; or one, with its settings."""
     if name is None:
         return {"environments": _entries(runtime.environments)}

@@ -14,6 +14,7 @@ from hermes_core.printing import printable, say
 from hermes_core.version import __version__
 
 if TYPE_CHECKING:
+    from hermes_core.cli.listing import Tables
     from hermes_core.cli.sandboxes import Census
 
 ELSEWHERE = {
@@ -174,78 +175,38 @@ def main(ctx: click.Context, verbose: int, traceback: bool) -> None:
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
-@main.command()
-@_json_option
-@click.pass_obj
-def plugins(verbose: int, as_json: bool) -> None:
-    """List plugins, what each provides, and which are not loaded."""
-    _list("plugins", verbose, as_json)
+_LISTS = {
+    "plugins": "List plugins, what each provides, and which are not loaded.",
+    "backends": "List available backends, or what the backend NAME can do and every setting of it.",
+    "envs": "List available environments, or every setting of the environment NAME.",
+    "agents": "List available agents, or every setting of the agent NAME.",
+    "tools": "List available tools, toolsets and distributions, or the parameters of the tool NAME.",
+    "parsers": "List available parsers of tool calls that models write as text, or how to use the parser NAME.",
+    "sinks": "List available sinks: further places for the records of a run, or how to use the sink NAME.",
+    "commands": "List the commands that plugins add, or how to use the command NAME.",
+}
 
 
-_name_argument = click.argument("name", required=False)
+def _add_list(what: str, summary: str) -> None:
+    """Add a command that prints one of the listings; what is wrong with the plugins goes to standard error."""
+
+    @_json_option
+    @click.pass_context
+    def show(ctx: click.Context, as_json: bool, name: str | None = None) -> None:
+        from hermes_core.cli import listing
+        from hermes_core.cli.support import new_runtime, tell_problems
+
+        runtime = new_runtime(ctx.obj)
+        more = {"taken": main.list_commands(ctx)} if what == "commands" else {}
+        _show(getattr(listing, what)(runtime, *([name] if name is not None else []), **more), as_json)
+        tell_problems(runtime)
+
+    named = show if what == "plugins" else click.argument("name", required=False)(show)
+    main.command(what, help=summary)(named)
 
 
-@main.command()
-@_name_argument
-@_json_option
-@click.pass_obj
-def backends(verbose: int, name: str | None, as_json: bool) -> None:
-    """List available backends, or what the backend NAME can do and every setting of it."""
-    _list("backends", verbose, as_json, name)
-
-
-@main.command()
-@_name_argument
-@_json_option
-@click.pass_obj
-def envs(verbose: int, name: str | None, as_json: bool) -> None:
-    """List available environments, or every setting of the environment NAME."""
-    _list("environments", verbose, as_json, name)
-
-
-@main.command()
-@_name_argument
-@_json_option
-@click.pass_obj
-def agents(verbose: int, name: str | None, as_json: bool) -> None:
-    """List available agents, or every setting of the agent NAME."""
-    _list("agents", verbose, as_json, name)
-
-
-@main.command()
-@_name_argument
-@_json_option
-@click.pass_obj
-def tools(verbose: int, name: str | None, as_json: bool) -> None:
-    """List available tools, toolsets and distributions, or the parameters of the tool NAME."""
-    _list("tools", verbose, as_json, name)
-
-
-@main.command()
-@_name_argument
-@_json_option
-@click.pass_obj
-def parsers(verbose: int, name: str | None, as_json: bool) -> None:
-    """List available parsers of tool calls that models write as text, or how to use the parser NAME."""
-    _list("parsers", verbose, as_json, name)
-
-
-@main.command()
-@_name_argument
-@_json_option
-@click.pass_obj
-def sinks(verbose: int, name: str | None, as_json: bool) -> None:
-    """List available sinks: further places for the records of a run, or how to use the sink NAME."""
-    _list("sinks", verbose, as_json, name)
-
-
-@main.command()
-@_name_argument
-@_json_option
-@click.pass_context
-def commands(ctx: click.Context, name: str | None, as_json: bool) -> None:
-    """List the commands that plugins add, or how to use the command NAME."""
-    _list("commands", ctx.obj, as_json, name, taken=main.list_commands(ctx))
+for _what, _summary in _LISTS.items():
+    _add_list(_what, _summary)
 
 
 @main.command()
@@ -298,7 +259,7 @@ def ps(verbose: int, backend: tuple[str, ...], owner: str | None, as_json: bool)
             return await find(runtime, backend, owner)
 
     found = asyncio.run(census())
-    _show("sandboxes", [each.row() for each in found.sandboxes], as_json)
+    _show({"sandboxes": [each.row() for each in found.sandboxes]}, as_json)
     _tell_unasked(found, backend)
 
 
@@ -349,17 +310,16 @@ def reap(
             return found, await reap_sandboxes(runtime, found.sandboxes, waiting=waiting, dry_run=dry_run)
 
     found, outcomes = asyncio.run(work())
-    _show("sandboxes", [each.row() for each in outcomes], as_json)
+    _show({"sandboxes": [each.row() for each in outcomes]}, as_json)
     _tell_unasked(found, backend)
     if any(each.outcome == "failed" for each in outcomes):
         ctx.exit(EXIT_INCOMPLETE)
 
 
-def _show(title: str, rows: list[dict[str, str]], as_json: bool) -> None:
+def _show(tables: Tables, as_json: bool) -> None:
     from hermes_core.cli import listing
     from hermes_core.cli.support import terminal_width
 
-    tables: listing.Tables = {title: rows}
     say(listing.as_json(tables) if as_json else listing.as_text(tables, terminal_width=terminal_width()))
 
 
@@ -376,14 +336,3 @@ def _tell_unasked(found: Census, named: tuple[str, ...]) -> None:
                 hint=f"`hermes-rl doctor {name}` says whether it can be used here",
             )
         say(f"not asked: {name}: {problem}", err=True)
-
-
-def _list(what: str, verbose: int, as_json: bool, name: str | None = None, **more: Any) -> None:
-    """Print one of the listings; what is wrong with the plugins goes to standard error."""
-    from hermes_core.cli import listing
-    from hermes_core.cli.support import new_runtime, tell_problems, terminal_width
-
-    runtime = new_runtime(verbose)
-    tables: listing.Tables = getattr(listing, what)(runtime, *([name] if name is not None else []), **more)
-    say(listing.as_json(tables) if as_json else listing.as_text(tables, terminal_width=terminal_width()))
-    tell_problems(runtime)

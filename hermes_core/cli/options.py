@@ -98,12 +98,12 @@ def read_config(path: Path | None) -> dict[str, dict[str, Any]]:
         UnknownNameError: there is a section with another name.
         ConfigError: the file can't be read, or a section is not a mapping.
     """
-    from hermes_core.settings import read_yaml
+    from hermes_core.settings import read_mapping
 
     sections: dict[str, dict[str, Any]] = {section: {} for section in (*SECTIONS, "run")}
     if path is None:
         return sections
-    for name, content in read_yaml(path).items():
+    for name, content in read_mapping(path).items():
         if name not in sections:
             raise UnknownNameError("section", name, sections, where=f"of {path}")
         if isinstance(content, str) and name in ("agent", "backend"):

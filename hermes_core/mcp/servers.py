@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from hermes_core.errors import ConfigError, UsageError, nearest_hint
-from hermes_core.settings import read_dotenv, read_yaml, url_secrets
+from hermes_core.settings import read_dotenv, read_mapping, url_secrets
 from hermes_core.validation import SECRET_NAME, validated
 
 Transport = Literal["stdio", "streamable-http", "sse"]
@@ -168,7 +167,7 @@ def read_servers(given: Any) -> Any:
     where = "mcp"
     if isinstance(given, str | Path):
         where = str(given)
-        given = _read(Path(given).expanduser())
+        given = read_mapping(Path(given).expanduser(), "mcp")
         if SERVERS not in given:
             raise ConfigError(f"{where} has no key {SERVERS!r}", hint=_other_key(given))
     if not isinstance(given, Mapping):
@@ -190,20 +189,6 @@ def read_servers(given: Any) -> Any:
         if not server.disabled:
             found[name] = server
     return found
-
-
-def _read(path: Path) -> Mapping[str, Any]:
-    if path.suffix != ".json":
-        return read_yaml(path, "mcp")
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path} can't be read: {error.strerror}", hint="check the path") from error
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is not valid JSON: {error}", hint="fix the file") from error
-    if not isinstance(content, Mapping):
-        raise ConfigError(f"{path} does not hold a mapping", hint=f'write {{"{SERVERS}": {{…}}}}')
-    return content
 
 
 def _other_key(given: Mapping[str, Any]) -> str:

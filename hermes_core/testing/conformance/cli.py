@@ -18,7 +18,7 @@ from hermes_core.aio import alongside
 from hermes_core.cli.exits import EXIT_BROKEN
 from hermes_core.cli.support import new_runtime, tell_problems
 from hermes_core.printing import printable
-from hermes_core.settings import read_yaml
+from hermes_core.settings import read_mapping
 from hermes_core.testing.conformance.checks import Check, chosen
 from hermes_core.testing.conformance.kit import FIRST_S, Rig
 from hermes_core.testing.conformance.report import as_end, as_list, as_row
@@ -71,7 +71,7 @@ async def _report(
     config: Path | None,
     isolation: str | None,
 ) -> Report:
-    profile = {} if config is None else read_yaml(config)
+    profile = {} if config is None else read_mapping(config)
     async with new_runtime(verbose) as runtime:
         tell_problems(runtime)
         with _quiet() if not verbose else nullcontext():
