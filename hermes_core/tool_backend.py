@@ -312,6 +312,18 @@ class ToolBackend:
         self._leases[lease.slot.slot_id, lease.slot.generation] = lease
         return lease.slot
 
+    def check_slot(self, *, profile: str | None = None, image: Image | None = None) -> None:
+        """Refuse what no slot can be acquired with, whatever the provider has. Makes nothing.
+
+        Raises:
+            UnknownNameError, PolicyError, ConfigError: as `acquire`.
+        """
+        name = profile or self.default_profile
+        self._pool(name)
+        check_builds(self.backend, image)
+        if image is not None:
+            self._provisioner.check(self._config_of_image(name, image if isinstance(image, str) else "built"))
+
     async def prepare_image(self, image: Image, *, profile: str | None = None) -> str:
         """Make an image ready before a slot needs it: build it or fetch it, once for all who ask. Return its name.
 
@@ -714,13 +726,15 @@ class ToolBackend:
             UnknownNameError, PolicyError: as `_pool` does.
             ConfigError: the profile can't be used with another image.
         """
-        pool, name = self._pool(profile), f"{profile}@{image}"
-        if name not in self._pools:
-            changes = {"name": name, "image": image, "min_sandboxes": 0}
-            settings = {**pool.config.model_dump(exclude_unset=True), **changes}
-            config = validated(type(pool.config), settings, f"profile {name!r}")
-            self._pools[name] = Pool(config, self._provisioner, self._events, pool.meter)
-        return self._pools[name]
+        pool, config = self._pool(profile), self._config_of_image(profile, image)
+        if config.name not in self._pools:
+            self._pools[config.name] = Pool(config, self._provisioner, self._events, pool.meter)
+        return self._pools[config.name]
+
+    def _config_of_image(self, profile: str, image: str) -> SandboxConfig:
+        config, name = self._pool(profile).config, f"{profile}@{image}"
+        changes = {"name": name, "image": image, "min_sandboxes": 0}
+        return validated(type(config), {**config.model_dump(exclude_unset=True), **changes}, f"profile {name!r}")
 
     def _lease(self, slot: Slot) -> Lease:
         lease = self._leases.get((slot.slot_id, slot.generation))

@@ -173,7 +173,10 @@ def validation_text(outcome: Validation, width: int | None = None) -> str:
         f"each tried {times} with either baseline{cheats}, on {', '.join(outcome.backends)}"
     )
     if outcome.out_dir:
-        lines.append(f"results: {outcome.out_dir}/{TABLE}; quarantine: {outcome.out_dir}/{QUARANTINE}")
+        where = f"quarantine: {outcome.out_dir}/{QUARANTINE}"
+        if failing := outcome.fails_everywhere:
+            where = f"no quarantine, as no rollout on {', '.join(failing)} got a reward: the cause is one of all"
+        lines.append(f"results: {outcome.out_dir}/{TABLE}; {where}")
         if not outcome.complete:
             lines.append(f"to go on: the same command with --out {outcome.out_dir} --resume")
     return "\n".join(lines)

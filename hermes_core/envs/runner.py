@@ -32,15 +32,15 @@ from hermes_core.errors import (
     FailureKind,
     HermesError,
     PluginError,
+    PolicyError,
     UnknownNameError,
     UsageError,
     describe,
 )
 from hermes_core.runtime import Runtime
-from hermes_core.sandbox.contract import Backend
 from hermes_core.sandbox.pool.cost import CostLimitReached, SandboxUsage
 from hermes_core.sink import Sink
-from hermes_core.tool_backend import check_builds
+from hermes_core.tool_backend import ToolBackend, check_builds
 from hermes_core.validation import validated
 
 log = logging.getLogger(__name__)
@@ -214,7 +214,8 @@ class Jobs:
 
     Raises:
         DatasetError: there are no items, or two have the same id, or one names tools that do not exist.
-        PolicyError: the image of one is to be built, and the run's backend builds none.
+        PolicyError, UsageError: no item can get a slot with the run's settings; or the image of one is to be built, and
+            the run's backend builds none.
         PluginError: the environment is broken.
     """
 
@@ -227,13 +228,15 @@ class Jobs:
         """Whether one of them needs a slot."""
         try:
             self._items = environment.selected_items()
-            self._check(environment, session.tools, session.backend)
+            self._check(environment, session.tools, session.slots)
         except HermesError:
             raise
         except Exception as error:
             raise broken(environment, "items() or item_id()", error) from error
 
-    def _check(self, environment: Environment, tools: Tools, backend: Backend) -> None:
+    def _check(self, environment: Environment, tools: Tools, slots: ToolBackend) -> None:
+        refused: HermesError | None = None
+        possible = False
         for number, item in enumerate(self._items):
             item_id = environment.item_id(item)
             if item_id in self.item_ids:
@@ -243,12 +246,21 @@ class Jobs:
                 )
             self.item_ids[item_id] = number
             try:
-                self.need_slots |= tools.need_slot(item, item_id)
+                needs = tools.need_slot(item, item_id)
             except UnknownNameError as error:
                 raise DatasetError(f"item {item_id!r}: {error.message}", hint=error.hint) from error
+            self.need_slots |= needs
             if environment.item_images:
                 for image in environment.images(item):
-                    check_builds(backend, image)
+                    check_builds(slots.backend, image)
+            if needs and not possible:
+                try:
+                    slots.check_slot(profile=environment.profile(item), image=environment.image(item))
+                    possible = True
+                except (PolicyError, UsageError) as error:
+                    refused = refused or error
+        if refused and not possible:
+            raise refused
         if not self.item_ids:
             raise DatasetError(
                 f"environment {environment.name!r} has no items",

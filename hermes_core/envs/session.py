@@ -67,6 +67,8 @@ class Session:
     agent: Agent
     options: RunOptions
     isolation: Isolation
+    slots: ToolBackend
+    """Tells which slots can be had. It is never started."""
     hooks: EnvironmentHooks
     tools: Tools
     redact: Redact
@@ -216,7 +218,7 @@ async def open_session(
         server=server,
     ) as worker:
         isolation = granted_isolation(options, made, runtime.backend(options.backend), work_of or worker.name)
-        _new_backend(runtime, made, options, isolation, None)
+        slots, _ = _new_backend(runtime, made, options, isolation, None)
         session = Session(
             runtime=runtime,
             name=environment if isinstance(environment, str) else environment.name,
@@ -224,6 +226,7 @@ async def open_session(
             agent=worker,
             options=options,
             isolation=isolation,
+            slots=slots,
             hooks=hooks_for(runtime, made, worker.name),
             tools=tools,
             redact=_both(redact or redactor(runtime, *([settings] if settings else [])), Redactor(secrets_of(servers))),

@@ -96,6 +96,14 @@ class Validation:
         """Return the items with this status."""
         return [result for result in self.results if result.status is status]
 
+    @property
+    def fails_everywhere(self) -> tuple[str, ...]:
+        """Return the backends on which rollouts were tried and none has a reward: the cause is none of single items."""
+        verdicts = [each for result in self.results for agents in result.verdicts.values() for each in agents.values()]
+        tried = {each.backend for each in verdicts if each.rewards}
+        scored = {each.backend for each in verdicts if each.best is not None}
+        return tuple(backend for backend in self.backends if backend in tried - scored)
+
     def rows(self) -> list[dict[str, str]]:
         """Return the table: a row for each item and backend."""
         return [_row(result, backend, agents) for result in self.results for backend, agents in result.verdicts.items()]
@@ -448,7 +456,8 @@ class _Work:
         if self.folder is None or not any((self.folder.path / run_folder(each)).exists() for each in self.sessions):
             return
         write_json(self.folder.path / RESULTS, outcome.to_dict())
-        write_json(self.folder.path / QUARANTINE, outcome.to_quarantine())
+        if not outcome.fails_everywhere:
+            write_json(self.folder.path / QUARANTINE, outcome.to_quarantine())
         write_text(self.folder.path / TABLE, outcome.to_markdown())
 
 

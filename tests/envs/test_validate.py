@@ -310,6 +310,50 @@ async def test_what_the_infrastructure_spoils_is_not_tried_and_is_in_no_quaranti
         await validate(runtime, "tasks", backends={"lost": nowhere}, **given)
 
 
+class Elsewhere(Doubted):
+    """Items whose slots are said by their ids: an image, or a profile."""
+
+    name = "elsewhere"
+    item_images = True
+
+    def __init__(self, *ids: str) -> None:
+        super().__init__()
+        self.ids = ids
+
+    def items(self) -> list[dict[str, Any]]:
+        return [{"id": each} for each in self.ids]
+
+    def image(self, item: Any) -> str | None:
+        return item["id"] if ":" in item["id"] else None
+
+    def profile(self, item: Any) -> str | None:
+        return item["id"] if "profile" in item["id"] else None
+
+
+@pytest.mark.parametrize(
+    ("ids", "said"),
+    [(("image:1", "image:2"), "sets image, which backend 'local' can't give"), (("a profile",), "unknown profile")],
+)
+async def test_settings_with_which_no_item_can_get_a_slot_are_wrong_use(runtime, tmp_path, ids, said):
+    for run in (validate(runtime, Elsewhere(*ids), **ALONE), run_rollouts(runtime, Elsewhere(*ids), "nop", **ALONE)):
+        with pytest.raises((PolicyError, UsageError), match=said):
+            await run
+    outcome = await validate(runtime, Elsewhere(*ids, "good"), **ALONE)
+    assert found(outcome) == {each: {"gold-fails", "nop-fails"} for each in ids}
+
+
+async def test_what_fails_all_items_is_in_no_quarantine(runtime, tmp_path):
+    class Unset(Doubted):
+        @hookimpl
+        async def setup_trajectory_workspace(self, item: Any) -> dict[str, Any]:
+            raise KeyError("setting")
+
+    outcome = await validate(runtime, Unset(), out_dir=tmp_path / "out", **ALONE)
+    assert outcome.fails_everywhere == ("local",) and len(outcome.unsound) == 4
+    assert (tmp_path / "out/validation.md").exists() and not (tmp_path / "out/quarantine.json").exists()
+    assert "no quarantine, as no rollout on local got a reward" in validation_text(outcome)
+
+
 @pytest.mark.full
 async def test_a_resumed_validation_goes_on_with_what_is_left(runtime, tasks, tmp_path):
     given = {"env": tasks(*PLANTED), "cheats": FEW, "repeat": 2, **ISOLATION}
