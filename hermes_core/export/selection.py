@@ -231,13 +231,13 @@ class Selection:
         return (self.run.at(candidate.offset) for candidate in self.chosen)
 
     def write_each(self, write: Callable[..., int]) -> int:
-        """Give each chosen record, or both of a pair, to `write`, and return the sum of what it returns. Those for
-        which it raises ValueError or OverflowError are left out."""
+        """Give each chosen record, or both of a pair, to `write`, and return the sum of what it returns. Those that it
+        can't write, because a part of a message or a schema is not as an endpoint would send it, are left out."""
         count, held = 0, []
         for candidates in self.pairs or [(candidate,) for candidate in self.chosen]:
             try:
                 count += write(*(self.run.at(candidate.offset) for candidate in candidates))
-            except (ValueError, OverflowError):
+            except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
                 continue
             held += candidates
         self.keep(held, "values that the format can't hold")

@@ -48,13 +48,20 @@ _CONFIG = frozenset({"temperature", "top_p", "top_k", "max_tokens", "seed", "fre
 
 
 def sample(record: Mapping[str, Any], epoch: int, began: float) -> Json:
-    """Return the sample of a record of the current version.
+    """Return the sample of a record of the current version. If a part of a message or a tool's schema is not as an
+    endpoint would send it, the sample has no conversation.
 
     Args:
         epoch: the number of the rollout among those of its item, from 1.
         began: when the rollout began, in seconds since the epoch, if the record does not say.
     """
-    return _Sample(record, epoch, began).value()
+    try:
+        return _Sample(record, epoch, began).value()
+    except (AttributeError, LookupError, TypeError, ValueError):
+        return _Sample({**record, **dict.fromkeys(_SAID, ())}, epoch, began).value()
+
+
+_SAID = ("messages", "message_times", "turns", "calls", "tool_schemas")
 
 
 def summary(sample: Mapping[str, Any]) -> Json:
