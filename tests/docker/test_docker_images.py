@@ -8,6 +8,7 @@ import contextlib
 import hashlib
 import io
 import json
+import os
 import tarfile
 import threading
 import types
@@ -21,9 +22,11 @@ from typing import Any
 import docker.errors
 import pytest
 from docker import APIClient
+from docker.auth import AuthConfig
 from hermes_docker import built, images
 from hermes_docker.backend import DockerBackend
 from hermes_docker.config import DockerConfig
+from hermes_docker.daemon import translated
 from hermes_docker.images import (
     BuildFailed,
     DiskFull,
@@ -214,6 +217,25 @@ def test_the_daemons_words(said: str, kind: type[ProvisionError], advice: str) -
     found, hint = failure(images._Said(said))
     assert found is kind
     assert advice in hint
+
+
+@pytest.mark.filterwarnings("ignore:docker-credential-it")
+@pytest.mark.parametrize("config", [{"credsStore": "it"}, {"credHelpers": {"quay.io": "it"}}])
+@pytest.mark.parametrize("works", ["is not there", "fails"])
+def test_a_helper_for_credentials_that_fails_is_named(
+    config: dict[str, Any], works: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if works == "fails":
+        (tmp_path / "docker-credential-it").write_text("#!/bin/sh\necho no key; exit 1\n")
+        (tmp_path / "docker-credential-it").chmod(0o755)
+        monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    credentials = AuthConfig(config)
+    for ask in (lambda: credentials.resolve_authconfig("quay.io"), credentials.get_all_credentials):
+        with pytest.raises(Exception, match="docker-credential-it") as caught:  # a pull's, and a build's
+            ask()
+        error = translated(caught.value)
+        assert isinstance(error, ImageError) and error.hint is not None
+        assert "docker-credential-it" in error.message and "config.json" in error.hint
 
 
 @pytest.fixture

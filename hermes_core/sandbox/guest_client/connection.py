@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -28,6 +29,10 @@ from hermes_core.sandbox.guest_client.bundle import NO_GUEST, TOO_OLD, guest_arg
 
 _READ_BYTES = 1 << 18
 _NO_PYTHON = (TOO_OLD, 126, 127)
+_GREETING = re.compile(rb'.{8}\{"ev":"(?:hello|refused)"', re.DOTALL)
+"""How the guest's first frame begins: two lengths and a header."""
+_NOISE_BYTES = 64 << 10
+"""Bytes that may come before it: a wrapper named python3, say, may print when it is started."""
 
 
 @dataclass(frozen=True)
@@ -87,17 +92,34 @@ class GuestConnection:
         self._decoder = wire.Decoder()
         self._frames: deque[tuple[dict[str, Any], bytes]] = deque()
 
+    async def greeting(self) -> tuple[dict[str, Any], bytes] | None:
+        """Return the first frame, and drop what was printed before it; None at the end of the stream."""
+        noise = bytearray()
+        while (found := _GREETING.search(noise)) is None:
+            data = await self._read()
+            if not data:
+                return None
+            noise += data
+            if len(noise) > _NOISE_BYTES:
+                said = f"garbage on the channel, and no greeting: {bytes(noise[:40])!r}"
+                raise ChannelLost(said, sandbox_id=self._sandbox_id)
+        self._feed(noise[found.start() :])
+        return await self.next()
+
     async def next(self) -> tuple[dict[str, Any], bytes] | None:
         """Return the next frame; None at the end of the stream."""
         while not self._frames:
             data = await self._read()
             if not data:
                 return None
-            try:
-                self._frames.extend(self._decoder.feed(data))
-            except wire.FrameError as error:
-                raise ChannelLost(f"garbage on the channel: {error}", sandbox_id=self._sandbox_id) from error
+            self._feed(data)
         return self._frames.popleft()
+
+    def _feed(self, data: bytes) -> None:
+        try:
+            self._frames.extend(self._decoder.feed(data))
+        except wire.FrameError as error:
+            raise ChannelLost(f"garbage on the channel: {error}", sandbox_id=self._sandbox_id) from error
 
     async def _read(self) -> bytes:
         try:
@@ -158,7 +180,7 @@ async def _ask(connection: GuestConnection, words: bytes) -> tuple[dict[str, Any
         await connection.channel.write(words)
     except ChannelLost:
         return None
-    return await connection.next()
+    return await connection.greeting()
 
 
 def _hello(settings: GuestSettings, session: str) -> bytes:

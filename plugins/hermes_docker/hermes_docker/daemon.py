@@ -15,8 +15,9 @@ import docker.errors
 import requests
 import urllib3.exceptions
 from docker import APIClient
+from docker.credentials.errors import StoreError
 
-from hermes_core import InfraError, Workers
+from hermes_core import ImageError, InfraError, Workers
 
 ASK_THE_DOCTOR = "`hermes-rl doctor docker` says what to do"
 CALL_S = 60
@@ -183,6 +184,12 @@ def translated(error: Exception) -> Exception:
     if isinstance(error, docker.errors.APIError):
         said = str(error.explanation or error).strip()  # it may repeat a path of any length that a slot has made
         return DaemonError(f"the Docker daemon says: {said[:SAID]}", status=error.status_code)
+    if isinstance(error, StoreError) or isinstance(error.__cause__, StoreError):
+        return ImageError(
+            f"the credentials for registries can't be read: {str(error.__cause__ or error).strip()[:SAID]}",
+            hint="install the program that credsStore or credHelpers names in Docker's configuration "
+            "(~/.docker/config.json), or remove that entry: public images need none",
+        )
     if isinstance(
         error, docker.errors.DockerException | requests.RequestException | urllib3.exceptions.HTTPError | OSError
     ):

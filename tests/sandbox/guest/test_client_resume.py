@@ -7,6 +7,7 @@ import gc
 import json
 import os
 import random
+import sys
 import time
 
 import pytest
@@ -163,6 +164,18 @@ async def test_garbage_on_the_channel(rigged):
             assert (await slot.run(f"echo {number} >>log; echo {number}")).text == f"{number}\n"
         assert spoil == []
         assert (await slot.run("cat log")).text == "".join(f"{n}\n" for n in range(60))
+
+
+@pytest.mark.parametrize("noise", ["Loading the environment ...", "\\0\\0\\0\\2{}\\377", "%060000d"])
+async def test_what_a_wrapper_of_python_prints_before_the_greeting_is_dropped(rigged, tmp_path, noise):
+    wrapper = tmp_path / "python3"
+    wrapper.write_text(f"#!/bin/sh\nprintf '{noise}\\n'\nexec {sys.executable} \"$@\"\n")
+    wrapper.chmod(0o755)
+    async with rigged("shared", python=str(wrapper)) as rig:
+        slot = await rig.slot()
+        assert (await slot.run("echo one")).text == "one\n"
+        rig.sandbox.cut()
+        assert (await slot.run("echo two")).text == "two\n"
 
 
 async def test_garbage_to_the_guest(rigged):
