@@ -7,6 +7,7 @@ import contextlib
 import math
 import os
 import signal
+import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Protocol
@@ -16,6 +17,7 @@ from hermes_core.errors import CommandError, HermesError, InfraError
 from hermes_core.mcp.servers import McpServer
 from hermes_core.sandbox.channels.base import CHUNK_BYTES, Inbox, Tail
 from hermes_core.sandbox.commands import CommandResult, SlotCommands
+from hermes_core.sandbox.local.processes import MARKER, kill_marked
 
 GRACE_S = 2.0
 """Seconds that a program has to end by itself after its input has ended, and again after SIGTERM."""
@@ -140,12 +142,17 @@ class _InSlot:
 
 
 class _OnDriver:
-    """A program in a process group of its own, on the driver's host."""
+    """A program in a process group of its own, on the driver's host.
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    Args:
+        mark: what marks it and all that it starts, in their environment.
+    """
+
+    def __init__(self, process: asyncio.subprocess.Process, mark: str) -> None:
         assert process.stdin is not None and process.stdout is not None and process.stderr is not None
         self._process = process
         self._stdin, self._stdout, self._stderr = process.stdin, process.stdout, process.stderr
+        self._mark = mark
         self._tail = Tail()
 
     async def read(self) -> bytes:
@@ -172,15 +179,17 @@ class _OnDriver:
             self._tail.feed(data)
 
     async def end(self) -> None:
-        """End its input, then the program and everything in its process group."""
+        """End its input, then the program and everything that it has started."""
         self._stdin.close()
         async with alongside(self._drain()):
             if not await self._ended(GRACE_S):
                 self._signal(signal.SIGTERM)
                 await self._ended(GRACE_S)
             self._signal(signal.SIGKILL)  # also what it has left running
+            with contextlib.suppress(OSError):  # no /proc
+                await asyncio.to_thread(kill_marked, self._mark)  # and what has left its group
             await self._ended(GRACE_S)
-        # A process outside the group may hold the pipes open, and asyncio then would never close them.
+        # A process without the mark may hold the pipes open, and asyncio then would never close them.
         if (transport := getattr(self._process, "_transport", None)) is not None:
             transport.close()
 
@@ -206,13 +215,14 @@ class _OnDriver:
 async def _on_driver(argv: Sequence[str], env: Mapping[str, str], cwd: str | None) -> AsyncIterator[_OnDriver]:
     directory = None if cwd is None else os.path.expanduser(cwd)  # noqa: ASYNC240, PTH111 - only text is changed
     inherited = {name: os.environ[name] for name in _INHERITED if name in os.environ}
+    mark = f"mcp-{uuid.uuid4().hex}"
     starting = asyncio.create_task(
         asyncio.create_subprocess_exec(
             *argv,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
-            env={**inherited, **env},
+            env={**inherited, **env, MARKER: mark},
             cwd=directory,
             start_new_session=True,
         )
@@ -220,10 +230,10 @@ async def _on_driver(argv: Sequence[str], env: Mapping[str, str], cwd: str | Non
     try:
         await asyncio.wait([starting])
     except asyncio.CancelledError:
-        await complete(_undo(starting))
+        await complete(_undo(starting, mark))
         raise
     try:
-        program = _OnDriver(starting.result())
+        program = _OnDriver(starting.result(), mark)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise CommandError(f"{argv[0]!r} can't be started: {reason}", code="not_found") from error
@@ -234,11 +244,11 @@ async def _on_driver(argv: Sequence[str], env: Mapping[str, str], cwd: str | Non
         await complete(program.end())
 
 
-async def _undo(starting: asyncio.Task[asyncio.subprocess.Process]) -> None:
+async def _undo(starting: asyncio.Task[asyncio.subprocess.Process], mark: str) -> None:
     """End a program that was being started when its caller was cancelled."""
     await asyncio.wait([starting])
     if starting.exception() is None:
-        await _OnDriver(starting.result()).end()
+        await _OnDriver(starting.result(), mark).end()
 
 
 def _said(how: str, stderr: str) -> str:

@@ -33,6 +33,8 @@ def check_schema(tool: str, schema: Mapping[str, Any]) -> None:
         raise ConfigError(message, hint="see https://json-schema.org/understanding-json-schema") from error
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{what} are not JSON: {error}", hint="use JSON's types") from error
+    except (RecursionError, OverflowError) as error:  # Python's own limits, for patterns too
+        raise ConfigError(f"{what} are nested too deeply, or a pattern in them is", hint="make them simpler") from error
     if schema.get("type") != "object":
         raise ConfigError(f"{what} are not an object", hint='begin with `"type": "object"`')
     _check_references(what, schema)

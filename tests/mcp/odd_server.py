@@ -44,6 +44,9 @@ LISTS = {
     "big": lambda: [tool("t", {**SCHEMA, "description": "x" * 100_000})],
     "twice": lambda: [tool("t"), tool("t")],
     "slow-schema": lambda: [tool("t", {"type": "object", "properties": {"text": {"pattern": "^(a+)+$"}}})],
+    "deep-pattern": lambda: [
+        tool("t", {"type": "object", "properties": {"text": {"pattern": "(" * 9999 + ")" * 9999}}})
+    ],
     "odd-names": lambda: [tool("files.read/all"), tool("files.read_all"), tool("x" * 90), tool("x" * 91)],
 }
 
@@ -79,8 +82,8 @@ def call(request: dict) -> None:
     elif HOW.endswith("many-parts"):
         count = 100_000 if HOW == "too-many-parts" else 20_000
         answer(request, {"content": [{"type": "text", "text": "y"}] * count})
-    elif HOW == "child":
-        child = subprocess.Popen(["sleep", "3600"])
+    elif HOW in ("child", "daemon"):
+        child = subprocess.Popen(["sleep", "3600"], start_new_session=HOW == "daemon")
         answer(request, {"content": [{"type": "text", "text": f"{os.getpid()} {child.pid}"}]})
     else:
         answer(request, {"content": [{"type": "text", "text": json.dumps(arguments)}], "structuredContent": {}})

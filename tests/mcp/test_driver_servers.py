@@ -57,11 +57,11 @@ async def test_a_program_of_the_driver(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("how", ["child", "ignores-the-end"])
+@pytest.mark.parametrize("how", ["child", "daemon", "ignores-the-end"])
 async def test_a_program_ends_with_all_that_it_started(how: str) -> None:
     async with opened(odd=odd(how, where="driver")) as call:
         text = (await call("odd__t")).output
-    for pid in text.split() if how == "child" else ():
+    for pid in text.split() if how != "ignores-the-end" else ():
         for _ in range(100):  # a kill takes a moment
             if alive(int(pid)):
                 await asyncio.sleep(0.1)
@@ -114,6 +114,7 @@ UNUSABLE = {
     "no program": (McpServer(command="no-such-program", where="driver"), "'no-such-program' can't be started"),
     "ends": (odd("exits", where="driver"), "no licence"),
     "lies": (odd("several", where="driver"), "200 tools"),
+    "a pattern": (odd("deep-pattern", where="driver"), "nested too deeply, or a pattern in them is"),
     "nobody there": (McpServer(url="http://127.0.0.1:9/mcp"), "can't be used"),
     "nobody there, SSE": (McpServer(url="http://127.0.0.1:9/sse", transport="sse"), "can't be used"),
 }
