@@ -48,6 +48,7 @@ API = {
                 "envs.pytest_run",
                 "envs.rows",
                 "envs.datasets",
+                "envs.intake",
             ),
             "sandbox.pool.preparation",
         ),
