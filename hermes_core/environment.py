@@ -122,6 +122,9 @@ class Environment(ABC):
     item_images: bool = False
     """Whether `image` names an image for each item. Sandboxes are then made only when a rollout asks for one."""
 
+    as_image: bool = False
+    """Whether commands run as programs of the image do: with its variables, and the agent's as its user."""
+
     left_out: frozenset[str] = frozenset()
     """The ids of items that `selected_items` leaves out. A run sets them, from its quarantine."""
 
@@ -193,8 +196,9 @@ class Environment(ABC):
         return None
 
     def agent_user(self, item: Item) -> str | None:
-        """Return the user that the agent's tools run as, a name or number in the slot's /etc/passwd. The slots must be
-        root (`slot_user`); the hooks stay root. None is the slot's user."""
+        """Return the user that the agent's tools run as, in the form of Docker: a name or a number, with a group after
+        a colon if it is another than the user's. The slots must be root (`slot_user`); the hooks stay root. None is the
+        slot's user, or that of the image with `as_image`."""
         return None
 
     def toolsets(self, item: Item) -> Sequence[str] | None:

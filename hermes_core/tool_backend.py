@@ -268,6 +268,7 @@ class ToolBackend:
         image: Image | None = None,
         cwd: str | Cwd | None = None,
         env: Mapping[str, str] | None = None,
+        as_image: bool = False,
         group: str | None = None,
         verification: bool = False,
         apart_from: str | None = None,
@@ -282,6 +283,7 @@ class ToolBackend:
             cwd: directory in which commands and tools start and at which relative paths begin, absolute or relative to
                 the workspace; or `Cwd.IMAGE`. None is the workspace.
             env: environment variables of every command in the slot.
+            as_image: whether commands have the variables of the image, too.
             group: slots of one group are placed on one sandbox where possible.
             verification: whether the slot may be one reserved for verification; it is then a pristine one.
             apart_from: the id of a sandbox to avoid while another one has a vacant slot.
@@ -308,7 +310,8 @@ class ToolBackend:
             timeout_s=limit,
             apart_from=apart_from,
         )
-        lease.cwd, lease.env = start_directory(cwd, lease.slot.image), dict(env or {})
+        of_image = lease.slot.image.variables if as_image and lease.slot.image is not None else {}
+        lease.cwd, lease.env = start_directory(cwd, lease.slot.image), {**of_image, **(env or {})}
         self._leases[lease.slot.slot_id, lease.slot.generation] = lease
         return lease.slot
 
@@ -402,6 +405,7 @@ class ToolBackend:
         image: Image | None = None,
         cwd: str | Cwd | None = None,
         env: Mapping[str, str] | None = None,
+        as_image: bool = False,
         group: str | None = None,
         verification: bool = False,
         apart_from: str | None = None,
@@ -414,6 +418,7 @@ class ToolBackend:
             image=image,
             cwd=cwd,
             env=env,
+            as_image=as_image,
             group=group,
             verification=verification,
             apart_from=apart_from,

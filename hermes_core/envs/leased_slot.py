@@ -12,7 +12,7 @@ from typing import Any, ParamSpec, TypeVar
 from hermes_core.envs.command_log import CommandLog
 from hermes_core.envs.pending import Calls, Pending, awaited
 from hermes_core.errors import CommandError, HermesError, InfraError, ModelError, ToolArgumentError, UsageError
-from hermes_core.sandbox.as_user import AsUser
+from hermes_core.sandbox.as_user import AsUser, is_root
 from hermes_core.sandbox.commands import Around, Call, CommandResult, ExecutionResult, Operation, Slot, SlotCommands
 from hermes_core.sandbox.pool.preparation import Build, as_build
 from hermes_core.tool_backend import ToolBackend
@@ -111,15 +111,15 @@ class LeasedSlot:
         return self._backend.commands(self.slot, around=self._awaited("commands", self.origin))
 
     def as_user(self, user: str) -> SlotCommands:
-        """Return the commands of the slot, which must be root, as another user of its system.
+        """Return the commands of the slot, which must be root, as a user of its system.
 
         Args:
-            user: a name or number in its /etc/passwd.
+            user: a name or a number, with a group after a colon if it is another than the user's.
 
         Raises:
             CommandError: that can't be a user's name.
         """
-        return AsUser(self.commands, user)
+        return self.commands if is_root(user) else AsUser(self.commands, user)
 
     @property
     def sandbox_id(self) -> str:

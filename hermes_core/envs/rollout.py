@@ -52,7 +52,7 @@ from hermes_core.errors import (
 from hermes_core.mcp.opening import OpenServers, open_servers
 from hermes_core.mcp.servers import McpServer, check_server_name
 from hermes_core.plugins.calling import EnvironmentHooks
-from hermes_core.sandbox.as_user import AsUser
+from hermes_core.sandbox.as_user import AsUser, is_root
 from hermes_core.sandbox.commands import Cwd, ExecutionResult, Slot, start_directory
 from hermes_core.sandbox.images import Image
 from hermes_core.sandbox.pool.cost import CostLimitReached
@@ -175,6 +175,15 @@ class Rollout(LeasedSlot):
         """Return whether a command failed because of the agent's work. Places where no slot can write are excluded."""
         return error not in self._ours
 
+    @property
+    def agent_user(self) -> str | None:
+        """Return the user that the agent's tools run as; None is the slot's own."""
+        environment = self._context.environment
+        user = environment.agent_user(self._trajectory.item)
+        if user is None and environment.as_image and self.slot.image is not None:
+            user = self.slot.image.user
+        return None if user is None or is_root(user) else user
+
     async def tool_handler(self, tool_name: str, args: Mapping[str, Any], task_id: str) -> ToolAnswer:
         """Run one tool call of the model and return the answer to the model, as JSON text.
 
@@ -191,8 +200,7 @@ class Rollout(LeasedSlot):
             return ToolAnswer(json.dumps({"error": unknown}), CallError(CallErrorKind.UNKNOWN_TOOL, unknown))
         tool = self.tools[tool_name]
         if tool.where == "sandbox":  # pass the tool itself: a slot tool of the same name is only for hooks
-            user = context.environment.agent_user(self._trajectory.item)
-            result = await self._watch(context.backend.execute(self.slot, tool, args, user=user))
+            result = await self._watch(context.backend.execute(self.slot, tool, args, user=self.agent_user))
         else:
             result = await self._watch(context.tools.call(tool, self._driver_context(), args))
         context.hooks.events.emit(
@@ -258,6 +266,7 @@ class Rollout(LeasedSlot):
             image=image,
             cwd=cwd,
             env=environment.variables(item) if env is None else env,
+            as_image=environment.as_image,
             group=self.group,
             verification=True,
             apart_from=apart_from,
@@ -477,7 +486,7 @@ async def _attempt(
                 async with _within(rollout, context.limits.setup_timeout_s, SetupFailed):
                     await _make_cwd(rollout, context.environment.cwd(item))
                     on_slot["workspace_meta"] = await rollout.calls.all_awaited(hooks.setup(**on_slot))
-                    await _check_user(rollout, context.environment.agent_user(item))
+                    await _check_user(rollout)
                     rollout.servers = await servers.enter_async_context(_mcp_servers(context, item, rollout))
                     rollout.offer(rollout.servers.tools)
             try:
@@ -698,6 +707,7 @@ async def _leased(
         image=image,
         cwd=context.environment.cwd(item),
         env=context.environment.variables(item),
+        as_image=context.environment.as_image,
         group=trajectory.group,
         verification=verification,
     )
@@ -745,8 +755,7 @@ async def _mcp_servers(context: RolloutContext, item: Item, rollout: Rollout) ->
                 hint="if you trust it, give the run a server of this name: --mcp FILE",
             )
     commands = context.backend.commands(rollout.slot) if context.needs_slot else None
-    user = context.environment.agent_user(item)
-    if commands is not None and user is not None:
+    if commands is not None and (user := rollout.agent_user) is not None:
         commands = AsUser(commands, user)
     async with open_servers({**own, **context.mcp_servers}, commands, of_item=of_item) as opened:
         yield opened
@@ -770,13 +779,13 @@ async def _make_cwd(rollout: Rollout, cwd: str | Cwd | None) -> None:
         )
 
 
-async def _check_user(rollout: Rollout, user: str | None) -> None:
+async def _check_user(rollout: Rollout) -> None:
     """Make sure that commands can run as the agent's user.
 
     Raises:
         SetupFailed: they can't.
     """
-    if user is None:
+    if (user := rollout.agent_user) is None:
         return
     done = await rollout.as_user(user).run(["id", "-u"], cwd="/")
     if not done.ok:

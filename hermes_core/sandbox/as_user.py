@@ -31,25 +31,38 @@ from hermes_core.sandbox.direct import files, sh
 MAX_COMMAND = 100_000
 """Maximum number of bytes of a command: all of it is one word of a command line."""
 
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}\$?")
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}\$?(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,99})?")
 
-# Arguments: a user's name or number, and a command line. Root runs this with variables that the item may have set, so
-# no program is looked for in PATH. `setpriv` becomes the command, so that signals and the exit status are its own.
-# Where it is busybox's, it can't do that.
+# Arguments: a user as Docker writes it, and a command line. Like there, a number need not be that of a user, and with a
+# group there are no others. Root runs this with variables that the item may have set, so no program is looked for in
+# PATH. `setpriv` becomes the command, so that signals and the exit status are its own. Where it is busybox's, it can't
+# do that.
 _SWITCH = """
-name=$1 found=
+name=${1%%:*} group=${1#"${1%%:*}"} found= groups=--init-groups
+group=${group#:}
 while IFS=: read -r each _ uid gid _ home _; do
   if [ "$each" = "$name" ] || [ "$uid" = "$name" ]; then found=$each; break; fi
 done </etc/passwd
-[ -n "$found" ] || { echo "there is no user $name" >&2; exit 126; }
+if [ -z "$found" ]; then
+  case $name in *[!0-9]*) echo "there is no user $name" >&2; exit 126 ;; esac
+  found=$name uid=$name gid=0 home=/ groups=--clear-groups
+fi
+if [ -n "$group" ]; then
+  gid= groups=--clear-groups
+  while IFS=: read -r each _ id _; do
+    if [ "$each" = "$group" ] || [ "$id" = "$group" ]; then gid=$id; break; fi
+  done </etc/group
+  case ${gid:-$group} in *[!0-9]*) echo "there is no group $group" >&2; exit 126 ;; esac
+  gid=${gid:-$group}
+fi
 HOME=$home USER=$found LOGNAME=$found TMPDIR=/tmp
 export HOME USER LOGNAME TMPDIR
 umask 022
 if [ -x /usr/bin/setpriv ] && [ ! -L /usr/bin/setpriv ]; then
-  exec /usr/bin/setpriv --reuid="$uid" --regid="$gid" --init-groups -- /bin/sh -c "$2"
+  exec /usr/bin/setpriv --reuid="$uid" --regid="$gid" "$groups" -- /bin/sh -c "$2"
 fi
 for su in /bin/su /usr/bin/su; do
-  if [ -x "$su" ]; then exec "$su" -s /bin/sh "$found" -c "$2"; fi
+  if [ -x "$su" ] && [ "$groups" = --init-groups ]; then exec "$su" -s /bin/sh "$found" -c "$2"; fi
 done
 echo 'there is neither setpriv nor su' >&2
 exit 126
@@ -63,13 +76,18 @@ exists() { [ -e "$1" ] || [ -L "$1" ] || fail 'No such file or directory'; }
 """
 
 
+def is_root(user: str) -> bool:
+    """Return whether a user, as Docker writes it, is root. Its group does not matter."""
+    return user.partition(":")[0] in ("", "0", "root")
+
+
 class AsUser:
     """The commands of a slot as another user than root. They have this user's home, and files that it makes are its
     own. A program that can't be run ends with status 126 or 127, as in a shell.
 
     Args:
         commands: the slot's own, which run as root.
-        user: a name or number in the slot's /etc/passwd.
+        user: as Docker writes it: a name or a number, or with a group, `user:group`.
         cwd: where relative paths of files start; None is the slot's workspace.
 
     Raises:

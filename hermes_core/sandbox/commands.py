@@ -49,6 +49,12 @@ class SandboxImage:
     """The directory in which its programs start; None if the backend does not know it."""
     user: str | None = field(default=None, compare=False)
     """The user that its programs run as, as the image names it; None if the backend does not know it."""
+    variables: Mapping[str, str] = field(default_factory=dict, compare=False)
+    """The environment variables of its programs, as far as the backend knows them."""
+    entrypoint: tuple[str, ...] = field(default=(), compare=False)
+    """What a container of the image starts with; empty if that is nothing, or the backend does not know it."""
+    healthcheck: Mapping[str, Any] | None = field(default=None, compare=False)
+    """How Docker tells whether such a container is healthy; None as for `entrypoint`."""
 
 
 class Cwd(Enum):

@@ -77,6 +77,7 @@ class Slots:
         image=None,
         cwd=None,
         env=None,
+        as_image=False,
         group=None,
         verification=False,
         apart_from=None,

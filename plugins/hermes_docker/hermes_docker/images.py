@@ -312,7 +312,15 @@ def _about(api: APIClient, image: str) -> SandboxImage:
     found = api.inspect_image(image)  # type: ignore[no-untyped-call]  # as above
     names, config = found.get("RepoDigests") or [""], found.get("Config") or {}
     digest = str(names[0].partition("@")[2] or found["Id"])
-    return SandboxImage(image, digest, config.get("WorkingDir") or "/", config.get("User") or "root")
+    return SandboxImage(
+        image,
+        digest,
+        workdir=config.get("WorkingDir") or "/",
+        user=config.get("User") or "root",
+        variables=dict(each.split("=", 1) for each in config.get("Env") or () if "=" in each),
+        entrypoint=tuple(config.get("Entrypoint") or ()),
+        healthcheck=config.get("Healthcheck"),
+    )
 
 
 def _split(image: str) -> tuple[str, str | None]:

@@ -16,9 +16,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from hermes_core import CommandError, SlotCommands
+from hermes_core import CommandError, LeasedSlot, SlotCommands
 from hermes_harbor.config import HarborConfig
-from hermes_harbor.container import kinds, run_as
+from hermes_harbor.container import as_user, kinds
 from hermes_harbor.task_toml import Artifact, Collect
 
 PUBLISHED = "/logs/artifacts"
@@ -74,13 +74,14 @@ class _Left:
 
 
 async def collected(
-    commands: SlotCommands, hooks: Sequence[Collect], artifacts: Sequence[Artifact], workdir: str, config: HarborConfig
+    leased: LeasedSlot, hooks: Sequence[Collect], artifacts: Sequence[Artifact], workdir: str, config: HarborConfig
 ) -> Collection:
     """Run the commands of `verifier.collect`, then take the artifacts. A failure of one is only noted: the tests see
     what is missing."""
     collection = Collection()
     for hook in hooks:
-        done = await run_as(commands, hook.command, user=hook.user, env={}, timeout_s=hook.timeout_sec)
+        commands = as_user(leased, hook.user)
+        done = await commands.run(hook.command, timeout_s=hook.timeout_sec, merge_stderr=True)
         if not done.ok:
             reason = "time limit" if done.timed_out else f"status {done.returncode}"
             failed = {"command": hook.command, "error": reason, "output": done.text.strip()[-SHOWN:]}
@@ -91,7 +92,7 @@ async def collected(
         try:
             if PurePosixPath(source).is_relative_to("/tests") or source == "/":
                 raise _Refused("it would replace the tests")
-            taken = await _take(commands, artifact, source, left)
+            taken = await _take(leased.commands, artifact, source, left)
         except _Refused as error:
             collection.manifest.append({"source": source, "error": str(error)})
             continue

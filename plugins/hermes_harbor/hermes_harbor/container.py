@@ -126,19 +126,6 @@ done
 # Prints the end of a file. Arguments: its path, and how many bytes.
 _TAIL = '[ -L "$1" ] || [ ! -f "$1" ] || tail -c "$2" "$1" 2>/dev/null'
 
-# Arguments: a user's name or number, and a command.
-_AS_USER = """
-name=$1
-case $name in
-  *[!0-9]*) ;;
-  *) while IFS=: read -r each rest; do
-       uid=${rest#*:}
-       if [ "${uid%%:*}" = "$name" ]; then name=$each; break; fi
-     done </etc/passwd ;;
-esac
-exec su -s /bin/sh "$name" -c "$2"
-"""
-
 
 @dataclass(frozen=True)
 class Beginning:
@@ -253,42 +240,36 @@ async def upload(commands: SlotCommands, folder: Path, target: str, max_bytes: i
 
 
 async def run_script(
-    commands: SlotCommands,
+    leased: LeasedSlot,
     path: str,
     *,
-    user: str | int | None,
+    user: str | int | None = None,
     env: Mapping[str, str],
     timeout_s: float | None,
     output: str | None = None,
     programs: str | None = None,
 ) -> CommandResult:
-    """Make a script executable and run it, as root or as another user.
+    """Make a script executable and run it, as a user of the task.
 
     Args:
+        user: see `as_user`.
         output: a file for its output.
         programs: a directory that comes first in its `PATH`.
     """
-    quoted = shlex.quote(path)
+    quoted, commands = shlex.quote(path), as_user(leased, user)
     executable = f"chmod +x {quoted} 2>/dev/null"
-    if not is_root(user):
-        await script(commands, executable)
+    if commands is not leased.commands:
+        await script(leased.commands, executable)
     to_file = "" if output is None else f" >{shlex.quote(output)} 2>&1"
     first = "" if programs is None else f"PATH={programs}:$PATH; export PATH; "
     command = f"{executable}; {first}{quoted}{to_file}"
-    return await run_as(commands, command, user=user, env=env, timeout_s=timeout_s)
+    return await commands.run(command, env=env, timeout_s=timeout_s, merge_stderr=True)
 
 
-async def run_as(
-    commands: SlotCommands, command: str, *, user: str | int | None, env: Mapping[str, str], timeout_s: float | None
-) -> CommandResult:
-    """Run a shell command as root, or as another user of the image."""
-    as_user = ["/bin/sh", "-c", _AS_USER, "hermes-harbor", str(user), command]
-    return await commands.run(command if is_root(user) else as_user, env=env, timeout_s=timeout_s, merge_stderr=True)
-
-
-def is_root(user: str | int | None) -> bool:
-    """Return whether a user of a task is root, which it is if none is named."""
-    return user in (None, 0, "0", "root")
+def as_user(leased: LeasedSlot, user: str | int | None) -> SlotCommands:
+    """Return the commands of a user that a task names; if it names none, of the image's user, as in Harbor."""
+    image = leased.slot.image
+    return leased.as_user(str(user) if user is not None else (image and image.user) or "root")
 
 
 def _after(prefix: str, lines: list[str]) -> tuple[str, ...]:

@@ -28,8 +28,9 @@ from hermes_core import (
 )
 from hermes_harbor.cheats import cheats
 from hermes_harbor.config import HarborConfig
-from hermes_harbor.container import begin, directory, is_root, run_script, script, upload
+from hermes_harbor.container import as_user, begin, directory, run_script, script, upload
 from hermes_harbor.healthcheck import wait_until_healthy
+from hermes_harbor.image import start_image
 from hermes_harbor.packages import packages_of
 from hermes_harbor.repository import Checkout, fetched, repository_of
 from hermes_harbor.steps import Progress, Score, begin_next, check_part, combined, prepare_part
@@ -52,6 +53,7 @@ class HarborEnvironment(Environment):
     isolation = Isolation.PRIVATE_ROOT
     slot_user = SlotUser.ROOT
     share_network = True
+    as_image = True
     default_toolsets = ("terminal",)
     config: HarborConfig
 
@@ -144,9 +146,9 @@ class HarborEnvironment(Environment):
         return self._task(item).mcp_servers
 
     def agent_user(self, item: Item) -> str | None:
-        """Return the `agent.user` of the task, or of its steps, unless it is root."""
+        """Return the `agent.user` of the task, or of its steps."""
         user = self._task(item).parts[0].agent.user
-        return None if is_root(user) else str(user)
+        return None if user is None else str(user)
 
     def agent_timeout_s(self, item: Item) -> float | None:
         """Return the `agent.timeout_sec` of the task, or of its first step."""
@@ -167,8 +169,9 @@ class HarborEnvironment(Environment):
         beginning = await begin(rollout)
         if task.image is None:  # which would have made it
             await script(commands, 'mkdir -p -- "$1"', directory(rollout, task.workdir))
+        await start_image(rollout, task.workdir)
         if (check := task.toml.environment.healthcheck) is not None:
-            await wait_until_healthy(commands, check, "environment.healthcheck")
+            await wait_until_healthy(as_user(rollout, None), check, "environment.healthcheck")
         await prepare_part(rollout, task, task.parts[0], self.config)
         return {"progress": Progress(beginning)}
 
@@ -198,9 +201,9 @@ class HarborEnvironment(Environment):
         env = resolved(task.toml.solution.env, f"task {task.id!r}, solution.env")
         await upload(rollout.commands, part.solution, "/solution", self.config.max_upload_bytes)
         await run_script(
-            rollout.commands,
+            rollout,
             "/solution/solve.sh",
-            user=None,
+            user=part.agent.user,
             env={"DEBIAN_FRONTEND": "noninteractive", **env},
             timeout_s=None,
         )

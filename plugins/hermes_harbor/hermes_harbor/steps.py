@@ -8,7 +8,7 @@ from typing import Any
 
 from hermes_core import CommandError, Rollout, SetupFailed
 from hermes_harbor.config import HarborConfig
-from hermes_harbor.container import Beginning, directory, run_script, tidy, upload
+from hermes_harbor.container import Beginning, as_user, directory, run_script, tidy, upload
 from hermes_harbor.healthcheck import wait_until_healthy
 from hermes_harbor.tasks import Part, Task
 from hermes_harbor.verify import Verdict, Verification
@@ -37,17 +37,18 @@ async def prepare_part(rollout: Rollout, task: Task, part: Part, config: HarborC
     Raises:
         SetupFailed: one of these failed.
     """
-    commands, where = rollout.commands, f"step {part.name!r}"
+    where = f"step {part.name!r}"
     if part.workdir is not None:
         target = directory(rollout, task.workdir)
-        await upload(commands, part.workdir, target, config.max_upload_bytes)
+        await upload(rollout.commands, part.workdir, target, config.max_upload_bytes)
         if (part.workdir / "setup.sh").is_file():
-            done = await run_script(commands, f"{target}/setup.sh", user=None, env={}, timeout_s=None)
+            user = part.agent.user
+            done = await run_script(rollout, f"{target}/setup.sh", user=user, env={}, timeout_s=None)
             if not done.ok:
                 said = done.text.strip()[-500:]
                 raise SetupFailed(f"setup.sh of {where} ended with status {done.returncode}: {said}")
     if part.healthcheck is not None:
-        await wait_until_healthy(commands, part.healthcheck, f"the healthcheck of {where}")
+        await wait_until_healthy(as_user(rollout, part.agent.user), part.healthcheck, f"the healthcheck of {where}")
 
 
 async def check_part(verification: Verification, progress: Progress) -> Verdict:

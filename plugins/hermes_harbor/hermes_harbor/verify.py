@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hermes_core import CommandError, Cwd, Rollout, SetupFailed, SlotCommands, VerifierError
+from hermes_core import CommandError, Cwd, LeasedSlot, Rollout, SetupFailed, SlotCommands, VerifierError
 from hermes_harbor.artifacts import Collection, collected, keep, lay_out
 from hermes_harbor.config import HarborConfig
 from hermes_harbor.container import (
@@ -26,6 +27,7 @@ from hermes_harbor.container import (
     tidy,
     upload,
 )
+from hermes_harbor.image import start_image
 from hermes_harbor.packages import Packages, offer, packages_of
 from hermes_harbor.rewards import MAX_REWARD_BYTES, rewards_in, the_reward
 from hermes_harbor.tasks import Part, Place, Task
@@ -94,7 +96,7 @@ class Verification:
         collection = Collection()
         if part.place is not None or part.verifier.collect or self.config.artifacts_dir is not None:
             collection = await collected(
-                self.rollout.commands,
+                self.rollout,
                 part.verifier.collect,
                 part.artifacts,
                 directory(self.rollout, self.task.workdir),
@@ -118,7 +120,9 @@ class Verification:
         if cleared.removed:
             details["removed"] = [*cleared.removed]
         await self._upload_tests(commands, part)
-        return await self._scored(commands, part, self.beginning, details)
+        with contextlib.suppress(SetupFailed):  # it ended with the agent's processes, and the agent may have broken it
+            await start_image(self.rollout, self.task.workdir)
+        return await self._scored(self.rollout, part, self.beginning, details)
 
     async def _separate(self, part: Part, place: Place, collection: Collection, details: dict[str, Any]) -> Verdict:
         """Run the tests in a fresh sandbox of their own, which gets only the artifacts."""
@@ -128,13 +132,14 @@ class Verification:
             try:
                 await script(commands, 'mkdir -p -- "$1"', directory(fresh, place.workdir))
                 beginning = await begin(fresh)
+                await start_image(fresh, place.workdir)
                 await lay_out(commands, collection)
                 await tidy(commands, beginning)  # an artifact may have brought a reward
             except SetupFailed as error:
                 raise VerifierError(f"the sandbox of the tests: {error.message}", hint=error.hint) from error
             if not place.has_tests:
                 await self._upload_tests(commands, part)
-            return await self._scored(commands, part, beginning, {**details, "tests_in": str(image) if image else None})
+            return await self._scored(fresh, part, beginning, {**details, "tests_in": str(image) if image else None})
 
     async def _upload_tests(self, commands: SlotCommands, part: Part) -> None:
         try:
@@ -144,11 +149,9 @@ class Verification:
         except SetupFailed as error:
             raise VerifierError(error.message) from error
 
-    async def _scored(
-        self, commands: SlotCommands, part: Part, beginning: Beginning, details: dict[str, Any]
-    ) -> Verdict:
+    async def _scored(self, leased: LeasedSlot, part: Part, beginning: Beginning, details: dict[str, Any]) -> Verdict:
         """Run /tests/test.sh and return its reward."""
-        config, limit_s = self.config, part.verifier.timeout_sec
+        commands, config, limit_s = leased.commands, self.config, part.verifier.timeout_sec
         packages = Packages()
         if config.package_cache is not None:
             packages = await asyncio.to_thread(packages_of, config.package_cache)
@@ -157,7 +160,7 @@ class Verification:
         except SetupFailed as error:
             raise VerifierError(error.message) from error
         ran = await run_script(
-            commands,
+            leased,
             "/tests/test.sh",
             user=part.verifier.user,
             env={**packages.variables, **part.verifier_variables},

@@ -1,0 +1,69 @@
+"""Does in a slot what a container of the image does at its start: ENTRYPOINT is run, and HEALTHCHECK waited for."""
+
+from __future__ import annotations
+
+import secrets
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from hermes_core import LeasedSlot, SetupFailed
+from hermes_harbor.container import PREPARE_TIMEOUT_S, as_user, directory
+from hermes_harbor.healthcheck import wait_until_healthy
+from hermes_harbor.task_toml import Healthcheck
+
+_STAYS = 'echo >"$0"; while :; do sleep 1000; done'
+
+# Arguments: a path that is not there, and the words of ENTRYPOINT. What it is told to run says that it came so far. It
+# may also never do so, and be the service itself.
+_START = f"""
+ready=$1 round=0
+shift
+{{ "$@" sh -c {shlex.quote(_STAYS)} "$ready" </dev/null >"$ready.log" 2>&1; echo "$?" >"$ready.ended"; }} &
+while [ "$round" -lt 100 ]; do
+  round=$((round + 1))
+  [ ! -e "$ready" ] || exit 0
+  if [ -e "$ready.ended" ]; then cat "$ready.log"; exit 1; fi
+  sleep 0.1 2>/dev/null || sleep 1
+done
+"""
+
+
+async def start_image(leased: LeasedSlot, workdir: str | None) -> bool:
+    """Start the image's ENTRYPOINT as its user, as a container does, and wait until its HEALTHCHECK succeeds. Return
+    whether it has any.
+
+    Raises:
+        SetupFailed: it ended, or the check fails.
+    """
+    image = leased.slot.image
+    if image is None or not (image.entrypoint or image.healthcheck):
+        return False
+    commands = as_user(leased, None)
+    if image.entrypoint:
+        argv = ["/bin/sh", "-c", _START, "sh", f"/tmp/.started-{secrets.token_hex(8)}", *image.entrypoint]
+        cwd = directory(leased, workdir)
+        done = await commands.run(argv, cwd=cwd, timeout_s=PREPARE_TIMEOUT_S, merge_stderr=True)
+        if not done.ok:
+            raise SetupFailed(
+                f"the image's ENTRYPOINT ended at once: {done.text.strip()[-500:]}",
+                hint='it must run its arguments, as Harbor expects: `exec "$@"`',
+            )
+    if (check := _healthcheck(image.healthcheck)) is not None:
+        await wait_until_healthy(commands, check, "the image's HEALTHCHECK")
+    return True
+
+
+def _healthcheck(given: Mapping[str, Any] | None) -> Healthcheck | None:
+    """Return the check of an image's configuration; None if it has none. Its times are in nanoseconds."""
+    kind, *words = (given or {}).get("Test") or ["NONE"]
+    if given is None or kind not in ("CMD", "CMD-SHELL"):
+        return None
+    return Healthcheck(
+        command=words[0] if kind == "CMD-SHELL" else shlex.join(words),
+        interval_sec=(given.get("Interval") or 30e9) / 1e9,
+        timeout_sec=(given.get("Timeout") or 30e9) / 1e9,
+        start_period_sec=(given.get("StartPeriod") or 0) / 1e9,
+        start_interval_sec=(given.get("StartInterval") or 5e9) / 1e9,
+        retries=given.get("Retries") or 3,
+    )
