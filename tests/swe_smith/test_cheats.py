@@ -19,6 +19,7 @@ from hermes_core.errors import UnknownNameError
 from hermes_core.runtime import Runtime
 from hermes_core.sandbox.contract import Isolation
 from hermes_core.sandbox.local.backend import LocalBackend
+from tests.swe_smith import more_cheats
 
 TASK = "func_pm_remove_cond__k3x81qzd"
 """`parse_amount` has lost the line that makes an amount in brackets negative."""
@@ -149,8 +150,8 @@ class Doing:
 
     def command(self, name):
         """A cheat of the plugin's battery, or one of the commands above."""
-        if name in cheats.SCRIPTS:
-            return cheats.command(self.task, cheats.SCRIPTS[name], fix=True)
+        if name in (scripts := {**cheats.SCRIPTS, **more_cheats.SCRIPTS}):
+            return cheats.command(self.task, scripts[name], fix=True)
         own = {"nothing": "true", **UNTAKEABLE, **FILLED, **BESIDE, **HONEST}[name]
         return f"cd ledgerline\n{own}\n".replace("NODE_IDS", repr([*self.task.node_ids]))
 
@@ -258,8 +259,8 @@ async def test_cheats_score_nothing(where, tmp_path, swe_dataset):
 
 SLOW = "looks-for-the-fix"
 """It reads the whole system, for half a minute. What there is to be found: test_reach.py."""
-MORE = ["nothing", *(name for name in cheats.OF_EACH_KIND if name not in (*ONE_OF_A_SORT, SLOW))]
-ALL_OTHERS = [name for name in cheats.SCRIPTS if name not in (*ONE_OF_A_SORT, *MORE)]
+MORE = ["nothing", *(name for name in cheats.SCRIPTS if name not in (*ONE_OF_A_SORT, SLOW))]
+ALL_OTHERS = [*more_cheats.SCRIPTS]
 
 
 @pytest.mark.long
@@ -279,7 +280,7 @@ def as_expected(by_name):
         assert by_name[name]["tests"] == "finished", (name, by_name[name])
         assert by_name[name]["pass_to_pass"] == {"passed": 43, "total": 43}, (name, by_name[name])
         assert by_name[name]["fail_to_pass"] == {"passed": 0, "total": 5}
-    tampering({name: by_name[name] for name in by_name if name in cheats.OF_EACH_KIND}, TAMPERS.intersection(by_name))
+    tampering({name: by_name[name] for name in by_name if name in cheats.SCRIPTS}, TAMPERS.intersection(by_name))
 
 
 def tampering(by_name, expected):
