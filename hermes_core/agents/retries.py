@@ -33,6 +33,7 @@ from hermes_core.agents.limits import asked_wait
 from hermes_core.agents.silence import Listener
 from hermes_core.agents.traffic import PAUSE_AFTER, Place, Traffic, count_wait, traffic_to
 from hermes_core.errors import ModelError
+from hermes_core.settings import Redactor
 
 logger = logging.getLogger(__name__)
 
@@ -246,7 +247,7 @@ def explained(error: Exception, settings: AgentSettings, *, endpoint: str, model
     failure = as_model_error(error, endpoint=endpoint, model=model, attempts=attempts)
     key = settings.api_key.get_secret_value() if settings.api_key else ""
     if key:
-        failure.message = failure.message.replace(key, "***")
+        failure.message = Redactor({"API key": key})(failure.message)
         failure.args = (failure.message,)
     elif status_of(root_failure(error)) in (401, 403):
         failure.hint = f"{failure.hint}; none was sent: OPENAI_API_KEY is not set"

@@ -141,7 +141,7 @@ def _shown(
         yield from tables.errors(used[:most])
         yield from _more(len(used) - most)
     elif what == "items":
-        yield tables.items(rows, by, most)
+        yield tables.items(run, rows, by, most)
         yield from _more(len(by_item(rows)) - most)
     elif what == "report" or (by_name and len(rows) > 1):
         for _, group in groupby(rows[:most], lambda row: row.item_id):
@@ -168,23 +168,26 @@ def _values(run: Run, rows: list[Row], what: str | None, *, whole: bool, by: str
     from hermes_core.view.statistics import by_item, by_tool, totals
     from hermes_core.view.tables import items_in_order
 
+    whole_run = len(rows) == len(run.rows)
     if what == "tools":
         return [{**vars(tool), "failures": tool.failures} for tool in by_tool(rows)]
     if whole or what == "report":
         return [run.record(row) for row in rows]
     if what == "items":
         return [
-            {"item_id": item_id, **asdict(totals(group)), **_pass({item_id: group})}
+            {"item_id": item_id, **asdict(totals(group)), **_pass({item_id: group}, whole_run)}
             for item_id, group in items_in_order(rows, by)
         ]
     plain = [_plain(row) for row in rows]
-    return {"run": str(run.path), **asdict(totals(rows)), **_pass(by_item(rows)), "rows": plain}
+    return {"run": str(run.path), **asdict(totals(rows)), **_pass(by_item(rows), whole_run), "rows": plain}
 
 
-def _pass(items: dict[str, list[Row]]) -> dict[str, Any]:
-    """Return the mean pass@k of items, by k."""
+def _pass(items: dict[str, list[Row]], whole_run: bool) -> dict[str, Any]:
+    """Return the mean pass@k of items, by k; none of what filters leave of a run."""
     from hermes_core.view.statistics import mean_pass_at_k, sizes_of_k
 
+    if not whole_run:
+        return {"pass_at_k": {}}
     means = {k: mean_pass_at_k(items.values(), k) for k in sizes_of_k(items.values())}
     return {"pass_at_k": {str(k): mean[0] for k, mean in means.items() if mean is not None}}
 

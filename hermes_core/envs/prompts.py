@@ -77,6 +77,8 @@ class PromptRow(BaseModel):
     """The user message that tells the agent what to do."""
     image: str | None = Field(default=None, min_length=1)
     """An image for its sandboxes, instead of the profile's image."""
+    profile: str | None = Field(default=None, min_length=1)
+    """The profile of its sandboxes (image, resources, limits), instead of the run's."""
     cwd: str | None = Field(default=None, min_length=1)
     """The directory in which its commands and tools start, absolute or relative to the workspace."""
     workspace: Files = Field(default_factory=dict)
@@ -145,6 +147,11 @@ class PromptsEnvironment(Environment):
         named: str | None = item["image"]
         return named
 
+    def profile(self, item: Item) -> str | None:
+        """Return the row's own profile, if it names one."""
+        named: str | None = item["profile"]
+        return named
+
     def cwd(self, item: Item) -> str | None:
         """Return the row's own directory, if it has one."""
         named: str | None = item["cwd"]
@@ -162,7 +169,7 @@ class PromptsEnvironment(Environment):
 
     def uses_slot(self, item: Item) -> bool:
         """Return whether the row asks for anything that only a sandbox has."""
-        return any(item[field] for field in ("image", "cwd", "workspace", "setup"))
+        return any(item[field] for field in ("image", "profile", "cwd", "workspace", "setup"))
 
     @hookimpl
     async def setup_trajectory_workspace(self, item: Item, rollout: Rollout) -> dict[str, Any]:

@@ -98,7 +98,8 @@ class Spread:
         rank = max(1, math.ceil(self._counts.total() * share))
         ordered = sorted(self._counts)
         passed = accumulate(self._counts[value] for value in ordered)
-        return next(value for value, count in zip(ordered, passed, strict=True) if count >= rank)
+        rounded = next(value for value, count in zip(ordered, passed, strict=True) if count >= rank)
+        return min(rounded, self.largest)
 
 
 class Tally:

@@ -155,13 +155,13 @@ def _trial(name: str, record: Record) -> dict[str, bytes]:
 
 
 def _verifier_output(record: Record) -> str:
-    """Return what the verification ran and wrote, then the details of the reward."""
+    """Return the details of the reward, then what the verification ran and wrote."""
     ran = [
         f"$ {command.command}\n{command.output}\n[exit code {command.exit_code}]\n"
         for command in record.sandbox_commands
         if command.stage == "verify"
     ]
-    return "\n".join([*ran, _json(dict(record.details))])
+    return "\n".join([_json(dict(record.details)), *ran])
 
 
 def _result(name: str, record: Record, configuration: Mapping[str, Any]) -> dict[str, Any]:

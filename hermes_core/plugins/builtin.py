@@ -17,7 +17,7 @@ def hermes_register_backends(registry: Registrar) -> None:
     registry.add(
         "local",
         "hermes_core.sandbox.local.backend:LocalBackend",
-        summary="Process trees on this host, in slots of level shared, user or namespace",
+        summary="Process trees on this host, isolated as far as it allows: see `hermes-rl doctor`",
         requires=("Linux",),
     )
 

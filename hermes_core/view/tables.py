@@ -69,17 +69,17 @@ def _order_of(group: Sequence[Row], by: str) -> float:
 def headline(run: Run, rows: Sequence[Row]) -> list[RenderableType]:
     """Return what a run is and what it came to, in a few lines."""
     figures, items = totals(rows), by_item(rows)
-    first = rows[0] if rows else None
-    models = sorted({row.model for row in rows if row.model})
-    about = [str(run.path), *([f"agent {first.agent}", f"backend {first.backend}"] if first else [])]
-    about += [f"model {', '.join(models)}"] if models else []
+    named = {"agent": {row.agent for row in rows}, "backend": {row.backend for row in rows}}
+    named["model"] = {row.model for row in rows if row.model}
+    about = [str(run.path), *(f"{what} {', '.join(sorted(names))}" for what, names in named.items() if names)]
     lines: list[RenderableType] = [line(" · ".join(about), "bold")]
     if not rows:
         return [*lines, _nothing(run)]
     lines.append(Text(f"{figures.rollouts} rollouts of {len(items)} items: {_outcome(figures)}"))
-    if estimates := [f"pass@{k} {_share(items, k)}" for k in sizes_of_k(items.values())]:
+    whole = len(rows) == len(run.rows)  # what filters leave says nothing about how items do
+    if whole and (estimates := [f"pass@{k} {_share(items, k)}" for k in sizes_of_k(items.values())]):
         lines.append(Text("   ".join(estimates)))
-    if figures.scored and len(items) < len(rows):
+    if whole and figures.scored and len(items) < len(rows):
         lines.append(Text(f"{items_solved(items.values())} of {len(items)} items solved at least once"))
     if figures.failures:
         lines.append(line(f"failures: {counted(figures.failures)}", "red"))
@@ -162,11 +162,11 @@ def rollouts(rows: Iterable[Row]) -> Table:
     return table
 
 
-def items(rows: Iterable[Row], by: str, most: int) -> Table:
-    """Return a line for each of the first items, with pass@k, as `items_in_order` sorts them."""
-    rows = list(rows)
+def items(run: Run, rows: Sequence[Row], by: str, most: int) -> Table:
+    """Return a line for each of the first items, as `items_in_order` sorts them; with pass@k if these are all rows of
+    the run."""
     ordered = items_in_order(rows, by)
-    sizes = sizes_of_k(group for _, group in ordered)
+    sizes = sizes_of_k(group for _, group in ordered) if len(rows) == len(run.rows) else []
     rewarded = totals(rows).rewarded
     columns = ("scored>", "solved>", "mean>", *(f"pass@{k}>" for k in sizes)) if rewarded else ("finished>",)
     table = _table("item", "failures", "rollouts>", *columns, "seconds>", "cost>")

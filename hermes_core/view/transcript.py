@@ -264,9 +264,10 @@ def report(record: Mapping[str, Any], *, full: bool = False) -> Iterator[Rendera
 
 def _ran(ran: Mapping[str, Any], full: bool) -> Iterator[RenderableType]:
     took = None if None in (ran["started"], ran["ended"]) else ran["ended"] - ran["started"]
-    command = ran["command"] if full else shortened(ran["command"].strip(), COMMAND_LINES)
-    yield Indented(shown(f"$ {command}", "bold"), 2)
     code = ran["exit_code"]
+    # Of a script that did what it should, such as one of ours, the first line is enough.
+    command = ran["command"] if full else shortened(ran["command"].strip(), 1 if code == 0 else COMMAND_LINES)
+    yield Indented(shown(f"$ {command}", "bold"), 2)
     ended = "no exit code" if code is None else f"exit code {code}"
     yield Indented(Text(f"{ended}, {duration(took)}", "dim" if code == 0 else "red"), 4)
     if ran["output"].strip():
@@ -310,9 +311,10 @@ def shortened(text: str, most: int = LINES) -> str:
     text = "\n".join(_cut(each, LINE) for each in text.split("\n"))
     lines = _cut(text, CHARACTERS).split("\n")
     if len(lines) > most:
-        half = most // 2
-        left_out = f"… {len(lines) - 2 * half} lines left out, --full shows them …"
-        lines = [*lines[:half], left_out, *lines[-half:]]
+        end = most // 2
+        begin = most - end
+        left_out = f"… {len(lines) - most} lines left out, --full shows them …"
+        lines = [*lines[:begin], left_out, *lines[len(lines) - end :]]
     return "\n".join(lines)
 
 

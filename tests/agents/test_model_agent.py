@@ -258,8 +258,11 @@ async def test_the_key_is_sent_and_never_told():
         assert "HTTP 401" in (await failure(server)).message
     async with ScriptedServer(DONE, faults=[Fault(401, f"incorrect API key provided: {KEY}")]) as server:
         error = await failure(server, api_key=KEY)
-    assert "provided: ***" in str(error)
+    assert "provided: [redacted: API key]" in str(error)
     assert KEY not in str(error) + repr(error)
+    async with ScriptedServer(DONE, faults=[Fault(401, "a key that exists not")]) as server:
+        error = await failure(server, api_key="x")  # as local servers get
+    assert "a key that exists not" in str(error)
     assert KEY not in repr(AgentSettings(api_key=KEY)) + AgentSettings(api_key=KEY).model_dump_json()
 
 

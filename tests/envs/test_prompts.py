@@ -315,3 +315,15 @@ async def _lines_of(driver, killed_after_s):
             await asyncio.sleep(killed_after_s)
             driver.kill()
     await driver.wait()
+
+
+async def test_a_row_names_its_profile(tmp_path):
+    row = {"id": "big", "prompt": "p", "check": "true", "profile": "large"}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    environment = TasksEnvironment(TasksConfig(dataset_name=str(tmp_path / "rows.jsonl")))
+    await environment.setup()
+    try:
+        (item,) = environment.items()
+        assert environment.profile(item) == "large" and PromptsEnvironment.uses_slot(environment, item)
+    finally:
+        await environment.aclose()

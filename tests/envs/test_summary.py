@@ -92,6 +92,12 @@ def test_a_spread_keeps_three_digits_of_any_number_of_numbers():
     assert len(spread._counts) == 101
 
 
+def test_no_percentile_is_above_the_largest():
+    spread = Spread()
+    spread.add(1.2351)
+    assert (spread.percentile(0.5), spread.percentile(0.95)) == (1.2351, 1.2351)
+
+
 def test_the_infra_rate_is_about_the_last_rollouts_and_needs_ten():
     tally = Tally(window=10)
     for index in range(9):

@@ -134,6 +134,23 @@ def test_a_limit_is_shown_with_its_value(make_record: Any, write_run: Any) -> No
     assert "1 time_limit, " in show(run)
 
 
+def test_what_filters_leave_has_no_pass_at_k(run: Path) -> None:
+    for options in ([], ["--items"], ["--json"]):
+        assert "pass@1" in show(run, *options) or '"1":' in show(run, *options)
+        assert "pass@" not in (page := show(run, "--unsolved", *options)) and '"1":' not in page
+
+
+def test_a_joined_run_has_all_agents_in_its_headline(make_record: Any, write_run: Any) -> None:
+    run = write_run([make_record(), make_record(index=1, agent="nop", backend="docker")])
+    assert "agent model, nop · backend docker, local · model" in show(run)
+
+
+def test_of_a_script_that_did_what_it_should_the_first_line_is_shown(make_record: Any, write_run: Any) -> None:
+    ran = [SandboxCommand("verify", "# makes a room\nset -e\nmkdir x", 1.0, 2.0, code) for code in (0, 1)]
+    page = show(write_run([make_record(sandbox_commands=tuple(ran))]), "greet/0")
+    assert page.count("# makes a room") == 2 and page.count("mkdir x") == 1
+
+
 def test_items_have_their_pass_at_k(run: Path) -> None:
     rows = {text.split()[0]: text.split() for text in show(run, "--items").splitlines() if "$" in text}
     assert rows["greet"] == ["greet", "-", "2", "2", "1", "0.500", "0.500", "1.000", "20.0", "$0.0400"]
