@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
 from pydantic import Field
@@ -17,6 +18,14 @@ from hermes_core.tools.slot_tools import command_error_kind, command_metadata
 
 NOT_RUN = -1
 """The `exit_code` of a command that could not be started."""
+
+_COMPOUND = re.compile(r"[;&|()`!\n]")
+"""What makes a shell stay beside the programs that it runs. For a simple command it becomes the program."""
+
+_MOST_BYTES = 100_000
+"""The length in bytes of what the environment can hold. The command line can't hold a longer command either."""
+
+_FROM_ENVIRONMENT = '_command=$HERMES_SHELL_TEXT; unset HERMES_SHELL_TEXT; eval "$_command"'
 
 DESCRIPTION = """\
 Run a shell command in the workspace and get its output (stdout and stderr together) and exit code. Each command has a \
@@ -52,9 +61,11 @@ async def run_terminal(ctx: CallContext, params: TerminalParams) -> ExecutionRes
 
 async def _foreground(ctx: CallContext, params: TerminalParams, cwd: str | None) -> ExecutionResult:
     limit_s, note = time_limit(ctx, params.timeout)
+    command, env = _out_of_sight(params.command)
     result = await ctx.require_commands().run(
-        params.command,
+        command,
         cwd=cwd,
+        env=env,
         timeout_s=limit_s,
         output_limit=OUTPUT_BYTES,
         merge_stderr=True,
@@ -69,6 +80,14 @@ async def _foreground(ctx: CallContext, params: TerminalParams, cwd: str | None)
     kind = command_error_kind(result)
     metadata = {**command_metadata(result), "truncated": dropped > 0, "bytes_dropped": dropped}
     return ExecutionResult(kind is None, output, answer["error"] or "", metadata, error_kind=kind, answer=answer)
+
+
+def _out_of_sight(command: str) -> tuple[str, dict[str, str]]:
+    """Return a command line without the command, and the environment that has it. With the command on its own command
+    line, the shell would be found, and killed, by a command that looks for a program (`pkill -f`, `ps | grep`)."""
+    if not _COMPOUND.search(command) or len(command.encode()) > _MOST_BYTES:
+        return command, {}
+    return _FROM_ENVIRONMENT, {"HERMES_SHELL_TEXT": command}
 
 
 def _ending(result: CommandResult, limit_s: float) -> str | None:

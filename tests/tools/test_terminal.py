@@ -152,3 +152,30 @@ async def test_cancelling_kills_the_command(slot: Any) -> None:
             return
         await asyncio.sleep(0.05)
     pytest.fail("it still runs")
+
+
+FIND_SHELL = (
+    "case $(tr '\\0' ' ' </proc/$$/cmdline) in *needle*) echo found;; esac; env | grep -c HERMES_SHELL_TEXT; exit 3"
+)
+
+
+async def test_a_command_that_looks_for_a_program_does_not_find_its_own_shell(slot: Any) -> None:
+    answer = await slot("terminal", command=FIND_SHELL)
+    assert (answer["output"], answer["exit_code"]) == ("0\n", 3)
+
+
+@pytest.mark.parametrize(
+    ("command", "output", "exit_code"),
+    [
+        ("set -e; false; echo not here", "", 1),
+        ("trap 'echo end' EXIT; (exit 5)", "end\n", 5),
+        ("exec sh -c 'echo $0; exit 4'; echo not here", "sh\n", 4),
+        ("echo one # a comment; cat", "one\n", 0),
+        ("cat; echo $#", "0\n", 0),
+        ("echo $((1 + 1))\ncat <<END\n$HOME(\nEND", None, 0),
+        ("kill -9 $$; echo not here", "", 137),
+    ],
+)
+async def test_a_compound_command_is_what_it_was(slot: Any, command: str, output: str | None, exit_code: int) -> None:
+    answer = await slot("terminal", command=command)
+    assert answer["exit_code"] == exit_code and output in (None, answer["output"])
