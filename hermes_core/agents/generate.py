@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
@@ -18,6 +19,9 @@ from hermes_core.errors import ConfigError, ModelError, UnknownNameError, neares
 if TYPE_CHECKING:
     import aiohttp
 
+
+_CLOSED = re.compile(r"--enable-[\w-]+|\bdisabled\b", re.IGNORECASE)
+"""What a server says of a path that it was not started with."""
 
 _UNNAMED = "default"
 """A model name that means that the server has only one model."""
@@ -216,19 +220,29 @@ class GenerateServer:
 
     async def _ask(self, bodies: Mapping[Wire, bytes], sent: int, max_tokens: int) -> Sampled:
         """Return the completion from the first wire that the server knows. The others are not tried again."""
+        closed: _Refused | None = None
         for wire in self._wires:
             try:
                 content = await self._request(wire.path, bodies[wire])
             except _Refused as refused:
-                if len(self._wires) > 1 and refused.no_such_path:
-                    continue
-                raise
+                if refused.status_code == 403:  # for this path, or for the key: then it is so for all
+                    closed = closed or refused
+                elif len(self._wires) == 1 or not refused.no_such_path:
+                    raise
+                continue
             try:
                 sampled = checked(wire.read(json.loads(content)), sent, max_tokens)
             except (KeyError, IndexError, TypeError, AttributeError, ValueError, RecursionError) as error:
                 _no_tokens(self.url, wire, content, error)
             self._wires = (wire,)
             return sampled
+        if closed is not None and not _CLOSED.search(str(closed)):
+            raise closed
+        if closed is not None:
+            raise ModelError(
+                f"the server at {public_url(self.url)} gives token ids only with another setting: {closed}",
+                hint="start vLLM with --enable-scale-out, or have it serve /v1/completions",
+            )
         paths, takes = ", ".join(wire.path for wire in self._wires), dict.fromkeys(wire.server for wire in self._wires)
         raise ModelError(
             f"the server at {public_url(self.url)} gives no token ids: it has none of {paths} (HTTP 404)",

@@ -21,6 +21,7 @@ from hermes_core.testing.scripted_server import ScriptedServer
 from hermes_core.testing.tiny_model.engine import Engine
 from hermes_core.testing.tiny_model.folder import make_model
 from hermes_core.testing.tiny_model.server import TinyModelServer
+from tests.http_server import listening
 
 PROMPT = [7, 8, 9, 10]
 KINDS = {"atropos": "vllm", "tokens": "vllm", "completions": "vllm", "sglang": "sglang"}
@@ -186,3 +187,44 @@ async def test_logprobs_from_before_the_temperature(serve: Serve, wire: str, tok
         await try_out(client, tokenizers("chatml"), 0.7)
     client, _ = await serve(wire)
     await try_out(client, tokenizers("chatml"), 0.7)
+
+
+CLOSED = {"error": "Scale-out endpoints are disabled. Restart vllm serve with --enable-scale-out"}
+REFUSED = {"error": {"message": "Invalid API key"}}
+GIVEN = {"choices": [{"finish_reason": "stop", "token_ids": [5], "logprobs": {"token_logprobs": [-0.5]}}]}
+
+
+@pytest.mark.parametrize(
+    ("generate", "completions", "said"),
+    [
+        ((403, CLOSED), (200, GIVEN), None),
+        ((403, {"detail": "Forbidden"}), (200, GIVEN), None),
+        ((403, CLOSED), (404, {}), r"with another setting: .*start vLLM with --enable-scale-out"),
+        ((403, REFUSED), (403, REFUSED), "refused the API key"),
+        ((403, REFUSED), (401, REFUSED), "refused the API key"),
+    ],
+)
+async def test_what_is_closed_is_told_apart_from_a_key_that_is_refused(
+    exact_extra: None, generate: Any, completions: Any, said: str | None
+) -> None:
+    from aiohttp import web
+
+    def gives(answer: tuple[int, Any]) -> Callable[[Any], Any]:
+        async def route(request: Any) -> Any:
+            return web.json_response(answer[1], status=answer[0])
+
+        return route
+
+    routes = {"POST /inference/v1/generate": gives(generate), "POST /v1/completions": gives(completions)}
+    async with listening(routes) as url:
+        client = GenerateServer(AgentSettings(base_url=url, max_retries=0), "vllm")
+        try:
+            if said is None:
+                assert [(await client.sample(PROMPT, max_tokens=3, temperature=1.0)).tokens for _ in "12"] == [[5]] * 2
+                assert client.wire is not None
+                assert client.wire.path == "/v1/completions"
+            else:
+                with pytest.raises(ModelError, match=said):
+                    await client.sample(PROMPT, max_tokens=3, temperature=1.0)
+        finally:
+            await client.aclose()
