@@ -61,6 +61,11 @@ class ToolError:
     """The answer that the model got."""
 
 
+Part = list[int | str | None]
+"""Two values, as JSON has them: a number of tokens, and the version of the policy's weights that sampled them; None if
+the endpoint names none."""
+
+
 @dataclass(frozen=True)
 class TurnRecord:
     """One answer of the model. Times are seconds since the epoch."""
@@ -94,6 +99,9 @@ class TurnRecord:
     compacted: bool = False
     """Whether the answer is a summary. The message after it and its calls has the task and the summary, and the
     conversation goes on from there: of what was before, the model sees only the messages before the task."""
+    parts: list[Part] = field(default_factory=list)
+    """The parts of an answer that was broken off and continued, as at an update of the weights: how many of its tokens
+    each has, and the version of the weights that wrote them. Empty for any other answer."""
 
 
 class CallErrorKind(StrEnum):

@@ -201,6 +201,7 @@ class ExactSession:
             completion_tokens=len(sampled.tokens),
             cached_tokens=sampled.cached_tokens,
             weight_version=sampled.weight_version,
+            parts=sampled.parts,
         )
 
 

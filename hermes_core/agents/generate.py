@@ -7,11 +7,12 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from hermes_core.agents.base import AgentSettings
 from hermes_core.agents.failures import BadCompletion, ResponseTooLarge, public_url
+from hermes_core.agents.model import derived_seed
 from hermes_core.agents.retries import Endpoint, is_loopback
 from hermes_core.agents.wires import WIRES, Sampled, Wire, checked
 from hermes_core.errors import ConfigError, ModelError, UnknownNameError, nearest_hint
@@ -139,7 +140,8 @@ class GenerateServer:
         seed: int | None = None,
         patience_s: float = math.inf,
     ) -> Sampled:
-        """Return one completion of the prompt.
+        """Return one completion of the prompt. One that the server breaks off, as at an update of its weights, is
+        continued from its tokens.
 
         Args:
             top_k: sample from this many tokens only; None, which training needs, samples from all of them.
@@ -151,16 +153,29 @@ class GenerateServer:
                 do.
             ContextLengthExceeded: the prompt does not fit the model's context.
         """
-        given = {"max_tokens": max_tokens, "temperature": temperature, "top_k": top_k, "seed": seed}
-        sampling = {key: value for key, value in given.items() if value is not None}
         if not self._wires:
             self._wires = await self._find_wires(patience_s)
+        whole: Sampled | None = None
+        while whole is None or whole.finish_reason == "abort":
+            before = [] if whole is None else whole.tokens
+            if len(before) == max_tokens:
+                return replace(whole, finish_reason="length")
+            parts = 0 if whole is None else max(1, len(whole.parts))
+            given = {"max_tokens": max_tokens - len(before), "temperature": temperature, "top_k": top_k}
+            given["seed"] = seed if seed is None or not parts else derived_seed(seed, str(parts))
+            sampled = await self._sample([*prompt, *before], given, patience_s)
+            whole = sampled if whole is None else whole.then(sampled)
+        return whole
+
+    async def _sample(self, prompt: list[int], given: Mapping[str, Any], patience_s: float) -> Sampled:
+        """Return what one request gives."""
+        sampling = {key: value for key, value in given.items() if value is not None}
         # Encode the body at once: the tokens would take ten times as much memory while the server works.
-        bodies = {wire: _json({**wire.write(list(prompt), sampling), **wire.named(self._name)}) for wire in self._wires}
+        bodies = {wire: _json({**wire.write(prompt, sampling), **wire.named(self._name)}) for wire in self._wires}
         sent = len(prompt)
         del prompt
         return await self.endpoint.ask(
-            lambda: self._ask(bodies, sent, max_tokens),
+            lambda: self._ask(bodies, sent, given["max_tokens"]),
             tokens=lambda sampled: sent + len(sampled.tokens),
             patience_s=patience_s,
         )

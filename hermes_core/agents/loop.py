@@ -231,6 +231,7 @@ class HermesAgentLoop:
             sampling=self._sampling if reply.sampling is None else reply.sampling,
             stop_reason=reply.finish_reason,
             weight_version=reply.weight_version,
+            parts=reply.parts,
             compacted=compacted,
         )
         get_state = getattr(self.server, "get_state", None)

@@ -6,10 +6,10 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from hermes_core.agents.base import Message
+from hermes_core.agents.base import Message, Part
 from hermes_core.agents.failures import BadCompletion
 
 
@@ -57,6 +57,8 @@ class Reply:
     """The price of the answer in US dollars, from endpoints that report it, such as OpenRouter."""
     weight_version: str | None = None
     """The version of the policy's weights, from endpoints that name it, such as SGLang."""
+    parts: list[Part] = field(default_factory=list)
+    """See `TurnRecord.parts`."""
 
     def as_message(self) -> Message:
         """Return the answer in the form for the conversation, including its reasoning."""
@@ -79,7 +81,7 @@ def read_reply(completion: Any, turn: int) -> Reply:
         turn: the number of this answer; calls without an id get one made from it.
 
     Raises:
-        BadCompletion: it is not a chat completion, or has no choices.
+        BadCompletion: it is not a chat completion, has no choices, or was broken off.
     """
     if isinstance(completion, Reply):
         return completion
@@ -88,6 +90,8 @@ def read_reply(completion: Any, turn: int) -> Reply:
     if message is None or isinstance(choices, str):
         _refuse(completion)
     finish_reason = get(choices[0], "finish_reason")
+    if finish_reason == "abort":
+        raise BadCompletion("the endpoint broke its answer off", hint="look at the server's own log")
     usage, model = get(completion, "usage"), get(completion, "model")
     return Reply(
         content=_text(get(message, "content")),
@@ -95,10 +99,10 @@ def read_reply(completion: Any, turn: int) -> Reply:
         reasoning=_reasoning(message),
         reasoning_details=_plain(get(message, "reasoning_details")),
         finish_reason=finish_reason if isinstance(finish_reason, str) else None,
-        prompt_tokens=_count(get(usage, "prompt_tokens")) or 0,
-        completion_tokens=_count(get(usage, "completion_tokens")) or 0,
-        cached_tokens=_count(get(get(usage, "prompt_tokens_details"), "cached_tokens")),
-        reasoning_tokens=_count(get(get(usage, "completion_tokens_details"), "reasoning_tokens")),
+        prompt_tokens=count(get(usage, "prompt_tokens")) or 0,
+        completion_tokens=count(get(usage, "completion_tokens")) or 0,
+        cached_tokens=count(get(get(usage, "prompt_tokens_details"), "cached_tokens")),
+        reasoning_tokens=count(get(get(usage, "completion_tokens_details"), "reasoning_tokens")),
         model=sayable(model) if isinstance(model, str) and model else None,
         cost=_amount(get(usage, "cost")),
         weight_version=weight_version(completion, get(completion, "metadata"), get(completion, "sglext")),
@@ -108,7 +112,7 @@ def read_reply(completion: Any, turn: int) -> Reply:
 def count_tokens(completion: Any) -> int:
     """Return the tokens of a chat completion and its prompt; 0 if it does not say how many."""
     usage = get(completion, "usage")
-    return sum(_count(get(usage, key)) or 0 for key in ("prompt_tokens", "completion_tokens"))
+    return sum(count(get(usage, key)) or 0 for key in ("prompt_tokens", "completion_tokens"))
 
 
 def decode_arguments(raw: Any) -> tuple[dict[str, Any] | None, str | None, bool]:
@@ -234,7 +238,8 @@ def _plain(value: Any) -> Any:
     return sayable(value) if isinstance(value, str) else value
 
 
-def _count(value: Any) -> int | None:
+def count(value: Any) -> int | None:
+    """Return the value if it can be a count; None if it is anything else."""
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
 

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hermes_core.agents.replies import weight_version
+from hermes_core.agents.base import Part
+from hermes_core.agents.replies import count, get, weight_version
 
 _NEUTRAL = {
     "top_p": 1.0,
@@ -47,7 +48,7 @@ class Sampled:
     tokens: list[int]
     logprobs: list[float]
     finish_reason: str
-    """`stop` or `length`."""
+    """`stop`, `length` or, if the server broke it off, `abort`."""
     text: str | None = None
     """The server's text of the tokens, without special tokens; None if it does not send it."""
     prompt_tokens: int | None = None
@@ -58,6 +59,22 @@ class Sampled:
     """How many tokens of the prompt came from the server's cache; None if it does not say."""
     weight_version: str | None = None
     """The version of the policy's weights, as the server names it; None if it names none."""
+    parts: list[Part] = field(default_factory=list)
+    """See `TurnRecord.parts`."""
+
+    def then(self, more: Sampled) -> Sampled:
+        """Return the completion of which this is the beginning, and `more` what followed it in another request."""
+        before = self.parts or [[len(self.tokens), self.weight_version]]
+        return replace(
+            more,
+            tokens=self.tokens + more.tokens,
+            logprobs=self.logprobs + more.logprobs,
+            text=None if self.text is None or more.text is None else self.text + more.text,
+            prompt_tokens=self.prompt_tokens,
+            completion_tokens=None,
+            cached_tokens=self.cached_tokens,
+            parts=[*before, [len(more.tokens), more.weight_version]],
+        )
 
 
 class Wire(ABC):
@@ -184,9 +201,9 @@ class Sglang(Wire):
             [place[0] for place in places],
             _reason(about["finish_reason"]["type"]),
             one.get("text"),
-            about.get("prompt_tokens"),
-            about.get("completion_tokens"),
-            about.get("cached_tokens"),
+            count(about.get("prompt_tokens")),
+            count(about.get("completion_tokens")),
+            count(about.get("cached_tokens")),
             weight_version(about),
         )
 
@@ -228,13 +245,13 @@ def checked(sampled: Sampled, prompt_tokens: int, max_tokens: int) -> Sampled:
 
 def _usage(answer: Any) -> tuple[int | None, int | None, int | None]:
     """Return the counts of an answer, if it has them: tokens of the prompt, sampled ones, those from the cache."""
-    usage = answer.get("usage") or {}
-    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
-    return usage.get("prompt_tokens"), usage.get("completion_tokens"), cached
+    usage = answer.get("usage")
+    cached = get(get(usage, "prompt_tokens_details"), "cached_tokens")
+    return count(get(usage, "prompt_tokens")), count(get(usage, "completion_tokens")), count(cached)
 
 
 def _reason(said: Any) -> str:
-    """Return the stop reason. Reasons like `abort` do not end an answer in a way that could be trained on."""
-    if said not in ("stop", "length"):
+    """Return the stop reason. Others do not end an answer in a way that could be trained on."""
+    if said not in ("stop", "length", "abort"):
         raise ValueError(f"the completion ended with {said!r}")
     return str(said)

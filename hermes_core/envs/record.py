@@ -147,7 +147,8 @@ class Record:
     @property
     def weight_versions(self) -> list[str]:
         """Return the versions of the policy's weights that answered, in the order in which they first did."""
-        return list(dict.fromkeys(turn.weight_version for turn in self.turns if turn.weight_version is not None))
+        named = (version for turn in self.turns for _, version in [*turn.parts, [0, turn.weight_version]])
+        return list(dict.fromkeys(str(version) for version in named if version is not None))
 
     def to_json(self) -> dict[str, Any]:
         """Return the record as JSON values: a line of version `VERSION`. Long ones come last: see `parse_outline`."""
@@ -158,7 +159,9 @@ class Record:
             "timings": dict(self.timings),
             "tool_calls": asdict(self.tool_calls),
             "usage": asdict(self.usage),
-            "turns": [{**vars(turn)} for turn in self.turns],
+            "turns": [
+                {key: value for key, value in vars(turn).items() if key != "parts" or value} for turn in self.turns
+            ],
             "calls": [{**vars(call), "error": call.error and call.error.to_json()} for call in self.calls],
             "cut": list(self.cut),
             "image": self.image and {"name": self.image.name, "digest": self.image.digest},

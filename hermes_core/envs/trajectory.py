@@ -268,7 +268,8 @@ class Trajectory:
 
 
 def _turn(turn: TurnRecord, clean: Cleaner, path: str) -> TurnRecord:
-    texts = {name: clean(getattr(turn, name), f"{path}.{name}") for name in ("model", "sampling", "weight_version")}
+    names = ("model", "sampling", "weight_version", "parts")
+    texts = {name: clean(getattr(turn, name), f"{path}.{name}") for name in names}
     return replace(turn, **texts)
 
 

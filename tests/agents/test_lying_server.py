@@ -143,7 +143,7 @@ VLLM: dict[str, tuple[Change, str]] = {
         "a count of 3 for a prompt of",
     ),
     "two answers": (lambda answer: answer["choices"].append(choice(answer)), "too many values"),
-    "an abort": (lambda answer: choice(answer).update(finish_reason="abort"), "the completion ended with 'abort'"),
+    "an error": (lambda answer: choice(answer).update(finish_reason="error"), "the completion ended with 'error'"),
 }
 
 SGLANG: dict[str, tuple[Change, str]] = {

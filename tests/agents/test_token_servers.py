@@ -133,7 +133,7 @@ def test_what_a_server_would_fill_in_is_said(kind: str) -> None:
         ("completions", {"token_ids": [5], "logprobs": None}, "not subscriptable"),
         ("tokens", {"token_ids": [5], "logprobs": {"content": [{"logprob": -9999.0}]}}, "is not a logprob"),
         ("tokens", {"token_ids": [5], "logprobs": {"content": []}}, "shorter"),
-        ("tokens", {"token_ids": [5], "logprobs": {"content": [{"logprob": -1}]}, "finish_reason": "abort"}, "abort"),
+        ("tokens", {"token_ids": [5], "logprobs": {"content": [{"logprob": -1}]}, "finish_reason": "error"}, "error"),
     ],
 )
 def test_an_answer_without_tokens_and_logprobs_is_none(wire: str, choice: Any, said: str) -> None:
