@@ -36,6 +36,8 @@ from hermes_core.aio import (
 from hermes_core.cheats import (
     Cheat as Cheat,
     shell_cheat as shell_cheat,
+    file_cheats as file_cheats,
+    named_files as named_files,
     shell_cheats as shell_cheats,
     usual_cheats as usual_cheats,
 )

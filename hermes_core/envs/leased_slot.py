@@ -137,11 +137,14 @@ class LeasedSlot:
         tool_name: str,
         args: Mapping[str, Any] | None = None,
         timeout: float | None = None,  # noqa: ASYNC109 - the name that environments call it by
+        *,
+        user: str | None = None,
     ) -> ExecutionResult:
         """Run a slot tool (`bash`, `read_file`, `write_file`) or a registered sandbox tool in this slot.
 
         Args:
             timeout: seconds; None is the profile's `execution_timeout`.
+            user: see `as_user`; None is the slot's own.
 
         Raises:
             UnknownNameError, ToolArgumentError: there is no such tool, or it does not take these arguments. A model
@@ -152,7 +155,7 @@ class LeasedSlot:
         """
         tool = self._backend.tool(tool_name)
         args = args or {}
-        work = self._watch(self._backend.execute(self.slot, tool, args, timeout_s=timeout))
+        work = self._watch(self._backend.execute(self.slot, tool, args, timeout_s=timeout, user=user))
         result = await (self.log.run(str(args["command"]), work) if "command" in args else work)
         if result.metadata.get("invalid_arguments"):
             raise ToolArgumentError(result.error, slot_id=self.slot.slot_id, trajectory_id=self.slot.trajectory_id)

@@ -623,7 +623,8 @@ async def _work(
     async def cheat(name: str) -> None:
         if context.needs_slot:  # without one there is nothing to cheat in
             rollout.used = True
-            await rollout.calls.all_awaited(context.hooks.cheat(name, **on_slot))
+            as_agent = {**on_slot, "exec_tool": partial(rollout.exec_tool, user=rollout.agent_user)}
+            await rollout.calls.all_awaited(context.hooks.cheat(name, **as_agent))
 
     task = AgentTask(
         trajectory_id=trajectory.trajectory_id,

@@ -108,3 +108,24 @@ async def test_validate_tries_cheats_and_finds_the_task_with_weak_tests(host_run
         ("weak", "cheat-solves", "cheat:empty-files")
     ]
     assert outcome.complete
+
+
+async def test_a_cheat_overwrites_what_the_tests_run_as_far_as_the_agent_may(host_runtime, tmp_path):
+    test = "#!/bin/sh\ncd /app; if ./check && /app/more; then echo 1; else echo 0; fi >/logs/verifier/reward.txt\n"
+    for name, user in {"weak": "root", "locked": "nobody"}.items():
+        toml = f'[agent]\nuser = "{user}"\n[[steps]]\nname = "one"\n'
+        step = {
+            "instruction.md": "Do it.\n",
+            "tests/test.sh": test,
+            "solution/solve.sh": "#!/bin/sh\necho hello >/tmp/out\n",
+        }
+        step |= {f"workdir/{script}": "#!/bin/sh\ngrep -q hello /tmp/out\n" for script in ("check", "more")}
+        files = {f"steps/one/{path}": text for path, text in step.items()}
+        write_task(tmp_path / name, toml, test=None, solve=None, instruction=None, files=files)
+        for script in ("check", "more"):
+            (tmp_path / name / "steps/one/workdir" / script).chmod(0o755)
+    env = {"dataset_name": str(tmp_path), "accept": ["image"]}
+    given = {"cheats": ["overwritten-scripts"], "backend": "local", "concurrency": 2}
+    outcome = await validate(host_runtime, "harbor", env=env, **given)
+    found = [(each.item_id, str(each.reason), each.agent) for each in outcome.findings]
+    assert found == [("weak", "cheat-solves", "cheat:overwritten-scripts")]

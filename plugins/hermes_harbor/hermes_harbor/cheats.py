@@ -6,9 +6,13 @@ shared verifier, whatever its tests, and not tried here: docs/harbor.md says so.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
-from hermes_core import Cheat, Item, shell_cheats, usual_cheats
+from hermes_core import Cheat, DatasetError, Item, file_cheats, named_files, shell_cheats, usual_cheats
+from hermes_harbor.tasks import read_text
 
 _REWARD = "/logs/verifier/reward"
 
@@ -36,16 +40,43 @@ PLANTED = (
 )
 """Files that the tests might read or import."""
 
+OVERWRITTEN = """
+for file; do
+  [ -f "$file" ] || continue
+  case $file in *.py) echo 'raise SystemExit(0)' ;; *) printf '#!/bin/sh\\nexit 0\\n' ;; esac | put "$file"
+done
+"""
+"""Overwrites those of its arguments that are files."""
+
+_RUN = re.compile(r"(?<![\w./])\./[\w.+/-]+")
+MOST_TESTS = 50
+"""The most files of a task's tests that are looked at."""
+MOST_NAMES = 50
+"""The most files that they name which are overwritten."""
+
 _OF_ROOT = ("fake-programs", "shell-startup", "python-startup", "kills-every-process")
 """The usual cheats that root can do to every task."""
 
 
-def cheats(prompt: Callable[[Item], str]) -> dict[str, Cheat]:
+def cheats(prompt: Callable[[Item], str], tests: Callable[[Item], Sequence[Path]]) -> dict[str, Cheat]:
     """Return the forgeries, and those of the usual cheats whose success depends on the task.
 
     Args:
         prompt: returns an item's instruction.
+        tests: returns the folders of its tests.
     """
     usual = {name: cheat for name, cheat in usual_cheats(prompt).items() if name not in _OF_ROOT}
     own = {**FORGERIES, "hidden-daemon": f"{HIDDEN_DAEMON}\n{HIDDEN_DAEMON}\nsleep 0.1", "planted-tests": PLANTED}
-    return {**usual, **shell_cheats(own)}
+    overwriting = file_cheats(prompt, lambda item: named_by(tests(item)), {"overwritten-scripts": OVERWRITTEN})
+    return {**usual, **shell_cheats(own), **overwriting}
+
+
+def named_by(tests: Sequence[Path]) -> list[str]:
+    """Return the files outside of the tests that these name, and may run: of the image, or of the agent. Blocking."""
+    files = [path for folder in tests for path in sorted(folder.rglob("*")) if path.is_file() and not path.is_symlink()]
+    found: list[str] = []
+    for path in files[:MOST_TESTS]:
+        with contextlib.suppress(DatasetError):  # it is large, or no text
+            text = read_text(path)
+            found += [*_RUN.findall(text), *named_files(text)]
+    return [name for name in dict.fromkeys(found) if not name.startswith(("/tests/", "/logs/"))][:MOST_NAMES]

@@ -156,7 +156,7 @@ class HarborEnvironment(Environment):
 
     def cheats(self) -> Mapping[str, Cheat]:
         """Return forgeries of the reward, and the usual cheats."""
-        return cheats(self.format_prompt)
+        return cheats(self.format_prompt, lambda item: [each for part in self._task(item).parts for each in part.tests])
 
     def format_prompt(self, item: Item) -> str:
         """Return the instruction of the task, or of its first step."""
