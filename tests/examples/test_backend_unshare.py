@@ -61,7 +61,7 @@ async def test_nothing_is_started_before_a_sandboxs_root_is_its_own(
 ) -> None:
     """A program that entered earlier would run on the host."""
     slow = tmp_path / "chroot"
-    slow.write_text(f'#!/bin/sh\nsleep 0.5; exec {shutil.which("chroot")} "$@"\n')
+    slow.write_text(f'#!/bin/sh\nsleep 0.5; exec {shutil.which("chroot", path=unshare.PATH)} "$@"\n')
     slow.chmod(0o755)
     monkeypatch.setattr(unshare, "PATH", f"{tmp_path}:{unshare.PATH}")
     async with (

@@ -162,7 +162,7 @@ def test_nothing_is_left_when_it_is_killed(how: signal.Signals, tmp_path: Path, 
         assert [*tmp_path.glob("modal-emulator-*")] == []
 
 
-START = f"{sys.executable} -m hermes_modal_emulator --print-env"
+START = f"'{sys.executable}' -m hermes_modal_emulator --print-env"
 WAYS = {
     "plain": f'eval "$({START})"',
     "redirected": f'eval "$({START} 2>/dev/null)"',
@@ -188,7 +188,7 @@ def test_one_for_the_rest_of_a_shells_life(shell: str, way: str) -> None:
         {WAYS[way]}
         sleep 0.5
         echo "$MODAL_SERVER_URL $MODAL_EMULATOR_PID"
-        {sys.executable} -c 'import modal; print(modal.App.lookup("in-a-shell", create_if_missing=True).app_id)'
+        '{sys.executable}' -c 'import modal; print(modal.App.lookup("in-a-shell", create_if_missing=True).app_id)'
     """
     out = subprocess.run([shell, "-c", script], stdout=subprocess.PIPE, text=True, check=True, timeout=60).stdout
     (url, pid), (app_id,) = (line.split() for line in out.splitlines())

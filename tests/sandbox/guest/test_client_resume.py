@@ -169,7 +169,7 @@ async def test_garbage_on_the_channel(rigged):
 @pytest.mark.parametrize("noise", ["Loading the environment ...", "\\0\\0\\0\\2{}\\377", "%060000d"])
 async def test_what_a_wrapper_of_python_prints_before_the_greeting_is_dropped(rigged, tmp_path, noise):
     wrapper = tmp_path / "python3"
-    wrapper.write_text(f"#!/bin/sh\nprintf '{noise}\\n'\nexec {sys.executable} \"$@\"\n")
+    wrapper.write_text(f"#!/bin/sh\nprintf '{noise}\\n'\nexec '{sys.executable}' \"$@\"\n")
     wrapper.chmod(0o755)
     async with rigged("shared", python=str(wrapper)) as rig:
         slot = await rig.slot()
