@@ -53,6 +53,8 @@ class TestClip(unittest.TestCase):
         self.assertEqual(clip(-1), 0)
         with self.assertRaises(ValueError):
             clip("x")
+        with self.assertRaises(TypeError):
+            clip("y")
 
     def test_own(self):
         assert clip(self.value) == 1
@@ -96,6 +98,12 @@ def line_of(text: str) -> int:
             'clip("x")',
             {},
             "import pytest\nfrom pkg import clip\n\nwith pytest.raises(ValueError):\n    clip('x')",
+        ),
+        (
+            "TestClip::test_low",
+            'clip("y")',
+            {},
+            "import pytest\nfrom pkg import clip\n\nwith pytest.raises(TypeError):\n    clip('y')",
         ),
         ("TestClip::test_own", "self.value", {}, None),
         ("test_fixture", "clip(tmp_path)", {}, None),
@@ -141,6 +149,11 @@ def run(code: str, root: Path) -> Ran:
             "from pkg import clip\nassert str(clip(5, 3)).startswith('3')",
             "`str(clip(5, 3)).startswith('3')` gives a wrong result",
             "`str(clip(5, 3))` is\n\n    '5'\n\nand should be\n\n    '3'",
+        ),
+        (
+            "from pkg import clip\nx = [clip(5, 3)]\nassert x[0] == 3",
+            "`clip(5, 3)` gives a wrong result",
+            "`x[0]` is\n\n    5\n\nand should be\n\n    3",
         ),
         (
             "import pytest\nfrom pkg import clip\nwith pytest.raises(TypeError):\n    clip(None)",

@@ -66,10 +66,16 @@ def _needed(steps: Sequence[Step]) -> list[Step]:
     needed, chosen = _names(steps[-1][1]), [steps[-1]]
     for step in reversed(steps[:-1]):
         simple = isinstance(step[1], _BINDING) and _bound(step[1])
-        if not isinstance(step[1], ast.Assert) and (simple or _names(step[1])) & needed:
+        if not _is_claim(step[1], needed) and (simple or _names(step[1])) & needed:
             chosen.insert(0, step)
             needed |= _names(step[1])
     return chosen
+
+
+def _is_claim(statement: ast.stmt, needed: set[str]) -> bool:
+    """Return whether a statement only checks something: an assertion, or that an exception is raised."""
+    expects = isinstance(statement, ast.With) and "raises" in ast.unparse(statement.items[0].context_expr).split("(")[0]
+    return isinstance(statement, ast.Assert) or (expects and not _bound(statement) & needed)
 
 
 def _with_globals(source: Source, body: str) -> str | None:
@@ -246,6 +252,8 @@ def said_of(code: str, ran: Ran, clean: Ran) -> tuple[str, str]:
     called = _called(tree, statement)
     if "DID NOT RAISE" in ran.error:
         expected = re.sub(r".*[. ]|'>", "", ran.error)
+        done = ast.unparse(statement.body[-1]) if isinstance(statement, ast.With) else ""
+        called = f"`{done}`" if 0 < len(done) <= 70 and "\n" not in done else called
         return f"{called} does not raise {expected}", f"Nothing is raised. It should raise `{expected}`."
     if not isinstance(statement, ast.Assert) or ran.kind != "AssertionError":
         verb = "does not do what it should" if ran.kind in ("AssertionError", "Failed") else f"raises {ran.kind}"
@@ -259,7 +267,7 @@ def said_of(code: str, ran: Ran, clean: Ran) -> tuple[str, str]:
     if wrong is None:
         return f"{called} does not do what it should", "The assertion does not hold."
     return (
-        f"{called} gives a wrong result",
+        f"{called if called.endswith(')`') else wrong[0]} gives a wrong result",
         f"{wrong[0]} is\n\n{_block(wrong[1])}\n\nand should be\n\n{_block(wrong[2])}",
     )
 

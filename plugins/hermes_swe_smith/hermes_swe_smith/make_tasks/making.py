@@ -691,7 +691,7 @@ class _Maker:
             for name in names:
                 if name in told and len(found) < most:
                     each = await self._example(bench, slot, candidate, told[name])
-                    found.update({each[0]: each} if each else {})
+                    found.update({each[0]: each} if each and each not in shown else {})
             if not found:
                 return "no example"
             shown += found.values()
