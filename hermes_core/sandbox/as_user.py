@@ -6,25 +6,19 @@ scripts of the direct mode, with the user's rights.
 
 from __future__ import annotations
 
-import asyncio
 import posixpath
 import re
-import secrets
 import shlex
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
 from hermes_core.errors import CommandError
 from hermes_core.sandbox.commands import (
-    MAX_FILE_BYTES,
     OUTPUT_LIMIT,
     CommandResult,
-    Compression,
-    FileContent,
-    FileStat,
-    LogChunk,
     ProcessStatus,
     SlotCommands,
     WindowSize,
+    unguarded,
 )
 from hermes_core.sandbox.direct import files, sh
 
@@ -81,7 +75,7 @@ def is_root(user: str) -> bool:
     return user.partition(":")[0] in ("", "0", "root")
 
 
-class AsUser:
+class AsUser(files.ScriptedFiles):
     """The commands of a slot as another user than root. They have this user's home, and files that it makes are its
     own. A program that can't be run ends with status 126 or 127, as in a shell.
 
@@ -100,6 +94,10 @@ class AsUser:
         self._root = commands
         self._user = user
         self._cwd = cwd or ""
+        self._aside = "/tmp/.hermes-"
+        self.call = unguarded
+        self.processes, self.poll, self.log, self.wait = commands.processes, commands.poll, commands.log, commands.wait
+        self.write, self.resize, self.kill = commands.write, commands.resize, commands.kill
 
     @property
     def workspace_dir(self) -> str:
@@ -161,36 +159,6 @@ class AsUser:
             )
         return ["/bin/sh", "-c", _SWITCH, "sh", self._user, line]
 
-    async def processes(self) -> Sequence[ProcessStatus]:
-        """Return the slot's background processes."""
-        return await self._root.processes()
-
-    async def poll(self, process_id: str) -> ProcessStatus:
-        """Return one background process."""
-        return await self._root.poll(process_id)
-
-    async def log(
-        self, process_id: str, *, offset: int = 0, limit: int = 200_000, wait_s: float | None = None
-    ) -> LogChunk:
-        """Return its output from a byte offset on."""
-        return await self._root.log(process_id, offset=offset, limit=limit, wait_s=wait_s)
-
-    async def wait(self, process_id: str, *, timeout_s: float | None = None) -> ProcessStatus:
-        """Wait for its end, or until the time limit."""
-        return await self._root.wait(process_id, timeout_s=timeout_s)
-
-    async def write(self, process_id: str, data: bytes, *, eof: bool = False) -> int:
-        """Write to its standard input."""
-        return await self._root.write(process_id, data, eof=eof)
-
-    async def resize(self, process_id: str, size: WindowSize) -> ProcessStatus:
-        """Change the size of its terminal."""
-        return await self._root.resize(process_id, size)
-
-    async def kill(self, process_id: str, *, grace_s: float = 2.0) -> ProcessStatus:
-        """End a background process and everything that it started."""
-        return await self._root.kill(process_id, grace_s=grace_s)
-
     async def _file(self, script: str, path: str, *args: str, stdin: bytes = b"", limit: int = 1 << 20) -> bytes:
         if not path:
             raise CommandError("a path has at least one character", code="invalid")
@@ -206,60 +174,6 @@ class AsUser:
             raise CommandError(f"{path}: more than {limit} bytes", code="too_large")
         return done.stdout
 
-    async def read_file(self, path: str, *, offset: int = 0, limit: int = MAX_FILE_BYTES) -> FileContent:
-        """Return up to `limit` bytes of a regular file from `offset`."""
-        if offset < 0 or limit < 0:
-            raise CommandError("offset and limit must not be negative", code="invalid")
-        answer = await self._file(files.READ, path, str(offset + 1), str(limit), limit=limit + 64)
-        size, _, data = answer.partition(b"\n")
-        return FileContent(data=data, offset=offset, size=int(size))
-
-    async def write_file(self, path: str, data: bytes, *, mode: int | None = None, append: bool = False) -> None:
-        """Replace or append to a file. Either all is written or an error is raised."""
-        rights, name = "" if mode is None else f"{mode:o}", secrets.token_hex(8)
-        words = [str(len(data)), rights, "1" if append else "", name, f"/tmp/.hermes-{name}"]
-        await self._file(files.WRITE, path, *words, stdin=data)
-
-    async def stat(self, path: str) -> FileStat:
-        """Return information about the path. Links are not followed."""
-        return files.file_stat(path, await self._file(files.STAT, path))
-
-    async def list_dir(
-        self, path: str = ".", *, recursive: bool = False, max_entries: int = 10_000
-    ) -> Sequence[FileStat]:
-        """Return the entries of a directory, sorted by path."""
-        answer = await self._file(files.LIST, path, "1" if recursive else "", limit=MAX_FILE_BYTES)
-        entries = files.parse_list(answer)
-        if len(entries) > max_entries:
-            raise CommandError(f"{path} has more than {max_entries} entries", code="too_large")
-        return entries
-
-    async def remove(self, path: str, *, recursive: bool = False) -> None:
-        """Remove a file or a directory tree."""
-        await self._file(files.REMOVE, path, "1" if recursive else "")
-
     async def clear(self, keep: Sequence[str] = ()) -> None:
         """Refuse: the slot's files are root's."""
         raise CommandError("only root can remove all files of the slot", code="permission")
-
-    async def tar_in(self, path: str, data: bytes | AsyncIterator[bytes], *, compression: Compression = "") -> None:
-        """Unpack a tar stream below a directory; a plain one, or one of gzip."""
-        if compression not in files.COMPRESSIONS:
-            raise CommandError(f"{compression!r} can't be unpacked as another user", code="invalid")
-        archive = data if isinstance(data, bytes) else await files.gathered(data)
-        await asyncio.to_thread(files.check_archive, archive, compression)
-        if not compression:
-            archive = files.headed(archive)
-        await self._file(files.TAR_IN, path, str(len(archive)), files.COMPRESSIONS[compression], stdin=archive)
-
-    async def tar_out(self, path: str = ".", *, max_bytes: int = MAX_FILE_BYTES) -> bytes:
-        """Return a plain tar of a directory's contents."""
-        return await self._file(files.TAR_OUT, path, limit=max_bytes)
-
-    async def tar_out_to(
-        self, sink: Callable[[bytes], Awaitable[object]], path: str = ".", *, max_bytes: int = MAX_FILE_BYTES
-    ) -> int:
-        """Write a plain tar of a directory's contents to `sink`, in one piece."""
-        data = await self.tar_out(path, max_bytes=max_bytes)
-        await sink(data)
-        return len(data)

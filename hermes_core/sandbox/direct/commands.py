@@ -12,13 +12,9 @@ from dataclasses import dataclass, field
 
 from hermes_core.errors import ChannelLost, CommandError
 from hermes_core.sandbox.commands import (
-    MAX_FILE_BYTES,
     OUTPUT_LIMIT,
     Call,
     CommandResult,
-    Compression,
-    FileContent,
-    FileStat,
     LogChunk,
     ProcessStatus,
     Sink,
@@ -27,23 +23,7 @@ from hermes_core.sandbox.commands import (
 )
 from hermes_core.sandbox.contract import Channel
 from hermes_core.sandbox.direct import sh
-from hermes_core.sandbox.direct.files import (
-    CLEAR,
-    COMPRESSIONS,
-    LIST,
-    READ,
-    REMOVE,
-    STAT,
-    TAR_IN,
-    TAR_OUT,
-    WRITE,
-    check_archive,
-    file_stat,
-    gathered,
-    headed,
-    parse_list,
-    with_path,
-)
+from hermes_core.sandbox.direct.files import CLEAR, ScriptedFiles, with_path
 from hermes_core.sandbox.direct.run import GRACE_S, RunningCommand, exit_or_signal
 from hermes_core.sandbox.guest.background import KEEP_S, MOST
 from hermes_core.sandbox.guest.output import Rolling
@@ -162,7 +142,7 @@ class DirectSlot:
         self.processes.clear()
 
 
-class DirectCommands:
+class DirectCommands(ScriptedFiles):
     """The commands of one slot.
 
     Args:
@@ -176,6 +156,7 @@ class DirectCommands:
     ) -> None:
         self.call = call
         self._cwd = cwd
+        self._aside = f"{slot.scratch}/run/"
         self._shell = shell
         self._base_environment = environment
         self._slot = slot
@@ -361,73 +342,6 @@ class DirectCommands:
             raise CommandError(f"{path}: {error.message}", code=error.code, hint=error.hint) from error
 
     @operation
-    async def read_file(self, path: str, *, offset: int = 0, limit: int = MAX_FILE_BYTES) -> FileContent:
-        """Return up to `limit` bytes of a regular file from `offset`."""
-        if offset < 0 or limit < 0:
-            raise CommandError("offset and limit must not be negative", code="invalid")
-        answer = await self._file(READ, path, str(offset + 1), str(limit), limit=limit + 64)
-        size, _, data = answer.partition(b"\n")
-        return FileContent(data=data, offset=offset, size=int(size))
-
-    @operation
-    async def write_file(self, path: str, data: bytes, *, mode: int | None = None, append: bool = False) -> None:
-        """Replace or append to a file. Either all is written or an error is raised."""
-        await self._write(path, data, mode=mode, append=append)
-
-    async def _write(self, path: str, data: bytes, *, mode: int | None = None, append: bool = False) -> None:
-        rights, name = "" if mode is None else f"{mode:o}", secrets.token_hex(8)
-        words = [str(len(data)), rights, "1" if append else "", name, f"{self._slot.scratch}/run/{name}"]
-        await self._file(WRITE, path, *words, stdin=data)
-
-    @operation
-    async def stat(self, path: str) -> FileStat:
-        """Return information about the path. Links are not followed."""
-        return file_stat(path, await self._file(STAT, path))
-
-    @operation
-    async def list_dir(
-        self, path: str = ".", *, recursive: bool = False, max_entries: int = 10_000
-    ) -> Sequence[FileStat]:
-        """Return the entries of a directory, sorted by path."""
-        answer = await self._file(LIST, path, "1" if recursive else "", limit=MAX_FILE_BYTES)
-        entries = parse_list(answer)
-        if len(entries) > max_entries:
-            raise CommandError(f"{path} has more than {max_entries} entries", code="too_large")
-        return entries
-
-    @operation
-    async def remove(self, path: str, *, recursive: bool = False) -> None:
-        """Remove a file or a directory tree."""
-        await self._file(REMOVE, path, "1" if recursive else "")
-
-    @operation
     async def clear(self, keep: Sequence[str] = ()) -> None:
         """Remove all files of the slot, except some entries of its workspace."""
         await self._file(CLEAR, ".", f"{self._slot.scratch}/home", f"{self._slot.scratch}/tmp", *keep)
-
-    @operation
-    async def tar_in(self, path: str, data: bytes | AsyncIterator[bytes], *, compression: Compression = "") -> None:
-        """Unpack a tar stream below a directory."""
-        if compression not in COMPRESSIONS:
-            message = f"without Python nothing is known of {compression!r}"
-            raise CommandError(message, code="invalid", hint="send a plain tar, or one of gzip")
-        archive = data if isinstance(data, bytes) else await gathered(data)
-        await asyncio.to_thread(check_archive, archive, compression)
-        if not compression:
-            archive = headed(archive)
-        await self._file(TAR_IN, path, str(len(archive)), COMPRESSIONS[compression], stdin=archive)
-
-    @operation
-    async def tar_out(self, path: str = ".", *, max_bytes: int = MAX_FILE_BYTES) -> bytes:
-        """Return a plain tar of a directory's contents."""
-        return await self._tar(path, max_bytes)
-
-    @operation
-    async def tar_out_to(self, sink: Sink, path: str = ".", *, max_bytes: int = MAX_FILE_BYTES) -> int:
-        """Write a plain tar of a directory's contents to `sink`, in one piece."""
-        data = await self._tar(path, max_bytes)
-        await sink(data)
-        return len(data)
-
-    async def _tar(self, path: str, max_bytes: int) -> bytes:
-        return await self._file(TAR_OUT, path, limit=max_bytes)

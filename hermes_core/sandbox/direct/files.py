@@ -3,15 +3,17 @@ archives."""
 
 from __future__ import annotations
 
+import asyncio
 import io
 import re
+import secrets
 import stat
 import tarfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import PurePosixPath
 
 from hermes_core.errors import CommandError
-from hermes_core.sandbox.commands import FileStat
+from hermes_core.sandbox.commands import MAX_FILE_BYTES, Call, Compression, FileContent, FileStat, Sink, operation
 
 MAX_TAR_IN = 1 << 30
 """Maximum size for `tar_in` and a streamed input, whose length must be known before they are sent."""
@@ -224,3 +226,83 @@ def check_archive(data: bytes, compression: str) -> None:
         raise
     except Exception as error:  # `tarfile` raises errors of many kinds for numbers out of range
         raise CommandError(f"not a tar archive: {error}", code="invalid") from error
+
+
+class ScriptedFiles:
+    """The operations of `SlotCommands` on files, each by one of these scripts."""
+
+    call: Call
+    _aside: str
+    """What the path of a file begins with that is made before it takes its place."""
+
+    async def _file(self, script: str, path: str, *args: str, stdin: bytes = b"", limit: int = 1 << 20) -> bytes:
+        """Run a script on a path, and return what it prints.
+
+        Raises:
+            CommandError: it fails, or prints more than `limit` bytes; names the path.
+        """
+        raise NotImplementedError
+
+    @operation
+    async def read_file(self, path: str, *, offset: int = 0, limit: int = MAX_FILE_BYTES) -> FileContent:
+        """Return up to `limit` bytes of a regular file from `offset`."""
+        if offset < 0 or limit < 0:
+            raise CommandError("offset and limit must not be negative", code="invalid")
+        answer = await self._file(READ, path, str(offset + 1), str(limit), limit=limit + 64)
+        size, _, data = answer.partition(b"\n")
+        return FileContent(data=data, offset=offset, size=int(size))
+
+    @operation
+    async def write_file(self, path: str, data: bytes, *, mode: int | None = None, append: bool = False) -> None:
+        """Replace or append to a file. Either all is written or an error is raised."""
+        await self._write(path, data, mode=mode, append=append)
+
+    async def _write(self, path: str, data: bytes, *, mode: int | None = None, append: bool = False) -> None:
+        rights, name = "" if mode is None else f"{mode:o}", secrets.token_hex(8)
+        words = [str(len(data)), rights, "1" if append else "", name, f"{self._aside}{name}"]
+        await self._file(WRITE, path, *words, stdin=data)
+
+    @operation
+    async def stat(self, path: str) -> FileStat:
+        """Return information about the path. Links are not followed."""
+        return file_stat(path, await self._file(STAT, path))
+
+    @operation
+    async def list_dir(
+        self, path: str = ".", *, recursive: bool = False, max_entries: int = 10_000
+    ) -> Sequence[FileStat]:
+        """Return the entries of a directory, sorted by path."""
+        answer = await self._file(LIST, path, "1" if recursive else "", limit=MAX_FILE_BYTES)
+        entries = parse_list(answer)
+        if len(entries) > max_entries:
+            raise CommandError(f"{path} has more than {max_entries} entries", code="too_large")
+        return entries
+
+    @operation
+    async def remove(self, path: str, *, recursive: bool = False) -> None:
+        """Remove a file or a directory tree."""
+        await self._file(REMOVE, path, "1" if recursive else "")
+
+    @operation
+    async def tar_in(self, path: str, data: bytes | AsyncIterator[bytes], *, compression: Compression = "") -> None:
+        """Unpack a tar stream below a directory; a plain one, or one of gzip."""
+        if compression not in COMPRESSIONS:
+            message = f"{compression!r} can't be unpacked without Python, or as another user"
+            raise CommandError(message, code="invalid", hint="send a plain tar, or one of gzip")
+        archive = data if isinstance(data, bytes) else await gathered(data)
+        await asyncio.to_thread(check_archive, archive, compression)
+        if not compression:
+            archive = headed(archive)
+        await self._file(TAR_IN, path, str(len(archive)), COMPRESSIONS[compression], stdin=archive)
+
+    @operation
+    async def tar_out(self, path: str = ".", *, max_bytes: int = MAX_FILE_BYTES) -> bytes:
+        """Return a plain tar of a directory's contents."""
+        return await self._file(TAR_OUT, path, limit=max_bytes)
+
+    @operation
+    async def tar_out_to(self, sink: Sink, path: str = ".", *, max_bytes: int = MAX_FILE_BYTES) -> int:
+        """Write a plain tar of a directory's contents to `sink`, in one piece."""
+        data = await self._file(TAR_OUT, path, limit=max_bytes)
+        await sink(data)
+        return len(data)
