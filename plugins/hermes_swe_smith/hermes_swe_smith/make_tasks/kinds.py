@@ -318,9 +318,10 @@ def _loop_control(place: Place) -> Changes:
 # ---------------------------------------------------------------------- removal
 
 
-def _removal(*kinds: type[ast.stmt]) -> Callable[[Place], Changes]:
+def _removal(*kinds: type[ast.stmt], least: int = 1) -> Callable[[Place], Changes]:
     def find(place: Place) -> Changes:
-        for block in place.blocks:
+        several = sum(isinstance(statement, kinds) for statement in place.statements) >= least
+        for block in place.blocks if several else ():
             for statement in block:
                 text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
                 if isinstance(statement, kinds) and not text:
@@ -332,7 +333,7 @@ def _removal(*kinds: type[ast.stmt]) -> Callable[[Place], Changes]:
 _kind("remove-assignment", "an assignment is gone")(_removal(ast.Assign, ast.AugAssign, ast.AnnAssign))
 _kind("remove-call", "a call whose value nobody uses is gone, or a del")(_removal(ast.Expr, ast.Delete))
 _kind("remove-loop", "a for or while loop is gone")(_removal(ast.For, ast.AsyncFor, ast.While))
-_kind("remove-return", "a return is gone")(_removal(ast.Return))
+_kind("remove-return", "one of several returns is gone")(_removal(ast.Return, least=2))
 _kind("remove-raise", "a raise is gone")(_removal(ast.Raise))
 
 
