@@ -10,7 +10,7 @@ from hermes_core.agents.trial import TRIAL
 from hermes_core.runtime import Runtime
 from hermes_core.settings import Settings
 from hermes_core.testing.tiny_model.engine import Sampled
-from hermes_core.testing.tiny_model.exactness import TOLERANCE, Exactness, TrainedSequence, check_exactness
+from tests.tiny_model.token_exactness import TOLERANCE, Exactness, TrainedSequence, check_exactness
 
 TURNS = 4
 """The turns of `WildPlans` in these conversations. Summaries come on top."""

@@ -13,11 +13,11 @@ import pytest
 
 from hermes_core.envs.tokens import MASKED
 from hermes_core.testing.tiny_model.engine import Engine
-from hermes_core.testing.tiny_model.exactness import TrainedSequence
 from hermes_core.testing.tiny_model.folder import make_model
-from hermes_core.testing.tiny_model.plans import WildPlans
 from hermes_core.testing.tiny_model.server import TinyModelServer
 from tests.exactness import TURNS, check_run, check_share, long_conversations, without_trial
+from tests.tiny_model.plans import WildPlans
+from tests.tiny_model.token_exactness import TrainedSequence
 
 PARSERS = {"chatml": "hermes", "llama3": "llama3_json", "qwen3": "qwen"}
 GROUPS = 6

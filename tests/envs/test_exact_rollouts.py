@@ -20,11 +20,11 @@ from hermes_core.envs.record import Record
 from hermes_core.envs.store import TRAJECTORIES
 from hermes_core.envs.tokens import MASKED
 from hermes_core.testing.tiny_model.engine import Engine
-from hermes_core.testing.tiny_model.exactness import Exactness, TrainedSequence, check_exactness
 from hermes_core.testing.tiny_model.folder import make_model
-from hermes_core.testing.tiny_model.plans import WildPlans
 from hermes_core.testing.tiny_model.server import TinyModelServer
 from tests.exactness import check_share
+from tests.tiny_model.plans import WildPlans
+from tests.tiny_model.token_exactness import Exactness, TrainedSequence, check_exactness
 
 ISOLATION = ["--isolation", "user"] if os.geteuid() == 0 else ["--isolation", "shared", "--allow-unisolated"]
 TURNS = 4

@@ -24,9 +24,9 @@ from hermes_core.runtime import Runtime
 from hermes_core.settings import Settings
 from hermes_core.testing import tiny_model
 from hermes_core.testing.tiny_model.engine import Sampled
-from hermes_core.testing.tiny_model.exactness import TrainedSequence
 from tests.exactness import FORMS, MANY, check_run, check_share, without_trial
 from tests.tinker.conftest import AGENT, Open
+from tests.tiny_model.token_exactness import TrainedSequence
 from tests.trl.conftest import ISOLATION
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("tinker_extra")]

@@ -11,8 +11,8 @@ import pytest
 
 from hermes_core.envs.tokens import MASKED
 from hermes_core.testing.tiny_model.engine import Engine, Sampled
-from hermes_core.testing.tiny_model.exactness import TrainedSequence, check_exactness
 from hermes_core.testing.tiny_model.folder import make_model
+from tests.tiny_model.token_exactness import TrainedSequence, check_exactness
 
 Rollouts = tuple[list[TrainedSequence], list[Sampled]]
 

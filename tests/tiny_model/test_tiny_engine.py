@@ -11,9 +11,9 @@ import pytest
 
 from hermes_core.errors import UsageError
 from hermes_core.testing.tiny_model.engine import Engine
-from hermes_core.testing.tiny_model.exactness import TOLERANCE, recomputed_logprobs
 from hermes_core.testing.tiny_model.folder import make_model
-from hermes_core.testing.tiny_model.plans import Gap, letters, make_plan, ordinary
+from tests.tiny_model.plans import Gap, letters, make_plan, ordinary
+from tests.tiny_model.token_exactness import TOLERANCE, recomputed_logprobs
 
 
 def worst(model: Any, sampled: Any) -> float:

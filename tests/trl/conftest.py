@@ -18,8 +18,8 @@ from hermes_trl import HermesSpec
 from hermes_core import Environment, InfraError, LoopThread, SetupFailed, VerifierError, hookimpl
 from hermes_core.testing.tiny_model.engine import Engine, Plan
 from hermes_core.testing.tiny_model.folder import FORMATS, make_model
-from hermes_core.testing.tiny_model.plans import Gap, letters, make_plan
 from hermes_core.testing.tiny_model.server import TinyModelServer
+from tests.tiny_model.plans import Gap, letters, make_plan
 
 ISOLATION = {} if os.geteuid() == 0 else {"isolation": "shared", "allow_unisolated": True}
 """The weakest level that this user can have here."""

@@ -15,9 +15,9 @@ import pytest
 from hermes_trl import HermesSpec
 
 from hermes_core import ConfigError, Group, ModelError, TokenSequence, UsageError, hookimpl
-from hermes_core.testing.tiny_model.exactness import TrainedSequence, check_exactness
-from hermes_core.testing.tiny_model.plans import WildPlans
 from tests.exactness import FORMS, TURNS, check_run, check_share, long_conversations, without_trial
+from tests.tiny_model.plans import WildPlans
+from tests.tiny_model.token_exactness import TrainedSequence, check_exactness
 from tests.trl.conftest import ISOLATION, Notes, Served
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("trl_extra", "offline", "leak_check")]
