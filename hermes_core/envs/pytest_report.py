@@ -408,8 +408,9 @@ class Reporter:
         others = {path for node_id, path in paths.items() if node_id not in config["doctests"]}
         self._only_doctests = {os.path.join(self.root, path) for path in self._doctests if path not in others}
         self.files = sorted({*paths.values()} - {""}, key=_parts)
-        self._named = [*dict.fromkeys(map(self._argument, self.files))]
-        roots = set() if all(map(_is_readable, self.files)) else {self.root, os.path.realpath(self.root)}
+        self._named = self._arguments()
+        odd = any(_readable(path) != path for path in self.files)
+        roots = {self.root, os.path.realpath(self.root)} if odd else set()
         ways = [path.split("/") for path in self.files]
         self._leads = {os.path.join(root, *way[:end]) for root in roots for way in ways for end in range(len(way) + 1)}
         self._results = config["results"]
@@ -426,11 +427,12 @@ class Reporter:
         paths = ("::".join(parts[:end]) for end in range(1, len(parts) + 1))
         return next((path for path in paths if os.path.isfile(os.path.join(self.root, path))), "")
 
-    def _argument(self, path: str) -> str:
-        """Return what names a file to pytest: the nearest directory above it if pytest would misread the path."""
-        while not _is_readable(path):
-            path = os.path.dirname(path)
-        return os.path.join(self.root, path) if self.cwd or not path else path
+    def _arguments(self) -> list[str]:
+        """Return what names the files to pytest: the nearest directory above a file whose path pytest would misread."""
+        named = [*dict.fromkeys(map(_readable, self.files))]
+        above = [path and path + "/" for path in named if path not in self.files]
+        named = [path for path in named if not any(path.startswith(each) and path != each for each in above)]
+        return [os.path.join(self.root, path) if self.cwd or not path else path for path in named]
 
     def send(self, **event: Any) -> None:
         """Send one event of texts and numbers. A forked child that goes on as if it were us has no say."""
@@ -528,9 +530,11 @@ class Reporter:
             pass
 
 
-def _is_readable(path: str) -> bool:
-    """Return whether pytest takes such an argument for the path that it is."""
-    return "[" not in path and "::" not in path
+def _readable(path: str) -> str:
+    """Return the path, or the nearest one above it, that pytest takes for a path."""
+    while "[" in path or "::" in path:
+        path = os.path.dirname(path)
+    return path
 
 
 def _parts(path: str) -> list[str]:

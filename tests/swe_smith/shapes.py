@@ -508,6 +508,9 @@ SHAPES: dict[str, Shape] = {
         fail=tuple(f"tests/test_core.py::test_double[{x}]" for x in _odd_ids(ODD) if x),
         keep=tuple(f"tests/test_core.py::test_same[{x}]" for x in _odd_ids(ODD)),
     ),
+    "ids: paths": Shape(
+        package({"tests/br[acket]/a::b/test_core.py": TESTS}), **both("tests/br[acket]/a::b/test_core.py")
+    ),
     "ids: not escaped": plain(
         {
             "pytest.ini": "[pytest]\ndisable_test_id_escaping_and_forfeit_all_rights_to_community_support = True\n",
