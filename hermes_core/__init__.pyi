@@ -68,6 +68,7 @@ from hermes_core.envs.rows import checked_row as checked_row, load_rows as load_
 from hermes_core.envs.runner import run_rollouts as run_rollouts
 from hermes_core.envs.session import Session as Session, open_session as open_session
 from hermes_core.envs.soundness import Finding as Finding, ItemResult as ItemResult
+from hermes_core.envs.starved import watched as watched
 from hermes_core.envs.store import read_records as read_records
 from hermes_core.envs.summary import RunSummary as RunSummary
 from hermes_core.envs.tokens import TokenSequence as TokenSequence

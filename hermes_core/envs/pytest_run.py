@@ -6,12 +6,13 @@ import functools
 import json
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar
 
 from hermes_core.envs import pytest_report
+from hermes_core.envs.starved import watched
 from hermes_core.errors import DISTURBANCES, CommandError, Disturbed, VerifierError
 from hermes_core.sandbox.commands import CommandResult, SlotCommands
 
@@ -129,7 +130,8 @@ async def run_pytest(
     }
     argv = [python, "-I", "-S", "-c", pytest_report.LOADER, _source()]
     try:
-        done = await commands.run(argv, stdin=json.dumps(config).encode(), timeout_s=timeout_s + GRACE_S)
+        run = commands.run(argv, stdin=json.dumps(config).encode(), timeout_s=timeout_s + GRACE_S)
+        done, starved = await watched(commands, run, timeout_s)
     except CommandError as error:
         if error.code in DISTURBANCES:
             raise Disturbed(f"the tests could not be started: {error.message}") from error
@@ -137,7 +139,10 @@ async def run_pytest(
             f"the tests' interpreter {python} can't be started: {error.message}",
             hint=_TRY_IT,
         ) from error
-    return _report(done, node_ids, python)
+    report = _report(done, node_ids, python)
+    if report.status is ReportStatus.TIMED_OUT and report.disturbance is None:
+        return replace(report, disturbance=starved)
+    return report
 
 
 def _report(done: CommandResult, node_ids: Sequence[str], python: str) -> PytestReport:

@@ -310,17 +310,32 @@ class Rollout(LeasedSlot):
             try:
                 outcome = await _checked(lay_out, check, fresh)
             except Disturbed as error:
-                reason: str | None = error.message
+                reason = error.message
             else:
-                reason = disturbed(outcome)
-                if reason is None:
+                if (why := disturbed(outcome)) is None:
                     return outcome
-        self._trajectory.repeated = reason
-        log.warning("trajectory %s: its check is repeated: %s", self.trajectory_id, reason)
+                reason = why
+        self._note_repeated(reason)
         with suppress(SlotLost):  # it is then quarantined, or has a sandbox of its own; nothing here needs it
             await self._backend.empty(self.slot)
         async with self.fresh_slot(apart_from=place) as fresh:
             return await self._watch(_checked(lay_out, check, fresh))
+
+    async def check_again(self, leased: LeasedSlot, reason: str, check: Callable[[], Awaitable[T]]) -> T:
+        """Repeat a check where it was, with all processors of the sandbox to itself. The record says so.
+
+        Args:
+            leased: the slot where it runs.
+            reason: why its first outcome may not be the agent's doing.
+        """
+        self._note_repeated(reason)
+        leased.alone = True
+        async with leased.processor():
+            return await check()
+
+    def _note_repeated(self, reason: str) -> None:
+        self._trajectory.repeated = reason
+        log.warning("trajectory %s: its check is repeated: %s", self.trajectory_id, reason)
 
     def hook_arguments(self, item: Item) -> dict[str, Any]:
         """Return all arguments that environment hooks can take."""

@@ -27,8 +27,10 @@ from hermes_core.envs.prompts import (
     tail,
 )
 from hermes_core.envs.rollout import Rollout
+from hermes_core.envs.starved import watched
 from hermes_core.errors import CommandError, SetupFailed
 from hermes_core.plugins.hookspecs import hookimpl
+from hermes_core.sandbox.commands import CommandResult
 
 # The agent is dead. Its directories are not used to make new ones. Prints the values for the check's variables, one per
 # line. Its first line is what a reader of the run sees.
@@ -127,13 +129,24 @@ class TasksEnvironment(PromptsEnvironment):
         A workspace in which no check can run is the agent's doing, so it gets 0.0 too.
         """
         try:
-            env = await self._furnish(item, rollout)
-            failed = await run_all(rollout, item["check"], self.config.check_timeout_s, env)
+            failed, starved = await self._check(item, rollout)
+            if failed is not None and failed.timed_out and starved is not None:
+                failed, _ = await rollout.check_again(rollout, starved, lambda: self._check(item, rollout))
         except CommandError as error:
             return 0.0, {"reason": f"the check can't be run: {error.message}"}
         if failed is None:
             return 1.0, {}
         return 0.0, {"exit_code": failed.returncode, "timed_out": failed.timed_out, "output": tail(failed)}
+
+    async def _check(self, item: Item, rollout: Rollout) -> tuple[CommandResult | None, str | None]:
+        """Return the first command of the check that fails, with why it may have been starved; None if all succeed."""
+        env, limit_s = await self._furnish(item, rollout), self.config.check_timeout_s
+        for command in item["check"]:
+            run = run_all(rollout, [command], limit_s, env)
+            failed, starved = await watched(rollout.commands, run, limit_s)
+            if failed is not None:
+                return failed, starved
+        return None, None
 
     async def _furnish(self, item: Item, rollout: Rollout) -> dict[str, str]:
         """Make the check's home, with the task's files in it, and its temporary directory. Return the variables of the

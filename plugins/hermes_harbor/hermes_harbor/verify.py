@@ -8,9 +8,10 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-from hermes_core import CommandError, Cwd, LeasedSlot, Rollout, SetupFailed, SlotCommands, VerifierError
+from hermes_core import CommandError, Cwd, LeasedSlot, Rollout, SetupFailed, SlotCommands, VerifierError, watched
 from hermes_harbor.artifacts import Collection, collected, keep, lay_out
 from hermes_harbor.config import HarborConfig
 from hermes_harbor.container import (
@@ -159,7 +160,8 @@ class Verification:
             await offer(commands, packages, config.max_upload_bytes)
         except SetupFailed as error:
             raise VerifierError(error.message) from error
-        ran = await run_script(
+        run = partial(
+            run_script,
             leased,
             "/tests/test.sh",
             user=part.verifier.user,
@@ -168,7 +170,12 @@ class Verification:
             output=f"{LOGS}/test-stdout.txt",
             programs=packages.programs,
         )
+        ran, starved = await watched(commands, run(), limit_s)
         await kill_others(commands, beginning)
+        if ran.timed_out and starved is not None:
+            await script(commands, "rm -rf /logs/verifier && mkdir /logs/verifier && chmod 777 /logs/verifier")
+            ran = await self.rollout.check_again(leased, starved, run)
+            await kill_others(commands, beginning)
         output = ran.text + await tail(commands, f"{LOGS}/test-stdout.txt")
         details = {**details, "exit_code": ran.returncode, "output": output.strip()[-OUTPUT_KEPT:]}
         if ran.timed_out:

@@ -145,7 +145,8 @@ class EndlessTerminalsEnvironment(Environment):
             return 0.0, {"reason": f"the agent's processes can't be ended: {alive}"}
         report = await self._run(task.final, task, workspace_meta["python"], rollout)
         if report.disturbance is not None and not all(map(report.passed, report.outcomes)):
-            report = await self._run(task.final, task, workspace_meta["python"], rollout)
+            run = partial(self._run, task.final, task, workspace_meta["python"], rollout)
+            report = await rollout.check_again(rollout, report.disturbance, run)
         return _score(report)
 
     async def _run(self, tests: Tests, task: Task, python: str, rollout: Rollout) -> PytestReport:
