@@ -10,11 +10,18 @@ from hermes_core.errors import ModelError
 
 _PASSING_STATUS = frozenset({408, 409, 425, 429})
 _ABOUT_THE_REQUEST = frozenset({400, 413, 422})
+_NOT_ABOUT_LENGTH = frozenset({401, 403, 404, 408, 429})
 _TOO_LONG = re.compile(
-    r"context[ _-]?(length|window|size)|maximum context|(input|prompt) (is )?too long|too many tokens"
-    r"|longer than the (model|maximum)|max_model_len|exceeds? the maximum (number of tokens|length)",
+    r"context[ _-]?(length|window|size|limit)|maximum (context|prompt|supported sequence)|reduce the length"
+    r"|\b(input|prompt|text|tokens?)\b[^.!]{0,60}\btoo (long|large|many)|too many (input |prompt )?tokens"
+    r"|longer than the|\btokens?\b[^.!]{0,60}\b(exceed|must be (<|less|no more))"
+    r"|exceed\w*\b[^.!]{0,40}(token|prompt|max\w* length)"
+    r"|(input|prompt)\w*\b[^.!]{0,40}\b(exceed|must have less than|should be \[)|max_(model_len|seq_len|input_len)"
+    r"|tokens > \d+ maximum|max size: \d+ tokens|tokens_limit_reached|only supports up to"
+    r"|超长|过长|超过\S{0,20}(长度|限制)",
     re.IGNORECASE,
 )
+"""What providers say of a conversation that no longer fits; `tests/agents/test_too_long.py` has their own words."""
 _TOO_LARGE = re.compile(r"request (is )?too large", re.IGNORECASE)
 _LIMIT_AND_SIZE = re.compile(r"\blimit:? *(\d[\d,]*).*?\brequested:? *(\d[\d,]*)", re.IGNORECASE)
 """What OpenAI, Groq and others say: `on tokens per min (TPM): Limit 30000, Requested 31538`, or, if waiting helps,
@@ -71,7 +78,7 @@ def may_pass(error: BaseException) -> bool:
     status = status_of(error)
     if status is None:
         return isinstance(error, BadCompletion | TimeoutError | OSError | ValueError) or _is_connection_failure(error)
-    for_good = _code(error) == "insufficient_quota" or _exceeds_limit(status, _said(error))
+    for_good = _code(error) == "insufficient_quota" or _exceeds_limit(status, _said(error)) or _too_long(status, error)
     return (status in _PASSING_STATUS or status >= 500) and not for_good
 
 
@@ -169,11 +176,8 @@ def public_url(url: str) -> str:
 
 def _for_status(status: int, error: BaseException, place: str, model: str, tries: str) -> ModelError:
     said = _said(error)
-    if status in _ABOUT_THE_REQUEST and (_code(error) == "context_length_exceeded" or _TOO_LONG.search(said)):
-        return ContextLengthExceeded(
-            f"the conversation no longer fits the context of model {model!r}: {said}",
-            hint="allow fewer turns or shorter tool results, or use a model with a longer context",
-        )
+    if _too_long(status, error):
+        return does_not_fit(model, said)
     if _exceeds_limit(status, said):
         return RequestTooLarge(
             f"{place} takes no request of this size, however long one waits (HTTP {status}): {said}",
@@ -200,6 +204,25 @@ def _for_status(status: int, error: BaseException, place: str, model: str, tries
         if status in _ABOUT_THE_REQUEST:
             return ConversationRefused(message, hint=hint)
     return ModelError(message, hint=hint)
+
+
+def says_too_long(said: str) -> bool:
+    """Return whether these words of an endpoint say that the conversation no longer fits."""
+    return _TOO_LONG.search(said) is not None
+
+
+def does_not_fit(model: str, said: str) -> ContextLengthExceeded:
+    """Return the error for a conversation that no longer fits, with what the endpoint said."""
+    return ContextLengthExceeded(
+        f"the conversation no longer fits the context of model {model!r}: {said}",
+        hint="allow fewer turns or shorter tool results, or use a model with a longer context",
+    )
+
+
+def _too_long(status: int, error: BaseException) -> bool:
+    """Return whether this refusal says that the conversation no longer fits, in its message, code or type."""
+    said = f"{_said(error)} {_code(error)} {getattr(error, 'type', '')}"  # not the body, which may repeat the request
+    return status not in _NOT_ABOUT_LENGTH and says_too_long(said)
 
 
 def _exceeds_limit(status: int, said: str) -> bool:

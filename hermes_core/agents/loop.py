@@ -90,6 +90,7 @@ class HermesAgentLoop:
         self._price = price
         self._compact_at = compact_at
         self._follow_up = follow_up
+        self._refusals = 0
         self.result = AgentResult()
         """The result of the current run, complete up to this moment. It survives cancellation and errors."""
         options = {
@@ -114,6 +115,7 @@ class HermesAgentLoop:
             InfraError, StaleSlotError: as the tool handler raised them.
         """
         self.result = result if result is not None else AgentResult()
+        self._refusals = 0
         self.result.messages.extend(_prompt(messages))
         context = Context(self.result, self._compact_at)
         runner = CallRunner(self.result, self.valid_tool_names, self.tool_handler, self.task_id, self.parallel_safe)
@@ -143,8 +145,10 @@ class HermesAgentLoop:
         started, waited_s = time.time(), self.result.waited_s
         try:
             reply = await self._ask(context.messages)
-        except ContextLengthExceeded:
-            if not context.can_shrink or not self._can_go_on_after_one:
+        except (ContextLengthExceeded, ConversationRefused) as failure:
+            # Not every endpoint says that a conversation is too long in words that are known here.
+            self._refusals += isinstance(failure, ConversationRefused)
+            if not context.can_shrink or not self._can_go_on_after_one or self._refusals > 1:
                 raise
             return await self._compact(context, fits=False)
         calls = self._record(reply, started, self.result.waited_s - waited_s)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from hermes_core.agents.base import Message, Part
-from hermes_core.agents.failures import BadCompletion
+from hermes_core.agents.failures import BadCompletion, does_not_fit, says_too_long
 
 
 @dataclass(frozen=True)
@@ -267,8 +267,13 @@ _CONTROL = re.compile(r"[\x00-\x1f]")
 
 
 def _refuse(completion: Any) -> NoReturn:
-    problem = completion if isinstance(completion, str) else get(completion, "error")
+    places = ("error", "base_resp", "message")  # some answer with HTTP 200 in any case
+    problem = (
+        completion if isinstance(completion, str) else next(filter(None, (get(completion, p) for p in places)), "")
+    )
     said = f": it says {str(problem)[:300]}" if problem else ""
+    if says_too_long(said):
+        raise does_not_fit(str(get(completion, "model") or ""), said)
     raise BadCompletion(
         f"the endpoint's answer is not a chat completion with choices{said}",
         hint="check that the base URL is that of an OpenAI-compatible API; it usually ends in /v1",
