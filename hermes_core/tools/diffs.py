@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator, Sequence
 
+from hermes_core.tools.fuzzy import common_parts
 from hermes_core.tools.limits import cut_output
 
 DIFF_CHARS = 20_000
 """Maximum number of characters of a diff in one answer."""
-
-_CONTEXT = 3
-_MAX_COMPARED = 5000
-"""Maximum number of differing lines that are compared. More are shown as one replacement, because comparing takes too
-long."""
 
 
 def unified_diff(path: str, old: str | None, new: str | None) -> str:
@@ -25,50 +22,35 @@ def unified_diff(path: str, old: str | None, new: str | None) -> str:
         "--- /dev/null\n" if old is None else f"--- a/{name}\n",
         "+++ /dev/null\n" if new is None else f"+++ b/{name}\n",
     ]
-    hunks = list(_hunks(_lines(old or ""), _lines(new or "")))
+    hunks = list(_hunks(*(re.findall(r".*\n|.+", text or "") for text in (old, new))))
     text = "".join([*header, *hunks]) if hunks or old is None or new is None else ""
     return cut_output(text.encode("utf-8", "surrogateescape"), limit=DIFF_CHARS)[0]
 
 
-def _lines(text: str) -> list[str]:
-    *ended, rest = text.split("\n")
-    lines = [f"{line}\n" for line in ended]
-    return [*lines, rest] if rest else lines
+class _Matcher(difflib.SequenceMatcher[str]):
+    """Compares the lines of two texts, within a limited time."""
+
+    def __init__(self, old: Sequence[str], new: Sequence[str]) -> None:
+        super().__init__()
+        self._parts = [*common_parts(old, new), (len(old), len(new), 0)]
+
+    def get_matching_blocks(self) -> list[difflib.Match]:
+        return [difflib.Match(*part) for part in self._parts]
 
 
 def _hunks(old: Sequence[str], new: Sequence[str]) -> Iterator[str]:
-    # Don't compare the common start and end, so that a small change of a long file is cheap.
-    same = _common(old, new)
-    same_end = _common(old[same:][::-1], new[same:][::-1])
-    skip = max(0, same - _CONTEXT)
-    ends = [max(len(lines) - same_end, len(lines) - same_end + _CONTEXT) for lines in (old, new)]
-    one, other = old[skip : ends[0]], new[skip : ends[1]]
-    for group in _groups(one, other):
+    for group in _Matcher(old, new).get_grouped_opcodes():
         first, last = group[0], group[-1]
-        yield f"@@ -{_range(skip, first[1], last[2])} +{_range(skip, first[3], last[4])} @@\n"
+        yield f"@@ -{_range(first[1], last[2])} +{_range(first[3], last[4])} @@\n"
         for tag, i1, i2, j1, j2 in group:
-            if tag == "equal":
-                yield from (_marked(" ", line) for line in one[i1:i2])
-                continue
-            yield from (_marked("-", line) for line in one[i1:i2])
-            yield from (_marked("+", line) for line in other[j1:j2])
+            yield from (_marked(" " if tag == "equal" else "-", line) for line in old[i1:i2])
+            yield from (_marked("+", line) for line in new[j1:j2] if tag != "equal")
 
 
-def _groups(one: Sequence[str], other: Sequence[str]) -> Iterator[list[tuple[str, int, int, int, int]]]:
-    if max(len(one), len(other)) > _MAX_COMPARED:
-        yield [("replace", 0, len(one), 0, len(other))]
-    elif one != other:
-        yield from map(list, difflib.SequenceMatcher(None, one, other).get_grouped_opcodes(_CONTEXT))
-
-
-def _common(one: Sequence[str], other: Sequence[str]) -> int:
-    return next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
-
-
-def _range(skip: int, start: int, end: int) -> str:
+def _range(start: int, end: int) -> str:
     """Return a range of lines in diff notation: counted from 1; an empty range names the line before it."""
     length = end - start
-    first = skip + start + (1 if length else 0)
+    first = start + (1 if length else 0)
     return str(first) if length == 1 else f"{first},{length}"
 
 

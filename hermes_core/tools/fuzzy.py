@@ -35,7 +35,7 @@ ALIKE = 0.8
 
 # The comparison takes quadratic time in the worst case, and the text is the model's, so it is limited.
 _MAX_ANCHORED = 20
-_MAX_PARTS = 5000
+_MAX_PARTS = 2000
 _MAX_WORDS = 500
 _MAX_CHARS = 20_000
 _NEAREST_LINES = 1000
@@ -192,7 +192,7 @@ def _merged(
     one, other = (re.findall(unit, text) for text in (old, new))
     places, other_places = (list(accumulate(map(len, each), initial=0)) for each in (one, other))
     parts, end, other_end = [], 0, 0
-    for i, j, size in [*_common(one, other), (len(one), len(other), 0)]:
+    for i, j, size in [*common_parts(one, other), (len(one), len(other), 0)]:
         gone, come = old[places[end] : places[i]], new[other_places[other_end] : other_places[j]]
         if gone and come and unit != _WORD:
             parts.append(_merged(gone, come, kept, newline, unit=_WORD, at=at + places[end]))
@@ -203,7 +203,7 @@ def _merged(
     return "".join(parts)
 
 
-def _common(one: Sequence[str], other: Sequence[str]) -> Iterator[tuple[int, int, int]]:
+def common_parts(one: Sequence[str], other: Sequence[str]) -> Iterator[tuple[int, int, int]]:
     """Yield the parts that both have, in order, as `(start in one, start in the other, length)`."""
     shorter = min(len(one), len(other))
     head = next((n for n in range(shorter) if one[n] != other[n]), shorter)
@@ -211,7 +211,7 @@ def _common(one: Sequence[str], other: Sequence[str]) -> Iterator[tuple[int, int
     yield 0, 0, head
     middle, other_middle = one[head : len(one) - tail], other[head : len(other) - tail]
     if max(len(middle), len(other_middle)) <= _MAX_PARTS:
-        for i, j, size in difflib.SequenceMatcher(None, middle, other_middle, autojunk=False).get_matching_blocks():
+        for i, j, size in difflib.SequenceMatcher(None, middle, other_middle).get_matching_blocks():
             yield head + i, head + j, size
     yield len(one) - tail, len(other) - tail, tail
 
@@ -305,7 +305,7 @@ def _by_lines(text: str, old: str, new: str, key: LineKey, *, uniform: bool = Fa
 def _lines_put(new: Sequence[str], quoted: Sequence[str], found: Sequence[str], text: Sequence[str]) -> list[str]:
     """Return the lines `new` with the indents of the lines found. Those that were quoted, too, are as they were."""
     put = reindent(new, quoted, found, text)
-    for i, j, size in _common(quoted, new):
+    for i, j, size in common_parts(quoted, new):
         put[j : j + size] = found[i : i + size]
     return put
 
