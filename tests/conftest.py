@@ -148,7 +148,7 @@ _refusals: list[str] = []
 def no_namespaces() -> str | None:
     """Return why local sandboxes can have no namespaces here, and what to do, as `doctor` says it; None if they can."""
     found = probe_host()
-    return None if found.isolates else f"local: no namespaces here: {found.reason} (-> {'; '.join(remedies(found))})"
+    return None if found.isolates else f"no namespaces here: {found.reason} (-> {'; '.join(remedies(found))})"
 
 
 def _required() -> set[str]:
@@ -175,7 +175,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         said = [report.longreprtext, *(text for _, text in report.sections)]
         if _refusals or any(map(REFUSED.search, said)):
             report.outcome = "skipped"
-            report.longrepr = (str(Path(__file__)), None, f"Skipped: {reason}")
+            report.longrepr = (str(Path(__file__)), None, f"Skipped: local: {reason}")
     if call.when == "teardown":
         _refusals.clear()
     return report

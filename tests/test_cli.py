@@ -134,7 +134,7 @@ def timed(plugin: Any, tmp_path: Path) -> None:
     plugin("timed", registration)
 
 
-@pytest.mark.usefixtures("timed")
+@pytest.mark.usefixtures("timed", "isolates")
 def test_the_guide_to_commands_makes_one_that_works_in_sandboxes() -> None:
     done = hermes("timed", "sleep 0.2", "--times", "3", "--backend.slots_per_sandbox=3")
     assert (done.returncode, done.stderr) == (0, "")

@@ -20,7 +20,7 @@ PROGRAM = [sys.executable, "-m", "hermes_core"]
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory, level):
+def finished(tmp_path_factory, level, isolates):
     """A directory with a dataset `tasks.jsonl`, and its run in `out`; to be copied."""
     folder = tmp_path_factory.mktemp("finished")
     rows = [{"id": name, "prompt": "p", "check": "true", "solution": "true"} for name in ("a", "b")]

@@ -99,7 +99,7 @@ def test_a_run_with_all_scored_exits_with_0_and_prints_where_things_are(run, dat
 
 
 @pytest.mark.root
-def test_confine_takes_the_network_away_and_limits_memory(run, dataset, tmp_path):
+def test_confine_takes_the_network_away_and_limits_memory(run, dataset, tmp_path, isolates):
     look = "cut -d: -f1 /proc/net/dev | tail -n +3 | tr -d ' '; ulimit -d"
     task = {"id": "look", "check": f"({look}) >found; printf 'lo\\n4194304\\n' | cmp - found"}
     open_ = run("rollout", "tasks", dataset(task), "--agent", "nop", "--json", *ISOLATION)
@@ -413,7 +413,9 @@ async def until(condition, seconds: float) -> bool:
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-async def test_an_interrupted_run_ends_at_once_with_130_and_leaves_no_process(environ, dataset, tmp_path, mark, number):
+async def test_an_interrupted_run_ends_at_once_with_130_and_leaves_no_process(
+    environ, dataset, tmp_path, mark, number, isolates
+):
     arguments = ["rollout", "tasks", dataset(*slow(400, mark)), "--agent", "oracle", "--out", "out", *ISOLATION]
     program = await start(environ, tmp_path, *arguments)
     assert await until(lambda: processes_with(mark), 60)

@@ -49,7 +49,9 @@ def test_the_document_shows_the_very_file() -> None:
 
 
 @pytest.fixture
-def unshare(installed: Path, monkeypatch: pytest.MonkeyPatch, require: Callable[[str, str | None], None]) -> Any:
+def unshare(
+    installed: Path, monkeypatch: pytest.MonkeyPatch, isolates: None, require: Callable[[str, str | None], None]
+) -> Any:
     """The example's module."""
     require("unshare", None if os.geteuid() == 0 and all(map(shutil.which, TOOLS)) else "it takes root and util-linux")
     monkeypatch.syspath_prepend(str(installed))
@@ -139,7 +141,7 @@ async def test_without_user_ids_no_slot_is_given(
     ],
 )
 def test_it_passes_the_kit(
-    installed: Path, groups: tuple[str, ...], require: Callable[[str, str | None], None]
+    installed: Path, groups: tuple[str, ...], isolates: None, require: Callable[[str, str | None], None]
 ) -> None:
     require("unshare", None if os.geteuid() == 0 and all(map(shutil.which, TOOLS)) else "it takes root and util-linux")
     environment = {**os.environ, "PYTHONPATH": str(installed), "HERMES_PLUGINS": "unshare"}

@@ -78,6 +78,8 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     # One of its own: a program of the same owner would wait for what an earlier one, which was killed, has left.
     monkeypatch.setenv("HERMES_OWNER", f"program-end-{uuid.uuid4().hex[:8]}")
     monkeypatch.setenv("HERMES_PLUGINS", "" if backend == "local" else backend)
+    if backend == "local":
+        request.getfixturevalue("isolates")
     if backend == "docker":
         config["image"] = request.getfixturevalue("docker_images")[0]
         monkeypatch.setenv("TERMINAL_DOCKER_IMAGE", config["image"])

@@ -183,7 +183,9 @@ async def test_a_caller_that_is_cancelled_while_it_waits(stuck: threading.Event)
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("deaths", [1, 2])
-def test_the_next_process_goes_on_with_the_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deaths: int) -> None:
+def test_the_next_process_goes_on_with_the_tasks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deaths: int, isolates: None
+) -> None:
     monkeypatch.setenv("TERMINAL_STATE_DIR", str(tmp_path / "state"))
     script = """
 import json, os, sys

@@ -321,7 +321,7 @@ print([path[len(top):] for path in removal.world_writable({"/proc", "/sys"}, 60.
 
 
 @pytest.mark.skipif(not ROOT, reason="root mounts")
-def test_world_writable_directories_are_found_on_what_is_mounted_over_what_is_read_only():
+def test_world_writable_directories_are_found_on_what_is_mounted_over_what_is_read_only(isolates):
     done = subprocess.run([sys.executable, "-c", MOUNTED], capture_output=True, text=True, check=True)
     assert done.stdout == "['/a/writable', '/a/file system/in/it']\n"
 

@@ -344,7 +344,9 @@ async def test_the_trash_is_emptied_after_its_process_was_killed(own_rig):
 
 
 @pytest.mark.skipif(not ROOT, reason="a uid per slot takes root")
-async def test_a_slot_that_cannot_be_proved_clean_is_quarantined(rigged, monkeypatch, host_sandbox, change_guest):
+async def test_a_slot_that_cannot_be_proved_clean_is_quarantined(
+    rigged, monkeypatch, host_sandbox, change_guest, isolates
+):
     """A process of the slot's user that the guest can neither see nor reach, being in a pid namespace below ours."""
     change_guest("_DEATH_TIMEOUT_S = 15.0", "_DEATH_TIMEOUT_S = 3.0")
     plain = host_sandbox.open
