@@ -80,7 +80,9 @@ async def rescore(
     """
     path = Path(run_dir)
     ran = run_configuration_of(path, environment, trust_run=trust_run)
-    inherited = {key: ran[key] for key in ("backend", "backend_config", "isolation", "verify_timeout") if key in ran}
+    inherited: dict[str, Any] = {
+        key: ran[key] for key in ("backend", "backend_config", "isolation", "verify_timeout") if key in ran
+    }
     chosen = validated(RunOptions, {**inherited, **options}, "the run")
     with closing(OutputFolder(path)):
         made = make_environment(runtime, ran["environment"], {**ran["env"], **(env or {})}, None)

@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from hermes_core.envs.plain import json_text, json_value
-from hermes_core.envs.record import Record, parse_line, parse_outline
+from hermes_core.envs.record import Record, parse_line
 from hermes_core.envs.run_files import open_to_read, open_to_write
 from hermes_core.envs.summary import RunSummary, Tally
 from hermes_core.errors import FailureKind, OutputError, UsageError
@@ -373,28 +373,23 @@ def records(path: Path) -> Iterator[Record]:
 
 
 def record_in(
-    line: bytes, place: str, clean: Callable[[dict[str, Any]], dict[str, Any]] = lambda value: value
+    line: bytes,
+    place: str,
+    clean: Callable[[dict[str, Any]], dict[str, Any]] = lambda value: value,
+    parse: Callable[[bytes, str], dict[str, Any]] = parse_line,
 ) -> Record:
     """Return the record in a whole line.
 
     Args:
         place: where the line is, for messages.
         clean: called with the line's JSON values; returns those to read.
+        parse: `parse_line` or `parse_outline`.
 
     Raises:
         UsageError: it is not a record, or was written by a newer version.
     """
     try:
-        return Record.from_json(clean(parse_line(line, place)))
-    except ValueError as error:
-        raise _no_record(place, error) from error
-
-
-def outline_in(line: bytes, place: str) -> Record:
-    """Return the record in a whole line, of which only the outline is read if the line allows that. Otherwise like
-    `record_in`."""
-    try:
-        return Record.from_outline(parse_outline(line, place))
+        return Record.from_json(clean(parse(line, place)))
     except ValueError as error:
         raise _no_record(place, error) from error
 

@@ -16,6 +16,7 @@ from hermes_core.export.selection import ExportFilters, Selection
 from hermes_core.export.tables import Columns, features
 from hermes_core.printing import printable
 from hermes_core.version import __version__
+from hermes_core.view.statistics import by_tool, totals
 
 CARD = "README.md"
 
@@ -83,26 +84,24 @@ class Export:
 
 def described(selection: Selection, name: str, out: Path, rows: int, files: Sequence[ExportedFile]) -> Export:
     """Return what an export holds."""
-    chosen = selection.chosen
-    rewards = [each.reward for each in chosen if each.reward is not None]
-    costs = [each.cost for each in chosen if each.cost is not None]
+    figures = totals(each.row for each in selection.chosen)
     return Export(
         format=name,
         out_dir=str(out),
         run=_run(selection),
         filters=_given(selection.filters),
-        rollouts=len(chosen),
+        rollouts=figures.rollouts,
         rows=rows,
-        items=len({each.item_id for each in chosen}),
+        items=len(selection.items),
         left_out=dict(selection.left_out.most_common()),
         left_out_rewards={reason: _rewards(rewards) for reason, rewards in selection.lost.items()},
         superseded=selection.superseded,
-        mean_reward=sum(rewards) / len(rewards) if rewards else None,
-        models=dict(Counter(model for each in chosen for model in each.models).most_common()),
-        turns=sum(each.turns for each in chosen),
-        prompt_tokens=sum(each.prompt_tokens for each in chosen),
-        completion_tokens=sum(each.completion_tokens for each in chosen),
-        cost=sum(costs) if costs else None,
+        mean_reward=figures.mean_reward,
+        models=dict(Counter(model for each in selection.chosen for model in each.models).most_common()),
+        turns=figures.turns,
+        prompt_tokens=figures.prompt_tokens,
+        completion_tokens=figures.completion_tokens,
+        cost=figures.cost,
         tools=_tools(selection),
         files=files,
     )
@@ -135,19 +134,10 @@ def _given(filters: ExportFilters) -> dict[str, Any]:
 
 
 def _tools(selection: Selection) -> dict[str, ToolStatistics]:
-    calls: Counter[str] = Counter()
-    rollouts: Counter[str] = Counter()
-    seconds: dict[str, float] = {}
-    errors: dict[str, Counter[str]] = {}
-    for candidate in selection.chosen:
-        for use in candidate.tools:
-            calls[use.name] += use.calls
-            rollouts[use.name] += 1
-            seconds[use.name] = seconds.get(use.name, 0.0) + use.seconds
-            errors.setdefault(use.name, Counter()).update(use.errors)
+    used = by_tool(each.row for each in selection.chosen)
     return {
-        name: ToolStatistics(count, rollouts[name], dict(errors[name]), round(seconds[name] / count, 6))
-        for name, count in calls.most_common()
+        each.tool: ToolStatistics(each.calls, each.rollouts, dict(each.failed), round(each.seconds / each.calls, 6))
+        for each in sorted(used, key=lambda each: (-each.calls, each.tool))
     }
 
 

@@ -203,18 +203,18 @@ def pair_up(selection: Selection) -> None:
     """
     groups: dict[tuple[str, bytes], list[Candidate]] = {}
     for candidate in selection.chosen:
-        groups.setdefault((candidate.group, candidate.prompt), []).append(candidate)
+        groups.setdefault((candidate.row.group, candidate.prompt), []).append(candidate)
     meets, limit = selection.filters.rewards, selection.filters.per_item
-    pairs = [pair for members in groups.values() for pair in _pairs_of(members) if meets(pair[0].reward)]
+    pairs = [pair for members in groups.values() for pair in _pairs_of(members) if meets(pair[0].row.reward)]
     if limit is not None:
-        pairs = best_of_each(pairs, limit, item=lambda pair: pair[0].item_id, reward=lambda pair: pair[0].reward or 0.0)
-    paired = {candidate.offset for pair in pairs for candidate in pair}
-    selection.keep([candidate for candidate in selection.chosen if candidate.offset in paired], "in no pair")
+        pairs = best_of_each(pairs, limit, lambda pair: pair[0].row)
+    paired = {candidate.row.offset for pair in pairs for candidate in pair}
+    selection.keep([candidate for candidate in selection.chosen if candidate.row.offset in paired], "in no pair")
     selection.pairs = pairs
 
 
 def _pairs_of(members: list[Candidate]) -> Iterator[tuple[Candidate, Candidate]]:
-    ordered = sorted(members, key=lambda candidate: -(candidate.reward or 0.0))
+    ordered = sorted(members, key=lambda candidate: -(candidate.row.reward or 0.0))
     for better, worse in zip(ordered[: len(ordered) // 2], reversed(ordered), strict=False):
-        if better.reward != worse.reward and better.conversation != worse.conversation:
+        if better.row.reward != worse.row.reward and better.conversation != worse.conversation:
             yield better, worse

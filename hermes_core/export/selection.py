@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +20,7 @@ from hermes_core.envs.summary import SOLVED
 from hermes_core.envs.tokens import SPELT
 from hermes_core.errors import FailureKind, UnknownNameError, UsageError
 from hermes_core.export.conversation import calls_of, digest, has_reasoning, prompt_length, token_count
+from hermes_core.view.index import Row, row_of
 
 T = TypeVar("T")
 
@@ -90,36 +92,15 @@ class ExportFilters:
         return not (self.solved and reward < SOLVED) and not (self.min_reward is not None and reward < self.min_reward)
 
 
-class ToolUse(NamedTuple):
-    """How often a tool was called in one rollout, and how the calls ended."""
-
-    name: str
-    calls: int
-    errors: Mapping[str, int]
-    """Number of failed calls by the kind of error."""
-    seconds: float
-
-
 class Candidate(NamedTuple):
     """What is remembered of a record between two readings: enough to choose it and to count it."""
 
-    offset: int
-    """Where its line begins in the file."""
-    item_id: str
-    group: str
-    rollout_index: int
-    trajectory_id: str
-    reward: float | None
+    row: Row
     models: tuple[str, ...]
     prompt: bytes
     """The digest of its prompt."""
     conversation: bytes
     """The digest of its messages."""
-    turns: int
-    prompt_tokens: int
-    completion_tokens: int
-    cost: float | None
-    tools: tuple[ToolUse, ...]
 
 
 class RunReader:
@@ -228,15 +209,17 @@ class Selection:
 
     def records(self) -> Iterator[Record]:
         """Read the chosen records, one at a time."""
-        return (self.run.at(candidate.offset) for candidate in self.chosen)
+        return (self.run.at(candidate.row.offset) for candidate in self.chosen)
 
     def write_each(self, write: Callable[..., int]) -> int:
         """Give each chosen record, or both of a pair, to `write`, and return the sum of what it returns. Those that it
         can't write, because a part of a message or a schema is not as an endpoint would send it, are left out."""
-        count, held = 0, []
-        for candidates in self.pairs or [(candidate,) for candidate in self.chosen]:
+        count = 0
+        held: list[Candidate] = []
+        units: Sequence[tuple[Candidate, ...]] = self.pairs or [(candidate,) for candidate in self.chosen]
+        for candidates in units:
             try:
-                count += write(*(self.run.at(candidate.offset) for candidate in candidates))
+                count += write(*(self.run.at(candidate.row.offset) for candidate in candidates))
             except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
                 continue
             held += candidates
@@ -245,10 +228,10 @@ class Selection:
 
     def keep(self, kept: list[Candidate], reason: str) -> None:
         """Leave out the other chosen rollouts for this reason."""
-        offsets = {candidate.offset for candidate in kept}
+        offsets = {candidate.row.offset for candidate in kept}
         for candidate in self.chosen:
-            if candidate.offset not in offsets:
-                self.leave_out(reason, candidate.reward)
+            if candidate.row.offset not in offsets:
+                self.leave_out(reason, candidate.row.reward)
         self.chosen = kept
 
     def leave_out(self, reason: str, reward: float | None) -> None:
@@ -260,12 +243,12 @@ class Selection:
     @cached_property
     def tools(self) -> list[str]:
         """Return the names of all tools that were called, sorted."""
-        return sorted({use.name for candidate in self.chosen for use in candidate.tools})
+        return sorted({name for candidate in self.chosen for name in candidate.row.tools})
 
     @cached_property
     def items(self) -> dict[str, int]:
         """Return the items with their numbers, in the order in which they come."""
-        ids = dict.fromkeys(candidate.item_id for candidate in self.chosen)
+        ids = dict.fromkeys(candidate.row.item_id for candidate in self.chosen)
         return {item_id: number for number, item_id in enumerate(ids)}
 
 
@@ -294,17 +277,9 @@ def select(run: RunReader, filters: ExportFilters, refuses: Refuses, *, by_rewar
     if filters.deduplicate:
         selection.keep(_first_of_each(selection.chosen), "duplicate")
     if filters.per_item is not None and by_reward:
-        best = best_of_each(selection.chosen, filters.per_item, item=_item_of, reward=_reward_of)
+        best = best_of_each(selection.chosen, filters.per_item, lambda candidate: candidate.row)
         selection.keep(best, "over the limit per item")
     return selection
-
-
-def _item_of(candidate: Candidate) -> str:
-    return candidate.item_id
-
-
-def _reward_of(candidate: Candidate) -> float:
-    return float("-inf") if candidate.reward is None else candidate.reward
 
 
 def _first_of_each(candidates: Sequence[Candidate]) -> list[Candidate]:
@@ -315,12 +290,13 @@ def _first_of_each(candidates: Sequence[Candidate]) -> list[Candidate]:
     return list(first.values())
 
 
-def best_of_each(values: Iterable[T], limit: int, *, item: Callable[[T], str], reward: Callable[[T], float]) -> list[T]:
+def best_of_each(values: Iterable[T], limit: int, row_in: Callable[[T], Row]) -> list[T]:
     """Return at most `limit` values of each item: those with the highest rewards, then the first. Their order stays."""
     by_item: dict[str, list[tuple[float, int]]] = {}
     ordered = list(values)
     for place, value in enumerate(ordered):
-        by_item.setdefault(item(value), []).append((-reward(value), place))
+        row = row_in(value)
+        by_item.setdefault(row.item_id, []).append((math.inf if row.reward is None else -row.reward, place))
     kept = {place for places in by_item.values() for _, place in sorted(places)[:limit]}
     return [value for place, value in enumerate(ordered) if place in kept]
 
@@ -328,30 +304,8 @@ def best_of_each(values: Iterable[T], limit: int, *, item: Callable[[T], str], r
 def _candidate(offset: int, record: Record) -> Candidate:
     models = dict.fromkeys(turn.model for turn in record.turns if turn.model)
     return Candidate(
-        offset=offset,
-        item_id=record.item_id,
-        group=record.group,
-        rollout_index=record.rollout_index,
-        trajectory_id=record.trajectory_id,
-        reward=record.reward,
+        row_of(replace(record, calls=tuple(calls_of(record))), offset, 0),
         models=tuple(models) or ((record.model,) if record.model else ()),
         prompt=digest(record.messages[: prompt_length(record.messages)]),
         conversation=digest(record.messages),
-        turns=sum(message["role"] == "assistant" for message in record.messages),
-        prompt_tokens=record.usage.prompt_tokens,
-        completion_tokens=record.usage.completion_tokens,
-        cost=record.usage.cost,
-        tools=_uses(record),
     )
-
-
-def _uses(record: Record) -> tuple[ToolUse, ...]:
-    uses: dict[str, ToolUse] = {}
-    for call in calls_of(record):
-        known = uses.get(call.name, ToolUse(call.name, 0, {}, 0.0))
-        errors = Counter(known.errors)
-        if call.error is not None:
-            errors[str(call.error.kind)] += 1
-        seconds = call.ended - call.started if call.started is not None and call.ended is not None else 0.0
-        uses[call.name] = ToolUse(call.name, known.calls + 1, dict(errors), known.seconds + seconds)
-    return tuple(uses.values())

@@ -312,7 +312,7 @@ def log_name(run: Run) -> str:
 
 def _began(run: Run) -> float:
     """Return when the run began, in seconds since the epoch."""
-    started = run.about.get("started")
+    started: Any = run.about.get("started")
     with suppress(TypeError, ValueError, OverflowError):  # none, or no time
         return datetime.fromisoformat(started).timestamp()
     known = [row.started for row in run.rows.values() if row.started is not None]

@@ -16,9 +16,9 @@ from pydantic import ConfigDict, Field, TypeAdapter
 
 from hermes_core.agents.base import CallError, CallRecord
 from hermes_core.envs.plain import json_line
-from hermes_core.envs.record import Record
+from hermes_core.envs.record import Record, parse_outline
 from hermes_core.envs.run_files import open_to_read, open_to_write
-from hermes_core.envs.store import TRAJECTORIES, outline_in, read_run, record_in
+from hermes_core.envs.store import TRAJECTORIES, read_run, record_in
 from hermes_core.envs.summary import SOLVED
 from hermes_core.errors import UsageError
 
@@ -186,7 +186,8 @@ class Run:
         for line in file:
             if not line.endswith(b"\n"):  # still being written, or torn by a crash
                 break
-            row = _row(outline_in(line, f"{self.records}, byte {self._end}"), self._end, len(line))
+            record = record_in(line, f"{self.records}, byte {self._end}", parse=parse_outline)
+            row = row_of(record, self._end, len(line))
             self.rows[row.key] = row
             self._end += len(line)
         return self._end > begin
@@ -260,23 +261,24 @@ def _index_form() -> TypeAdapter[_Index]:
     return TypeAdapter(_Index, config=ConfigDict(allow_inf_nan=False))
 
 
-def _row(record: Record, offset: int, size: int) -> Row:
+def row_of(record: Record, offset: int, size: int) -> Row:
     """Return the row of a record, of which the outline is enough if it is of version 2 or later."""
     failure, usage, started, ended = record.failure, record.usage, record.started, record.ended
-    known = started is not None and ended is not None
+    spent = sum(filter(None, record.timings.values()))
+    seconds = spent if started is None or ended is None else ended - started
     return Row(
         offset=offset,
         size=size,
         **{name: getattr(record, name) for name in _SAME},
-        failure_kind=failure and str(failure.kind),
-        failure_stage=failure and failure.stage,
-        failure_message=failure and failure.message[:MESSAGE_SHOWN],
+        failure_kind=str(failure.kind) if failure else None,
+        failure_stage=failure.stage if failure else None,
+        failure_message=failure.message[:MESSAGE_SHOWN] if failure else None,
         turns=len(record.turns) or sum(message["role"] == "assistant" for message in record.messages),
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.completion_tokens,
         cached_tokens=usage.cached_tokens,
         cost=usage.cost,
-        seconds=round(ended - started if known else sum(filter(None, record.timings.values())), 3),
+        seconds=round(seconds, 3),
         calls=record.tool_calls.attempted,
         tools=_tools(record.calls),
     )

@@ -154,7 +154,7 @@ LONG = ("cut", "item", "details", "patch", "sandbox_commands", "messages", "sequ
 def test_an_outline_has_all_but_the_long_parts() -> None:
     outline, whole = parse_outline(LINE.encode(), "here"), json.loads(LINE)
     assert {key: outline[key] for key in OUTLINED} == {key: whole[key] for key in OUTLINED}
-    assert outline.keys().isdisjoint(LONG)
+    assert not any(outline[key] for key in LONG)
 
 
 @pytest.mark.parametrize(

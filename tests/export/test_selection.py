@@ -21,13 +21,13 @@ def chosen(run: Path, **conditions: Any) -> Selection:
     with RunReader(run) as reader:
         selection = select(reader, ExportFilters(**conditions), lambda record: None)
         assert [record.trajectory_id for record in selection.records()] == [
-            candidate.trajectory_id for candidate in selection.chosen
+            candidate.row.trajectory_id for candidate in selection.chosen
         ]
         return selection
 
 
 def names(selection: Selection) -> list[str]:
-    return [candidate.trajectory_id for candidate in selection.chosen]
+    return [candidate.row.trajectory_id for candidate in selection.chosen]
 
 
 def silent(record: Record) -> Record:
@@ -107,7 +107,7 @@ def test_tools_are_counted_from_messages_where_a_record_has_no_calls(make_run: M
     new, old = rollout(), rollout("b", calls=())
     for record in (new, old):
         (candidate,) = chosen(make_run([record], record.item_id)).chosen
-        uses = [(use.name, use.calls, dict(use.errors)) for use in candidate.tools]
+        uses = [(name, use.calls, dict(use.failed)) for name, use in candidate.row.tools.items()]
         assert uses == [("bash", 1, {}), ("read", 1, {"failed": 1})]
 
 

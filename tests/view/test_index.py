@@ -49,7 +49,7 @@ def test_a_record_of_version_1_has_a_row(make_record: Any, tmp_path: Path) -> No
 def test_the_second_time_no_record_is_read(make_record: Any, write_run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write_run([make_record(index=number) for number in range(3)])
     first = Run(folder).rows
-    monkeypatch.setattr(index, "outline_in", None)
+    monkeypatch.setattr(index, "parse_outline", None)
     assert Run(folder).rows == first
 
 

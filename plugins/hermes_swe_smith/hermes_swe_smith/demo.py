@@ -11,6 +11,7 @@ import json
 import logging
 import sys
 import time
+from collections import Counter
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,7 +72,13 @@ def play(prompt: str) -> Generator[Call, Any, str]:
 def main() -> int:
     """Run the demo; the exit status says whether every score is as it should be."""
     began = time.monotonic()
-    logging.getLogger(f"{hermes_swe_smith.__name__}.reach").addFilter(_Once())
+    said: Counter[str] = Counter()
+
+    def first(record: logging.LogRecord) -> bool:  # each agent's run finds the same
+        said[record.getMessage()] += 1
+        return said[record.getMessage()] == 1
+
+    logging.getLogger(f"{hermes_swe_smith.__name__}.reach").addFilter(first)
     out = Path("demo-out", time.strftime("%Y%m%d-%H%M%S"))
     try:
         good = asyncio.run(_demo(out))
@@ -89,19 +96,6 @@ def main() -> int:
     if not good:
         click.echo("But the scores are not what they should be: see above.", err=True)
     return 0 if good else 1
-
-
-class _Once(logging.Filter):
-    """Lets a warning through the first time: each agent's run finds the same."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._said: set[str] = set()
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        known = len(self._said)
-        self._said.add(record.getMessage())
-        return len(self._said) > known
 
 
 async def _demo(out: Path) -> bool:
