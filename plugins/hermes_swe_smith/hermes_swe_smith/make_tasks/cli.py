@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,7 +61,7 @@ _NAMED = 10
     "--runs", type=click.IntRange(1), default=5, metavar="N", help="How often a test must pass without the bug [5]."
 )
 @click.option(
-    "--per-function", type=click.IntRange(1), default=4, metavar="N", help="The most tasks of one function [4]."
+    "--per-function", type=click.IntRange(1), default=1, metavar="N", help="The most tasks of one function [1]."
 )
 @click.option(
     "--candidates",
@@ -152,26 +153,18 @@ def _wanted(repo: str, options: RunOptions, given: dict[str, Any]) -> Wanted:
     if given["requirements"] is not None:
         lines = given["requirements"].read_text(encoding="utf-8").splitlines()
         listed = tuple(line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#"))
+    as_given = {each.name: given[each.name] for each in fields(Wanted) if each.name in given}
     return Wanted(
-        repo=str(Path(repo).absolute()) if Path(repo).exists() else repo,
-        ref=check_ref(given["ref"]),
-        name=given["name"],
-        python=given["python"],
-        requirements=listed,
-        install=given["install"],
-        pythonpath=given["pythonpath"],
-        tests=given["tests"],
-        test_command=given["test_command"],
-        count=given["count"],
-        kinds=_kinds(given["kinds"]),
-        max_broken=given["max_broken"],
-        runs=given["runs"],
-        per_function=given["per_function"],
-        candidates=given["candidates"],
-        test_timeout_s=given["test_timeout"],
-        seed=options.seed or 0,
-        statement=given["statement"] or ("model" if given["model"] else "template"),
-        model=given["model"],
+        **{
+            **as_given,
+            "repo": str(Path(repo).absolute()) if Path(repo).exists() else repo,
+            "ref": check_ref(given["ref"]),
+            "requirements": listed,
+            "kinds": _kinds(given["kinds"]),
+            "test_timeout_s": given["test_timeout"],
+            "seed": options.seed or 0,
+            "statement": given["statement"] or ("model" if given["model"] else "template"),
+        }
     )
 
 

@@ -551,8 +551,8 @@ class _Maker:
         return few and self._quota(candidate.kind)
 
     async def _accept(self, candidate: Candidate, record: Record) -> bool:
-        """Count an attempt, and make a task of it if it is sound and no task before breaks the same tests or shows a
-        same example."""
+        """Count an attempt, and make a task of it if it is sound and no task before breaks the same tests or has one of
+        its examples."""
         outcome = record["outcome"]
         alike = {frozenset(record.get("broken", ())), *record.get("statement", "").split("```")[1::2]}
         if outcome == KEPT and alike & self._known:
