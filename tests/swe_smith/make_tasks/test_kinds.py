@@ -73,6 +73,15 @@ def test_names_that_nothing_binds(text: str, missing: set[str]) -> None:
     assert unbound(text, "m.py") == missing
 
 
+def test_functions_that_differ_in_names_and_constants_have_one_shape() -> None:
+    one, two, three = read_source(
+        "m.py",
+        b"def a(x):\n    if x > 1:\n        return 'a'\n\n\ndef b(y):\n    if y > 2:\n        return 'b'\n\n\n"
+        b"def c(x):\n    if x < 1:\n        return 'a'\n",
+    ).functions
+    assert one.shape == two.shape != three.shape
+
+
 @pytest.mark.parametrize(
     ("body", "complexity"),
     [

@@ -250,7 +250,8 @@ class _Maker:
         self._full_s = 0.0
         self._done: dict[str, Record] = {}
         self._clean: dict[str, tuple[Any, set[str]]] = {}
-        self._used: Counter[tuple[str, str]] = Counter()
+        self._shapes: dict[tuple[str, str], str] = {}
+        self._used: Counter[str] = Counter()
         self._known: set[frozenset[str] | str] = set()
         self._outcome = Outcome(wanted.count, str(folder.path))
 
@@ -493,6 +494,7 @@ class _Maker:
         }
         self._tests = {**self._sources}
         self._sources = usable
+        self._shapes = {(path, each.name): each.shape for path, source in usable.items() for each in source.functions}
         kinds = [kind for kind in self._wanted.kinds if kind not in COMBINED]
         stable = set(self._stable)
         tests_here = tuple(test for test in self._surveyed.tests if test.node_id in stable)
@@ -525,10 +527,10 @@ class _Maker:
             turn = self.standing.kept % (_SINGLES_PER_COMBINATION + 1) == _SINGLES_PER_COMBINATION
             if not kinds or not turn or len(spared) >= _SPARED or record["outcome"] != KEPT:
                 if await self._accept(candidate, record):
-                    self._used.update(candidate.functions)
+                    self._used.update(self._shapes[each] for each in candidate.functions)
                 continue
             spared.append(candidate)
-            self._used.update(candidate.functions)
+            self._used.update(self._shapes[each] for each in candidate.functions)
             for new in combinations(spared, kinds, wanted.seed, _COMBINATIONS_TRIED, but=combined):
                 combined.append(new)
                 if await self._accept(new, await self._attempt(bench, new)):
@@ -547,7 +549,7 @@ class _Maker:
 
     def _is_wanted(self, candidate: Candidate) -> bool:
         """Return whether there may be more tasks of this kind and these functions."""
-        few = all(self._used[function] < self._wanted.per_function for function in candidate.functions)
+        few = all(self._used[self._shapes[each]] < self._wanted.per_function for each in candidate.functions)
         return few and self._quota(candidate.kind)
 
     async def _accept(self, candidate: Candidate, record: Record) -> bool:
@@ -691,7 +693,8 @@ class _Maker:
             for name in names:
                 if name in told and len(found) < most:
                     each = await self._example(bench, slot, candidate, told[name])
-                    found.update({each[0]: each} if each and each not in shown else {})
+                    if each is not None and each[2] not in {happens for *_, happens in shown}:
+                        found[each[0]] = each
             if not found:
                 return "no example"
             shown += found.values()

@@ -71,6 +71,11 @@ class Function:
         return range(self.node.body[0].lineno, (self.node.end_lineno or self.node.lineno) + 1)
 
     @property
+    def shape(self) -> str:
+        """Return what functions have in common that differ in names and constants only."""
+        return " ".join(type(node).__name__ for node in ast.walk(self.node))
+
+    @property
     def complexity(self) -> int:
         """Return how many decisions it has, and 1, counted as SWE-smith does."""
         count = 1
