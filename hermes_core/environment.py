@@ -16,7 +16,7 @@ from hermes_core.cheats import Cheat, usual_cheats
 from hermes_core.errors import DatasetError, SetupFailed
 from hermes_core.mcp.servers import McpServer
 from hermes_core.sandbox.commands import Cwd
-from hermes_core.sandbox.contract import Isolation, SlotUser
+from hermes_core.sandbox.contract import Isolation, Network, SlotUser
 from hermes_core.sandbox.images import Image
 from hermes_core.sandbox.pool.provision import PrepareSandbox
 
@@ -184,6 +184,11 @@ class Environment(ABC):
     def cwd(self, item: Item) -> str | Cwd | None:
         """Return the directory in which commands and tools start: relative to the workspace, absolute, or `Cwd.IMAGE`
         for the image's own. None is the workspace."""
+        return None
+
+    def network(self, item: Item) -> Network | None:
+        """Return the network policy of this item's sandboxes; None is the profile's. Items with the same image and
+        policy share sandboxes."""
         return None
 
     def variables(self, item: Item) -> Mapping[str, str]:

@@ -32,7 +32,7 @@ from hermes_core.errors import (
 from hermes_core.events import Events
 from hermes_core.sandbox.as_user import AsUser
 from hermes_core.sandbox.commands import PREPARE, Around, Cwd, ExecutionResult, Slot, SlotCommands, start_directory
-from hermes_core.sandbox.contract import Backend, CanBuild, Isolation, SandboxConfig
+from hermes_core.sandbox.contract import Backend, CanBuild, Isolation, Network, SandboxConfig
 from hermes_core.sandbox.images import Image, ImageBuild
 from hermes_core.sandbox.pool.checkpoint import Checkpoint, SavedSandbox
 from hermes_core.sandbox.pool.cost import SandboxUsage
@@ -269,6 +269,7 @@ class ToolBackend:
         cwd: str | Cwd | None = None,
         env: Mapping[str, str] | None = None,
         as_image: bool = False,
+        network: Network | None = None,
         group: str | None = None,
         verification: bool = False,
         apart_from: str | None = None,
@@ -284,6 +285,7 @@ class ToolBackend:
                 the workspace; or `Cwd.IMAGE`. None is the workspace.
             env: environment variables of every command in the slot.
             as_image: whether commands have the variables of the image, too.
+            network: the network policy of the sandbox, instead of the profile's own. As with images, each has a pool.
             group: slots of one group are placed on one sandbox where possible.
             verification: whether the slot may be one reserved for verification; it is then a pristine one.
             apart_from: the id of a sandbox to avoid while another one has a vacant slot.
@@ -302,7 +304,8 @@ class ToolBackend:
         pool = self._pool(name)
         limit = pool.config.acquire_timeout_s if timeout_s is None else check_time_limit(timeout_s)
         if image is not None:
-            pool = self._pool_of_image(name, await self._image_within(image, name, limit))
+            image = await self._image_within(image, name, limit)
+        pool = self._pool_with(name, image, network)
         lease = await pool.acquire(
             trajectory_id or uuid.uuid4().hex,
             group=group,
@@ -315,17 +318,20 @@ class ToolBackend:
         self._leases[lease.slot.slot_id, lease.slot.generation] = lease
         return lease.slot
 
-    def check_slot(self, *, profile: str | None = None, image: Image | None = None) -> None:
+    def check_slot(
+        self, *, profile: str | None = None, image: Image | None = None, network: Network | None = None
+    ) -> None:
         """Refuse what no slot can be acquired with, whatever the provider has. Makes nothing.
 
         Raises:
             UnknownNameError, PolicyError, ConfigError: as `acquire`.
         """
         name = profile or self.default_profile
-        self._pool(name)
         check_builds(self.backend, image)
-        if image is not None:
-            self._provisioner.check(self._config_of_image(name, image if isinstance(image, str) else "built"))
+        named = "built" if image is not None and not isinstance(image, str) else image
+        config = self._config_with(name, named, network)
+        if config.name != name:
+            self._provisioner.check(config)
 
     async def prepare_image(self, image: Image, *, profile: str | None = None) -> str:
         """Make an image ready before a slot needs it: build it or fetch it, once for all who ask. Return its name.
@@ -406,6 +412,7 @@ class ToolBackend:
         cwd: str | Cwd | None = None,
         env: Mapping[str, str] | None = None,
         as_image: bool = False,
+        network: Network | None = None,
         group: str | None = None,
         verification: bool = False,
         apart_from: str | None = None,
@@ -419,6 +426,7 @@ class ToolBackend:
             cwd=cwd,
             env=env,
             as_image=as_image,
+            network=network,
             group=group,
             verification=verification,
             apart_from=apart_from,
@@ -724,21 +732,27 @@ class ToolBackend:
             raise UnknownNameError("profile", profile, [*self._pools, *self._refused])
         return self._pools[profile]
 
-    def _pool_of_image(self, profile: str, image: str) -> Pool:
-        """Return the pool of a profile with another image. It is made on first use.
+    def _pool_with(self, profile: str, image: str | None, network: Network | None) -> Pool:
+        """Return the pool of a profile with another image or network; None is its own. It is made on first use.
 
         Raises:
             UnknownNameError, PolicyError: as `_pool` does.
-            ConfigError: the profile can't be used with another image.
+            ConfigError: the profile can't be used with these.
         """
-        pool, config = self._pool(profile), self._config_of_image(profile, image)
+        pool, config = self._pool(profile), self._config_with(profile, image, network)
         if config.name not in self._pools:
             self._pools[config.name] = Pool(config, self._provisioner, self._events, pool.meter)
         return self._pools[config.name]
 
-    def _config_of_image(self, profile: str, image: str) -> SandboxConfig:
-        config, name = self._pool(profile).config, f"{profile}@{image}"
-        changes = {"name": name, "image": image, "min_sandboxes": 0}
+    def _config_with(self, profile: str, image: str | None, network: Network | None) -> SandboxConfig:
+        config, name, changes = self._pool(profile).config, profile, dict[str, Any]()
+        if image is not None:
+            name, changes["image"] = f"{name}@{image}", image
+        if network not in (None, config.network):
+            name, changes["network"] = f"{name}, network {network}", network
+        if not changes:
+            return config
+        changes |= {"name": name, "min_sandboxes": 0}
         return validated(type(config), {**config.model_dump(exclude_unset=True), **changes}, f"profile {name!r}")
 
     def _lease(self, slot: Slot) -> Lease:

@@ -267,6 +267,7 @@ class Rollout(LeasedSlot):
             cwd=cwd,
             env=environment.variables(item) if env is None else env,
             as_image=environment.as_image,
+            network=environment.network(item),
             group=self.group,
             verification=True,
             apart_from=apart_from,
@@ -717,6 +718,7 @@ async def _leased(
         yield Rollout(context, trajectory, None)
         return
     profile, image = context.environment.profile(item), context.environment.image(item)
+    network = context.environment.network(item)
     lease = context.backend.lease(
         trajectory.trajectory_id,
         profile=profile or context.profile,
@@ -724,6 +726,7 @@ async def _leased(
         cwd=context.environment.cwd(item),
         env=context.environment.variables(item),
         as_image=context.environment.as_image,
+        network=network,
         group=trajectory.group,
         verification=verification,
     )
@@ -734,7 +737,7 @@ async def _leased(
                     await context.backend.prepare_image(other, profile=profile or context.profile)
             slot = await lease.__aenter__()
         except (UsageError, PolicyError) as error:
-            if isinstance(error, CostLimitReached) or (profile is None and image is None):
+            if isinstance(error, CostLimitReached) or (profile is image is network is None):
                 raise
             # Other rollouts need not have this error: this item asks for something impossible.
             raise SetupFailed(error.message, hint=error.hint) from error

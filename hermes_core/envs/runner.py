@@ -255,7 +255,11 @@ class Jobs:
                     check_builds(slots.backend, image)
             if needs and not possible:
                 try:
-                    slots.check_slot(profile=environment.profile(item), image=environment.image(item))
+                    slots.check_slot(
+                        profile=environment.profile(item),
+                        image=environment.image(item),
+                        network=environment.network(item),
+                    )
                     possible = True
                 except (PolicyError, UsageError) as error:
                     refused = refused or error

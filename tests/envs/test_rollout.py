@@ -78,6 +78,7 @@ class Slots:
         cwd=None,
         env=None,
         as_image=False,
+        network=None,
         group=None,
         verification=False,
         apart_from=None,

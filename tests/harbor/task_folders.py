@@ -247,6 +247,11 @@ os = "LINUX"
     ),
     "whole processors": Folder("[environment]\ncpus = 2.0\nbuild_timeout_sec = 30"),
     "both sizes": Folder('[environment]\nmemory = "2048K"\nmemory_mb = 2'),
+    "no internet": Folder(
+        '[environment]\nallow_internet = false\n[agent]\nnetwork_mode = "no-network"',
+        "run",
+        written={"test": '[ "$(echo /sys/class/net/*)" = /sys/class/net/lo ] || exit\n' + TEST},
+    ),
     "no internet, accepted": Folder("[environment]\nallow_internet = false", config={"accept": ["network"]}),
     "allowed hosts": Folder(
         """
@@ -323,8 +328,12 @@ allowed_hosts = ["192.0.2.1"]
     "a command in a service": Folder(
         '[[verifier.collect]]\ncommand = "c"\nservice = "db"', "refused", "service 'db' of another container"
     ),
-    "no internet": Folder("[environment]\nallow_internet = false", "refused", "'no-network' .accept network"),
     "no network for the agent": Folder('[agent]\nnetwork_mode = "no-network"', "refused", "agent.network_mode"),
+    "a network for the tests alone": Folder(
+        '[environment]\nallow_internet = false\n[verifier]\nnetwork_mode = "public"',
+        "refused",
+        "verifier.network_mode is 'public', which it has alone",
+    ),
     "no network for the tests of a step": Folder(
         '[[steps]]\nname = "one"\n[steps.verifier]\nnetwork_mode = "no-network"',
         "refused",

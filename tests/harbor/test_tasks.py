@@ -10,6 +10,7 @@ from hermes_harbor.variables import resolved
 
 from hermes_core.errors import DatasetError
 from hermes_core.sandbox.commands import Cwd
+from hermes_core.sandbox.contract import Network
 from hermes_core.sandbox.images import ImageBuild
 from tests.harbor.harbor_tasks import write_task
 
@@ -195,3 +196,11 @@ async def test_mcp_servers_are_programs_of_the_sandbox_or_replaced_by_the_run(tm
         await set_up(url)
     accepted = await set_up(url, accept=("mcp_urls",))
     assert accepted.mcp_servers(accepted.items()[0])["web"].on_driver
+
+
+async def test_tasks_without_a_network_ask_for_none_and_share_what_is_equal(tmp_path):
+    for name, toml in {"a": "", "b": '[environment]\nnetwork_mode = "no-network"'}.items():
+        write_task(tmp_path / name, toml)
+    for accept, networks in (([], [None, Network.NONE]), (["network"], [None, None])):
+        made = await set_up(tmp_path, accept=accept)
+        assert [made.network(item) for item in made.items()] == networks

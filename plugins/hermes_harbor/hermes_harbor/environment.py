@@ -21,6 +21,7 @@ from hermes_core import (
     Isolation,
     Item,
     McpServer,
+    Network,
     Rollout,
     SetupFailed,
     SlotUser,
@@ -132,6 +133,11 @@ class HarborEnvironment(Environment):
         task = self._task(item)
         of_tests = (part.place.image for part in task.parts if part.place is not None)
         return [*dict.fromkeys(each for each in (task.image, *of_tests) if each is not None)]
+
+    def network(self, item: Item) -> Network | None:
+        """Return the policy of a task without a network, unless the profile's counts."""
+        offline = self._task(item).toml.environment.network_mode == "no-network" and "network" not in self.config.accept
+        return Network.NONE if offline else None
 
     def cwd(self, item: Item) -> str | Cwd | None:
         """Return the task's working directory."""

@@ -408,6 +408,7 @@ def _of_services(toml: TaskToml) -> Iterator[str]:
 
 
 def _of_network(toml: TaskToml) -> Iterator[str]:
+    usual = "no-network" if toml.environment.network_mode == "no-network" else "public"
     modes: dict[str, str | None] = {"environment": toml.environment.network_mode}
     parts: list[tuple[str, TaskToml | Step]] = [("", toml)]
     for prefix, part in (*parts, *((f"step {step.name!r}, ", step) for step in toml.steps or ())):
@@ -415,8 +416,8 @@ def _of_network(toml: TaskToml) -> Iterator[str]:
         modes[f"{prefix}agent"], modes[f"{prefix}verifier"] = part.agent.network_mode, part.verifier.network_mode
         modes[f"{prefix}verifier.environment"] = None if own is None else own.network_mode
     for place, mode in modes.items():
-        if mode not in (None, "public"):
-            yield f"{place}.network_mode is {mode!r} (accept network if the profile gives that)"
+        if mode not in (None, usual):
+            yield f"{place}.network_mode is {mode!r}, which it has alone (accept network if the profile gives that)"
 
 
 def strip_canary(text: str) -> str:
