@@ -50,12 +50,12 @@ $(STAMP): requirements.lock $(PROJECTS)
 	echo "set up in $$(( $$(date +%s) - begin )) s"
 
 # They need other versions than the rest: each gets an environment of its own, .venv-NAME.
-APART := $(VENV)/.extra-inspect $(VENV)/.extra-openenv $(VENV)/.extra-tinker $(VENV)/.extra-verifiers
+APART := $(VENV)/.extra-inspect $(VENV)/.extra-openenv $(VENV)/.extra-tinker $(VENV)/.extra-verifiers $(VENV)/.extra-vllm
 $(APART): $(VENV)/.extra-%: requirements-%.lock $(STAMP)
 	@begin=$$(date +%s); set -e; \
 	$(PYTHON) -m venv --clear $(VENV)-$*; \
 	install="$(VENV)-$*/bin/python -m pip install --quiet --disable-pip-version-check"; \
-	$(if $(filter tinker,$*),$$install $(TORCH);) \
+	$(if $(filter tinker vllm,$*),$$install $(TORCH);) \
 	$$install --no-deps --require-hashes -r requirements-$*.lock; \
 	$$install --no-deps --no-build-isolation -e . $(PLUGINS:%=-e ./%); \
 	touch $@; \
