@@ -7,16 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import hermes_docker
+import hermes_harbor
 import hermes_swe_smith
 import pytest
 
 from hermes_core.envs.runner import run_rollouts
 from hermes_core.runtime import Runtime
 from hermes_core.settings import Settings
+from tests.harbor.harbor_tasks import PYTHON, write_task
 from tests.ways_out import WAYS, Ways, skip_without
 
 ROWS = [{"id": "work", "prompt": "Write it.", "check": "test -e done.txt"}]
 PROFILE = {"slots_per_sandbox": 8, "max_processes": 256, "execution_timeout_s": 30.0}
+PLUGINS = [hermes_docker, hermes_harbor, hermes_swe_smith]
 FULL, STRESS = pytest.mark.full, pytest.mark.stress
 
 
@@ -31,12 +34,22 @@ def swe_smith(_folder: Path) -> tuple[str, dict[str, Any]]:
     return "swe-smith", {"dataset_name": "demo", "max_items": 1}
 
 
+def harbor(folder: Path) -> tuple[str, dict[str, Any]]:
+    """The environment `harbor` with one undone task, whose tests need a shell and Python."""
+    test = "python3 -c 'import json'\n[ -e /app/done.txt ] && r=1 || r=0; echo $r >/logs/verifier/reward.txt\n"
+    write_task(folder / "tasks" / "work", image=PYTHON, test=test)
+    return "harbor", {"dataset_name": str(folder / "tasks"), "accept": ["image"]}
+
+
 CELLS = [
     (tasks, "local", "private-root"),
     pytest.param(swe_smith, "local", "private-root", marks=FULL),
     pytest.param(tasks, "local", "namespace", marks=FULL),
     pytest.param(tasks, "docker", "private-root", marks=FULL),
+    pytest.param(harbor, "local", "private-root", marks=FULL),
     pytest.param(tasks, "docker", "user", marks=STRESS),
+    pytest.param(harbor, "docker", "private-root", marks=STRESS),
+    pytest.param(harbor, "docker", "dedicated", marks=STRESS),
     pytest.param(swe_smith, "docker", "private-root", marks=STRESS),
     pytest.param(swe_smith, "docker", "dedicated", marks=STRESS),
 ]
@@ -45,7 +58,8 @@ CELLS = [
 @pytest.mark.parametrize(("environment", "backend", "level"), CELLS)
 async def test_no_way_out(request, tmp_path, environment, backend, level):
     image = {"image": request.getfixturevalue("docker_images")[0]} if backend == "docker" else {}
-    ways = {name: way for name, way in WAYS.items() if level == "private-root" or not way.root}
+    is_root = level == "private-root" or environment is harbor
+    ways = {name: way for name, way in WAYS.items() if is_root or not way.root}
     records = await ends(tmp_path, environment, backend, level, ways, image)
     assert {way: end for way, end in records.items() if end[:2] != (0.0, None)} == {}
 
@@ -68,7 +82,7 @@ async def ends(tmp_path, environment, backend, level, ways, given):
     agent, records = Ways(ways, tmp_path), {}
     settings = Settings(state_dir=tmp_path / "state", profiles={"default": profile})
     name, env = environment(tmp_path)
-    async with Runtime(settings, load_entry_points=False, plugins=[hermes_docker, hermes_swe_smith]) as runtime:
+    async with Runtime(settings, load_entry_points=False, plugins=PLUGINS) as runtime:
         await run_rollouts(
             runtime,
             name,
@@ -78,7 +92,8 @@ async def ends(tmp_path, environment, backend, level, ways, given):
             isolation=level,
             group_size=len(ways),
             concurrency=4,
-            infra_retries=0,
+            # Root of a sandbox can end it, which looks like a loss until it happens again.
+            infra_retries=2 if level == "dedicated" else 0,
             on_record=lambda record: records.update({agent.went[record["trajectory_id"]]: record}),
         )
     assert records.keys() == ways.keys()
