@@ -335,13 +335,7 @@ class _Configuration(BaseModel):
     agent: str | None = None
     agent_settings: dict[str, Any] | None = None
     group_size: int | None = None
-    backend: str | None = None
-    backend_config: dict[str, Any] | None = None
-    profile: str | None = None
-    isolation: str | None = None
-    verify_timeout: float | None = None
     rollout_timeout: float | None = None
-    deadline: float | None = None
 
 
 class _Run(BaseModel):
@@ -353,7 +347,6 @@ class _Run(BaseModel):
     configuration_hash: str | None
     versions: dict[str, Any] = {}
     seed: int | None = None
-    concurrency: int | None = None
     started: str | None = None
     resumed: list[str] = []
     merged: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""The formats of an export: what each is for, what it can hold, and what writes it."""
+"""The formats of an export: what each can hold, and what writes it."""
 
 from __future__ import annotations
 
@@ -25,8 +25,6 @@ from hermes_core.view.index import Run
 class Format:
     """One format. It is either a table, with `columns` and `rows`, or a folder of files, which `write` fills."""
 
-    about: str
-    """What it is, for people."""
     refuses: Refuses
     """Tells which records it can't hold."""
     columns: Columns | None = None
@@ -105,44 +103,13 @@ def _nothing(record: Record) -> str | None:
 
 
 FORMATS = {
-    "openai": Format(
-        "conversations as OpenAI's API takes them: arguments are JSON text",
-        rows.without_answer,
-        rows.OPENAI,
-        rows.openai_rows,
-    ),
-    "trl": Format(
-        "conversations for chat templates (TRL, axolotl): arguments are objects, or text if the model wrote no object",
-        rows.without_answer,
-        rows.TRL,
-        rows.trl_rows,
-    ),
-    "sharegpt": Format(
-        "conversations as Hermes Agent's batch runner writes them",
-        rows.without_answer,
-        sharegpt.COLUMNS,
-        sharegpt.sharegpt_rows,
-    ),
-    "tokens": Format(
-        "the exact tokens, labels and logprobs of a token-exact server",
-        rows.without_tokens,
-        rows.TOKENS,
-        rows.token_rows,
-    ),
-    "preference": Format(
-        "pairs of a better and a worse rollout of one group",
-        rows.without_reward,
-        rows.PREFERENCE,
-        rows.preference_rows,
-        pairs=True,
-    ),
-    "atif": Format(
-        "one file per rollout in Harbor's trajectory format (ATIF 1.8), with token ids",
-        _without_messages,
-        write=_write_atif,
-        failures=FAILURES,
-    ),
-    "harbor": Format("a job folder for `harbor view`", _nothing, write=harbor.write_job, failures=FAILURES),
-    "eval": Format("a log for Inspect's viewer and readers", _nothing, write=_write_eval, failures=FAILURES),
+    "openai": Format(rows.without_answer, rows.OPENAI, rows.openai_rows),
+    "trl": Format(rows.without_answer, rows.TRL, rows.trl_rows),
+    "sharegpt": Format(rows.without_answer, sharegpt.COLUMNS, sharegpt.sharegpt_rows),
+    "tokens": Format(rows.without_tokens, rows.TOKENS, rows.token_rows),
+    "preference": Format(rows.without_reward, rows.PREFERENCE, rows.preference_rows, pairs=True),
+    "atif": Format(_without_messages, write=_write_atif, failures=FAILURES),
+    "harbor": Format(_nothing, write=harbor.write_job, failures=FAILURES),
+    "eval": Format(_nothing, write=_write_eval, failures=FAILURES),
 }
-"""The formats by name."""
+"""The formats by name; `docs/export.md` says what each is for."""
