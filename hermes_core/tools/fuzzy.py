@@ -20,6 +20,7 @@ only.
 from __future__ import annotations
 
 import difflib
+import functools
 import re
 import unicodedata
 from bisect import bisect_right
@@ -28,7 +29,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from hermes_core.errors import HermesError
-from hermes_core.tools.indents import is_shifted, reindent
+from hermes_core.tools.indents import is_shifted, reindent, unit_of
 
 ALIKE = 0.8
 """Minimum similarity, from 0 to 1, of the text between two anchors."""
@@ -98,7 +99,7 @@ def replace_text(text: str, old: str, new: str, *, replace_all: bool = False) ->
     if old == new:
         raise ReplaceError("the text to replace and its replacement are the same", hint="it cannot be configured")
     as_given, plain = _Plain(text, units=False), _Plain(text)
-    ways = [("exact", _places, as_given), ("exact", _places, plain), *((*way, plain) for way in _LOOSER_WAYS.items())]
+    ways = [("exact", _exact, as_given), ("exact", _exact, plain), *((*way, plain) for way in _LOOSER_WAYS.items())]
     for name, find, view in ways if old.strip() else ways[:2]:
         asked = (old, new) if view is as_given else (_Plain(old).text, new.replace("\r\n", "\n"))
         matches = find(view.text, *asked)
@@ -216,6 +217,22 @@ def common_parts(one: Sequence[str], other: Sequence[str]) -> Iterator[tuple[int
     yield len(one) - tail, len(other) - tail, tail
 
 
+def _exact(text: str, old: str, new: str) -> list[Match]:
+    """Return where the quotation is. If it begins within the indent of a line, further lines are indented as that."""
+    matches = _places(text, old, new)
+    if old[0] not in " \t" or "\n" not in new:
+        return matches
+    unit = functools.cache(lambda: unit_of(text.split("\n")))
+    for n, match in enumerate(matches):
+        before = "\n" + text[max(0, match.start - _NEAR_CHARS) : match.start]
+        start = match.start - (len(before) - len(before.rstrip(" \t")))
+        if start < match.start and before.rstrip(" \t").endswith("\n"):
+            found = text[start : match.end].split("\n")
+            put = reindent(new.split("\n"), old.split("\n"), found, unit)
+            matches[n] = Match(start, match.end, "\n".join(put))
+    return matches
+
+
 # Matching whole lines.
 
 LineKey = Callable[[str], str]
@@ -289,12 +306,13 @@ def _by_lines(text: str, old: str, new: str, key: LineKey, *, uniform: bool = Fa
     lines = text.split("\n")
     starts = list(accumulate((len(line) + 1 for line in lines), initial=0))
     matches = []
+    unit = functools.cache(lambda: unit_of(lines))
     for n in find_lines(lines, quoted, key):
         last = n + len(quoted) - 1
         found = lines[n : last + 1]
         if uniform and not is_shifted(quoted, found):
             continue
-        put, end = "\n".join(_lines_put(wanted, quoted, found, lines)), starts[last] + len(lines[last])
+        put, end = "\n".join(_lines_put(wanted, quoted, found, unit)), starts[last] + len(lines[last])
         if closed and last + 1 < len(lines):
             end += 1  # the quotation's last newline is the line's own
             put += "\n" * new.endswith("\n")
@@ -302,9 +320,9 @@ def _by_lines(text: str, old: str, new: str, key: LineKey, *, uniform: bool = Fa
     return matches
 
 
-def _lines_put(new: Sequence[str], quoted: Sequence[str], found: Sequence[str], text: Sequence[str]) -> list[str]:
+def _lines_put(new: Sequence[str], quoted: Sequence[str], found: Sequence[str], unit: Callable[[], str]) -> list[str]:
     """Return the lines `new` with the indents of the lines found. Those that were quoted, too, are as they were."""
-    put = reindent(new, quoted, found, text)
+    put = reindent(new, quoted, found, unit)
     for i, j, size in common_parts(quoted, new):
         put[j : j + size] = found[i : i + size]
     return put
@@ -378,7 +396,7 @@ def _anchors(text: str, old: str, new: str) -> list[Match]:
         if last is not None:
             found = lines[first : last + 1]
             edges = [quoted[0], quoted[-1]], [found[0], found[-1]]
-            put = _lines_put(_without_blank_edges(new).split("\n"), *edges, lines)
+            put = _lines_put(_without_blank_edges(new).split("\n"), *edges, lambda: unit_of(lines))
             matches.append(Match(starts[first], starts[last] + len(lines[last]), "\n".join(put)))
     return matches
 

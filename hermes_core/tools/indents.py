@@ -15,17 +15,17 @@ def indent(line: str) -> str:
     return line[: len(line) - len(line.lstrip(" \t"))]
 
 
-def reindent(new: Sequence[str], quoted: Sequence[str], found: Sequence[str], text: Iterable[str]) -> list[str]:
+def reindent(new: Sequence[str], quoted: Sequence[str], found: Sequence[str], unit: Callable[[], str]) -> list[str]:
     """Return the lines `new`, with their indents changed in the same way as from `quoted` to `found`.
 
     Args:
-        text: the lines of the whole text, which tell its unit of indentation.
+        unit: returns the `unit_of` the whole text, if it is needed.
     """
     pairs = _pairs(quoted, found)
     if all(q == f for q, f in pairs):
         return list(new)
     known = dict(reversed(pairs))  # if lines disagree, the first one counts
-    convert = _conversion(pairs, _unit([*quoted, *new]), _unit(found) or _unit(text))
+    convert = _conversion(pairs, unit_of([*quoted, *new]), unit_of(found) or unit())
     return [_reindented(line, known, convert) if line.strip() else line for line in new]
 
 
@@ -46,7 +46,7 @@ def _uniform(pairs: Sequence[tuple[str, str]]) -> bool:
     return False
 
 
-def _unit(lines: Iterable[str]) -> str:
+def unit_of(lines: Iterable[str]) -> str:
     """Return by what lines are usually indented more than the line above; empty if none is."""
     indents = [indent(line) for line in lines if line.strip()]
     steps = Counter(own[len(above) :] for above, own in pairwise(indents) if own.startswith(above))

@@ -24,7 +24,7 @@ from typing import Literal
 
 from hermes_core.errors import HermesError
 from hermes_core.tools.fuzzy import composed, find_lines, with_single_blanks, without_indent, without_trailing
-from hermes_core.tools.indents import reindent
+from hermes_core.tools.indents import reindent, unit_of
 
 BEGIN, END, END_OF_FILE = "*** Begin Patch", "*** End Patch", "*** End of File"
 _FILE = re.compile(r"\*\*\* (Update|Add|Delete) File:(.*)")
@@ -222,7 +222,7 @@ def _changed(hunk: Hunk, lines: Sequence[str], ends: Sequence[str], place: int) 
     """Return the lines after the change, and their ends. Lines that stay are the file's own, even if the patch quoted
     them loosely; lines that come end like the one before."""
     found = lines[place : place + len(hunk.old)]
-    added = iter(reindent([text for mark, text in hunk.lines if mark == "+"], hunk.old, found, lines))
+    added = iter(reindent([text for mark, text in hunk.lines if mark == "+"], hunk.old, found, lambda: unit_of(lines)))
     put, put_ends, own = [], [], place
     end = [*ends[max(0, place - 1) : place + 1], "\n"][0]
     for mark, _ in hunk.lines:
