@@ -136,7 +136,8 @@ def test_the_parsers_page_names_every_parser() -> None:
     rows = re.findall(r"^\| (`\S+`(?:, `\S+`)*) \|", (ROOT / "docs/parsers.md").read_text(), re.MULTILINE)
     named = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
     aliases = {"deepseek_v31", "deepseek_v32", "openai", "hy_v3", "qwen3_xml", "nemotron_v3", "step3p5", "step5"}
-    aliases |= {"cohere_command3", "cohere_command4"}
+    aliases |= {"cohere_command3", "cohere_command4", "jamba", "trinity", "poolside_v1", "spark25", "ling3"}
+    aliases |= {"nemotron_json", "internlm"}
     assert named == {*Runtime(load_entry_points=False).parsers.names(), *aliases}
 
 
