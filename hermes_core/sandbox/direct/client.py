@@ -48,13 +48,11 @@ umask 077
 mkdir -p "$1" "$2/home" "$2/tmp" "$2/run"
 """
 
-_WIPE = """
+_WIPE = f"""
 chmod -R u+rwx "$1" "$2" 2>/dev/null
 rm -rf "$1" "$2"
 if [ -e "$1" ] || [ -e "$2" ]; then fail 'files are left'; fi
-umask 077
-mkdir -p "$1" "$2/home" "$2/tmp" "$2/run"
-"""
+{_OPEN}"""
 
 
 class DirectClient:

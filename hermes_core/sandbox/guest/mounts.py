@@ -126,8 +126,6 @@ def build_root(
     tmpfs: Iterable[tuple[str, int | None, int]] = (),
     masks: Iterable[str] = (),
     symlinks: Iterable[tuple[str, str]] = (),
-    proc: bool = True,
-    dev: bool = True,
     proc_options: str | None = None,
     terminals: int = 1024,
     base: Callable[[str], bool] | None = None,
@@ -135,7 +133,7 @@ def build_root(
     """Make a root that holds what is named and nothing else, and move this process (and its children) into it.
 
     The caller is alone in a fresh mount namespace, with the right to mount there (root, or root of its user
-    namespace) and, for `proc`, in the pid namespace that /proc is to show. Parents are mounted before children,
+    namespace), in the pid namespace that /proc is to show. Parents are mounted before children,
     whatever the order given. Nothing here is setuid, and nothing but /dev has devices. The root itself is read-only.
     None of that is said of a `base`, which looks after itself.
 
@@ -158,14 +156,12 @@ def build_root(
         lived_in = base(new_root)
     umask = os.umask(0o022)
     try:
-        if dev and base is not None:
+        if base is not None:
             mount_point(new_root, "/dev", True, lived_in)
             mount("tmpfs", new_root + "/dev", "tmpfs", MS_NOSUID | MS_NOEXEC, "mode=755,size=%d" % _DEV_BYTES)
-        if dev:
-            _make_devices(new_root, terminals)
-        if proc:
-            mount_point(new_root, "/proc", True, lived_in)
-            mount("proc", new_root + "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, proc_options)
+        _make_devices(new_root, terminals)
+        mount_point(new_root, "/proc", True, lived_in)
+        mount("proc", new_root + "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, proc_options)
         _mount_all(new_root, list(binds), list(tmpfs), list(masks), lived_in)
         for text, path in symlinks:
             if not os.path.lexists(new_root + path):
