@@ -266,9 +266,9 @@ def main() -> None:
     if soft == resource.RLIM_INFINITY or soft > _MEMORY_BYTES:
         resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, hard))
     signal.signal(signal.SIGALRM, _stop)
-    signal.setitimer(signal.ITIMER_REAL, request["limit_s"])
-    note = ""
+    more = {}
     try:
+        signal.setitimer(signal.ITIMER_REAL, request["limit_s"])
         if request["source"] == "slot":
             files = files_below(request["start"], request["skipped"])
         elif request["source"] == "names":
@@ -278,17 +278,16 @@ def main() -> None:
             with contextlib.suppress(tarfile.TarError):
                 add_archived(files, stream)
         search.run(files)
-        signal.setitimer(signal.ITIMER_REAL, 0)
     except (re.error, OverflowError, RecursionError) as error:
-        print(json.dumps({"error": "the search failed: %s" % error}))
-        return
+        more = {"error": "the search failed: %s" % error}
     except MemoryError:
         search.whole = False
     except _Stopped:
         search.whole = False
-        note = "stopped after %g s: these are not all; narrow the path or the pattern" % request["limit_s"]
-    answer = search.answer()
-    print(json.dumps({**answer, "note": note} if note else answer))
+        more = {"note": "stopped after %g s: these are not all; narrow the path or the pattern" % request["limit_s"]}
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    print(json.dumps(more if "error" in more else {**search.answer(), **more}))
 
 
 if __name__ == "__main__":
