@@ -49,6 +49,7 @@ API = {
                 "envs.rows",
                 "envs.datasets",
                 "envs.intake",
+                "envs.starved",
             ),
             "sandbox.pool.preparation",
         ),

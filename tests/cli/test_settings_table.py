@@ -64,7 +64,7 @@ def test_each_setting_has_a_type_a_default_and_a_meaning() -> None:
 
 def test_every_setting_of_the_base_classes_says_what_it_is_for() -> None:
     with_runtime = Runtime(load_entry_points=False)
-    for what, name in (("environments", "tasks"), ("agents", "model"), ("backends", "local")):
+    for what, name in (("envs", "tasks"), ("agents", "model"), ("backends", "local")):
         rows = getattr(listing, what)(with_runtime, name)["settings"]
         assert rows and [row["option"] for row in rows if not row["summary"]] == []
 
