@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import hermes_docker
 import pytest
 
 from hermes_core.agents.base import AgentResult, AgentTask, StopReason
@@ -16,6 +17,7 @@ from hermes_core.runtime import Runtime
 from hermes_core.settings import Settings
 from tests.ways_out import skip_without
 
+ELSEWHERE = [pytest.param(each, marks=pytest.mark.full) for each in ("local private-root", "docker user")]
 FILLS = {
     "blocks": "head -c 100M /dev/zero >full; head -c 100M /dev/zero >~/full; true",
     "inodes": "mkdir many; cd many; seq 20000 | xargs touch 2>/dev/null; true",
@@ -55,21 +57,30 @@ class Filler:
 
 
 @pytest.mark.parametrize("fill", FILLS)
-@pytest.mark.parametrize("level", ["user", pytest.param("private-root", marks=pytest.mark.full)])
-async def test_an_honest_neighbour_is_repeated_elsewhere(tmp_path: Path, level: str, fill: str) -> None:
-    skip_without(level)
+@pytest.mark.parametrize("place", ["local user", *ELSEWHERE])
+async def test_an_honest_neighbour_is_repeated_elsewhere(
+    request: pytest.FixtureRequest, tmp_path: Path, place: str, fill: str
+) -> None:
+    backend, level = place.split()
+    disk: dict[str, Any] = {"tmpfs_size": 16}
+    if backend == "docker":
+        image = request.getfixturevalue("docker_images")[0]
+        disk = {"image": image, "tmpfs": {"/data": "size=16m,nr_inodes=8k,mode=711"}}
+    else:
+        skip_without(level)
     check = "grep -q done out.txt && echo x >~/written"
     rows = [{"id": name, "prompt": name, "check": check} for name in ("fill", "work")]
     (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    profile = {"slots_per_sandbox": 4, "max_sandboxes": 1, "tmpfs_size": 16, "reserve_slots": 0}
+    profile = {"slots_per_sandbox": 4, "max_sandboxes": 1, "reserve_slots": 0, **disk}
     settings = Settings(state_dir=tmp_path / "state", profiles={"default": profile})
     records: dict[str, Any] = {}
-    async with Runtime(settings, load_entry_points=False) as runtime:
+    async with Runtime(settings, load_entry_points=False, plugins=[hermes_docker]) as runtime:
         await run_rollouts(
             runtime,
             "tasks",
             Filler(FILLS[fill]),
             env={"dataset_name": str(tmp_path / "tasks.jsonl"), "shuffle": False},
+            backend=backend,
             isolation=level,
             concurrency=2,
             on_record=lambda record: records.update({record["item_id"]: record}),

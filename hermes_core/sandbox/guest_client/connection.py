@@ -103,7 +103,7 @@ class GuestConnection:
             if len(noise) > _NOISE_BYTES:
                 said = f"garbage on the channel, and no greeting: {bytes(noise[:40])!r}"
                 raise ChannelLost(said, sandbox_id=self._sandbox_id)
-        self._feed(noise[found.start() :])
+        self._feed(bytes(noise[found.start() :]))
         return await self.next()
 
     async def next(self) -> tuple[dict[str, Any], bytes] | None:
