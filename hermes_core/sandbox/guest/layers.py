@@ -311,14 +311,8 @@ class _Maker:
 
     def _furnish(self, folder: str, path: str, mode: int) -> None:
         """Make a directory of root's, and its parents."""
-        inner = folder
-        for name in path.strip("/").split("/"):
-            inner = os.path.join(inner, name)
-            if not os.path.isdir(inner):
-                os.mkdir(inner)
-                os.chown(inner, self._ids.root, self._ids.root)
-                os.chmod(inner, 0o755)
-        os.chmod(inner, mode)
+        self._mount_point(folder, folder, path)
+        os.chmod(folder + path, mode)
 
     def _link(self, text: str, path: str) -> None:
         os.symlink(text, path)
