@@ -253,7 +253,8 @@ class Jobs:
             if environment.item_images:
                 for image in environment.images(item):
                     check_builds(slots.backend, image)
-            if needs and not possible:
+            possible |= not needs
+            if not possible:
                 try:
                     slots.check_slot(
                         profile=environment.profile(item),
