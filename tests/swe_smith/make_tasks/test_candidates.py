@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hermes_swe_smith.make_tasks.bench import Surveyed, SurveyedTest
-from hermes_swe_smith.make_tasks.candidates import Candidate, combinations, singles
+from hermes_swe_smith.make_tasks.candidates import Candidate, combinations, most_of_a_kind, singles
 from hermes_swe_smith.make_tasks.difficulty import estimate
 from hermes_swe_smith.make_tasks.kinds import kinds
 from hermes_swe_smith.make_tasks.sources import read_source
@@ -59,6 +59,11 @@ def test_functions_that_decide_little_are_left_out() -> None:
     sources = {"x.py": read_source("x.py", text.encode())}
     found = singles(sources, surveyed(x=EVERY_LINE), list(kinds()), 1, 9)
     assert {each.parts[0].function for each in found} == {"rich"}
+
+
+def test_no_kind_has_more_than_twice_its_share() -> None:
+    for kinds_given, tasks, most in ((25, 10, 2), (25, 99, 8), (1, 0, 2), (1, 10, 22), (2, 9, 10)):
+        assert most_of_a_kind(tasks, kinds_given) == most
 
 
 def test_no_combination_is_made_twice() -> None:

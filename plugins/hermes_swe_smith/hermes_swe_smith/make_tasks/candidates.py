@@ -113,6 +113,14 @@ def _of_function(
     yield from (candidate for turn in turns for candidate in turn if candidate is not None)
 
 
+def most_of_a_kind(tasks: int, kinds: int) -> float:
+    """Return how many of so many tasks may be of one kind: two, or twice its share.
+
+    It does not depend on how many tasks are wanted, so that a run that goes on for more decides as before.
+    """
+    return max(2.0, 2 * (tasks + 1) / max(1, kinds))
+
+
 def combinations(
     kept: Sequence[Candidate], kinds: Sequence[str], seed: int, most: int, *, but: Sequence[Candidate] = ()
 ) -> list[Candidate]:

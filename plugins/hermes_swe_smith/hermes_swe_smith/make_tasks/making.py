@@ -44,7 +44,7 @@ from hermes_swe_smith.dependencies import installer_variables
 from hermes_swe_smith.guard import Guard
 from hermes_swe_smith.make_tasks import difficulty, examples, requirements, statement
 from hermes_swe_smith.make_tasks.bench import Bench, Surveyed, SurveyedTest
-from hermes_swe_smith.make_tasks.candidates import COMBINED, Candidate, combinations, singles
+from hermes_swe_smith.make_tasks.candidates import COMBINED, Candidate, combinations, most_of_a_kind, singles
 from hermes_swe_smith.make_tasks.examples import Failed
 from hermes_swe_smith.make_tasks.folder import PROJECT, REPOS, Folder
 from hermes_swe_smith.make_tasks.origin import Origin
@@ -512,7 +512,7 @@ class _Maker:
         def begin() -> None:
             while waiting and len(trying) < self._room + _AHEAD:
                 candidate = waiting.popleft()
-                if self._is_wanted(candidate):
+                if self._is_free(candidate):  # its kind may be wanted again by the time it is decided on
                     trying.append((candidate, group.create_task(self._attempt(bench, candidate))))
 
         while self.standing.kept < wanted.count:
@@ -521,7 +521,7 @@ class _Maker:
                 break
             candidate, attempt = trying.popleft()
             record = await attempt
-            if not self._is_wanted(candidate):
+            if not self._is_free(candidate) or not self._quota(candidate.kind):
                 continue
             kinds = [kind for kind in wanted.kinds if kind in COMBINED and self._quota(kind)]
             turn = self.standing.kept % (_SINGLES_PER_COMBINATION + 1) == _SINGLES_PER_COMBINATION
@@ -543,14 +543,12 @@ class _Maker:
             attempt.cancel()
 
     def _quota(self, kind: str) -> bool:
-        """Return whether there may be more tasks of a kind: none has much more than its share."""
-        share = self._wanted.count / max(1, len(self._wanted.kinds))
-        return self._outcome.kinds[kind] < max(2.0, 2 * share)
+        """Return whether there may be more tasks of a kind."""
+        return self._outcome.kinds[kind] < most_of_a_kind(self.standing.kept, len(self._wanted.kinds))
 
-    def _is_wanted(self, candidate: Candidate) -> bool:
-        """Return whether there may be more tasks of this kind and these functions."""
-        few = all(self._used[self._shapes[each]] < self._wanted.per_function for each in candidate.functions)
-        return few and self._quota(candidate.kind)
+    def _is_free(self, candidate: Candidate) -> bool:
+        """Return whether there may be more tasks of its functions. Once there may not, there never may."""
+        return all(self._used[self._shapes[each]] < self._wanted.per_function for each in candidate.functions)
 
     async def _accept(self, candidate: Candidate, record: Record) -> bool:
         """Count an attempt, and make a task of it if it is sound and no task before breaks the same tests or has one of
