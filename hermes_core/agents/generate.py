@@ -155,16 +155,14 @@ class GenerateServer:
         """
         if not self._wires:
             self._wires = await self._find_wires(patience_s)
-        whole: Sampled | None = None
-        while whole is None or whole.finish_reason == "abort":
-            before = [] if whole is None else whole.tokens
-            if len(before) == max_tokens:
+        given = {"max_tokens": max_tokens, "temperature": temperature, "top_k": top_k, "seed": seed}
+        whole = await self._sample(list(prompt), given, patience_s)
+        while whole.finish_reason == "abort":
+            given["max_tokens"] = max_tokens - len(whole.tokens)
+            if not given["max_tokens"]:
                 return replace(whole, finish_reason="length")
-            parts = 0 if whole is None else max(1, len(whole.parts))
-            given = {"max_tokens": max_tokens - len(before), "temperature": temperature, "top_k": top_k}
-            given["seed"] = seed if seed is None or not parts else derived_seed(seed, str(parts))
-            sampled = await self._sample([*prompt, *before], given, patience_s)
-            whole = sampled if whole is None else whole.then(sampled)
+            given["seed"] = seed if seed is None else derived_seed(seed, str(max(1, len(whole.parts))))
+            whole = whole.then(await self._sample([*prompt, *whole.tokens], given, patience_s))
         return whole
 
     async def _sample(self, prompt: list[int], given: Mapping[str, Any], patience_s: float) -> Sampled:
