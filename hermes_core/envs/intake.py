@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-SHOWN = 20
+SHOWN = 10
 """Maximum number of bad rows or folders that one message names; it gives the number of the others."""
 SAID = 500
 """Maximum number of characters of what is said of each."""
@@ -93,7 +93,7 @@ class Intake:
             hint = f"{self._first[0].hint}; or leave out what can't be used with --env.skip_refused=true"
             raise DatasetError(f"dataset {self._dataset!r}: {said}", hint=hint)
         if not taken:
-            reason = said if self._bad else "nothing of it is left"
+            reason = said if self._bad else "it has no rows to work with"
             raise DatasetError(f"nothing to do in dataset {self._dataset!r}: {reason}", hint=hint)
         if self._bad:
             log.warning("%s: left out (skip_refused): %s", self._dataset, said)

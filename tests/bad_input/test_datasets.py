@@ -19,8 +19,8 @@ SWE = ["rollout", "swe-smith", "--agent", "oracle", "--env.repo_base_url=swe"]
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("{", ["tasks.jsonl, line 2: not JSON", "one JSON object"]),
-        (b"\xff\xfe\x00", ["tasks.jsonl, line 2: not JSON"]),
+        ("{", ["tasks.jsonl'", "line 2: not JSON", "one JSON object"]),
+        (b"\xff\xfe\x00", ["tasks.jsonl'", "line 2: not JSON"]),
         ("[1]", ["line 2: list instead of an object"]),
         ("null", ["line 2: NoneType instead of an object"]),
         ({"id": "x", "prompt": "p"}, ["line 2, field 'check' is missing", "the fields are id, prompt"]),
@@ -34,7 +34,7 @@ SWE = ["rollout", "swe-smith", "--agent", "oracle", "--env.repo_base_url=swe"]
         ({"id": "x", "prompt": "p", "check": "a\0b"}, ["line 2, field 'check' holds a NUL byte"]),
         ({"id": "x", "prompt": "p", "check": "true", "solutoin": "y"}, ["line 2, field 'solutoin' is not known"]),
         ({"id": "x", "prompt": "p", "chekc": "true"}, ["line 2, field 'chekc' is not known"]),
-        ({"id": "good", "prompt": "p", "check": "true"}, ["two items of environment 'tasks' have the id 'good'"]),
+        ({"id": "good", "prompt": "p", "check": "true"}, ["line 2: 'good' is there twice"]),
     ],
     ids=repr,
 )
@@ -54,17 +54,21 @@ def test_all_wrong_tasks_are_named_at_once_and_of_many_the_first(hermes, tasks, 
     with (tmp_path / "tasks.jsonl").open("a") as file:
         file.write('{\n[1]\n\n{"id": "x", "prompt": "p"}\n')
     done = hermes(command, "tasks", option, *agent)
-    done.is_refused("tasks.jsonl, line 2: not JSON", "; line 3: list instead of", "; line 5, field 'check' is missing")
+    done.is_refused(
+        "tasks.jsonl'", "line 2: not JSON", "; line 3: list instead of", "; line 5, field 'check' is missing"
+    )
     with (tmp_path / "tasks.jsonl").open("a") as file:
         file.write('{"id": "x", "prompt": "p"}\n' * 1000)
-    hermes(command, "tasks", option, *agent).is_refused("; line 7, field 'check' is missing; and 998 more (each line")
+    hermes(command, "tasks", option, *agent).is_refused(
+        "; line 7, field 'check' is missing", "; and 993 more (each line"
+    )
 
 
 @pytest.mark.parametrize("command", ["rollout", "validate"])
 def test_no_tasks_at_all_are_nothing_to_do(hermes, tmp_path, command):
     (tmp_path / "empty.jsonl").write_text("\n\n")
     agent = ["--agent", "nop", "--out", "out"] if command == "rollout" else []
-    hermes(command, "tasks", "--env.dataset_name=empty.jsonl", *agent).is_refused("'tasks' has no items")
+    hermes(command, "tasks", "--env.dataset_name=empty.jsonl", *agent).is_refused("nothing to do in dataset")
     assert not (tmp_path / "out").exists()
 
 
@@ -131,7 +135,7 @@ def test_a_wrong_swe_smith_row_is_named_by_line_instance_and_field(hermes, swe_r
     [
         ("no.jsonl", None, ["there is no dataset at swe/no.jsonl"]),
         ("x.csv", b"a,b", ["swe/x.csv: not a kind of file", ".jsonl or .parquet"]),
-        ("x.jsonl", b"{\n", ["swe/x.jsonl, line 1: not JSON"]),
+        ("x.jsonl", b"{\n", ["swe/x.jsonl': 1 of 1 can't be used: line 1: not JSON"]),
         ("x.jsonl", b"\n", ["swe/x.jsonl", "it has no rows"]),
         ("x.parquet", b"PAR1", ["swe/x.parquet can't be read", "is it whole?"]),
         ("", None, ["no train*.jsonl or train*.parquet in swe", "dataset_split"]),

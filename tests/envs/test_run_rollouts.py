@@ -874,8 +874,8 @@ async def test_a_model_on_this_host_needs_isolation(runtime):
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([], "has no items"),
-        ([TASKS[0], {**TASKS[1], "id": "hello"}], "two items .* have the id 'hello'"),
+        ([], "nothing to do in dataset"),
+        ([TASKS[0], {**TASKS[1], "id": "hello"}], "line 2: .hello. is there twice"),
     ],
 )
 async def test_a_dataset_that_makes_no_run_is_refused(runtime, tasks, rows, message):
