@@ -164,7 +164,7 @@ def test_wrong_use_exits_with_2_and_says_what_to_do(refused, dataset, arguments,
         ('{"id": "x", "prompt": "p", "check": ["true", 1]}', "line 2, field 'check' must be a shell command"),
         ('{"id": "x", "prompt": "p", "check": ""}', "line 2, field 'check' must be a shell command"),
         ('{"id": "x", "prompt": "p", "check": "true", "solutoin": "x"}', "line 2, field 'solutoin'"),
-        ('{"id": "good", "prompt": "p", "check": "true"}', "two items"),
+        ('{"id": "good", "prompt": "p", "check": "true"}', "there twice"),
     ],
 )
 def test_a_bad_row_is_named_by_line_and_field(refused, dataset, tmp_path, line, message):
