@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from hermes_core import (
     Agent,
@@ -229,6 +229,15 @@ def _check_level(runtime: Runtime, options: RunOptions) -> None:
         )
 
 
+class _Trial(NamedTuple):
+    """A change in a slot."""
+
+    slot: LeasedSlot
+    candidate: Candidate
+    changes: Mapping[str, bytes]
+    """The new contents of the changed files."""
+
+
 class _Maker:
     """One run."""
 
@@ -291,14 +300,14 @@ class _Maker:
             await bench.ground(slot)
             return bench
 
-        bench = await self._with_slot("open", open_bench)
-        await self._survey(bench)
-        await self._measure(bench)
+        self._tester = await self._with_slot("open", open_bench)
+        await self._survey()
+        await self._measure()
         self._show("choosing changes")
-        chosen = await self._in_thread(self._choose, bench)
+        chosen = await self._in_thread(self._choose)
         self._show("trying changes")
         async with asyncio.TaskGroup() as group:
-            await self._decide(bench, chosen, group)
+            await self._decide(chosen, group)
         outcome = self._outcome
         outcome.elapsed_s = round(clock() - began, 1)
         outcome.repo, outcome.stable = self._project["repo"], len(self._stable)
@@ -420,31 +429,29 @@ class _Maker:
 
     # ------------------------------------------------------------------ its tests
 
-    async def _survey(self, bench: Bench) -> None:
+    async def _survey(self) -> None:
         """Find the tests, and what each of them runs."""
         self._show("looking at what each test runs")
         noted = await asyncio.to_thread(self._folder.read, SURVEY)
         if noted is None:
-            limit = 3 * self._wanted.test_timeout_s
-
-            async def look(slot: LeasedSlot) -> Surveyed:
-                return await bench.survey(slot, list(self._sources), self._wanted.tests, limit)
-
-            self._surveyed = await self._with_slot("survey", look)
+            files, tests, limit = list(self._sources), self._wanted.tests, 3 * self._wanted.test_timeout_s
+            self._surveyed = await self._with_slot(
+                "survey", lambda slot: self._tester.survey(slot, files, tests, limit)
+            )
             await asyncio.to_thread(self._folder.write, SURVEY, _noted(self._surveyed))
         else:
             self._surveyed = await asyncio.to_thread(_surveyed, noted)
         self._by_id = {test.node_id: test for test in self._surveyed.tests}
         self._outcome.broken = [f"{name}: {text[-300:]}" for name, text in self._surveyed.broken]
-        await self._in_thread(bench.know_doctests, self._by_id)
+        await self._in_thread(self._tester.know_doctests, self._by_id)
 
-    async def _measure(self, bench: Bench) -> None:
+    async def _measure(self) -> None:
         """Find the tests that pass every time."""
         measured = await asyncio.to_thread(self._folder.read, MEASURED)
         if measured is None:
             runs = self._wanted.runs
             self._show(f"running the tests {runs + 1} times")
-            first = await self._clean_run(bench, list(self._by_id), 0)
+            first = await self._clean_run(list(self._by_id), 0)
             passing = [name for name in self._by_id if first.passed(name)]
             if not passing:
                 raise DatasetError(
@@ -452,7 +459,7 @@ class _Maker:
                     hint="name what they need with --requirements, or the command with --test-command",
                 )
             async with asyncio.TaskGroup() as group:
-                again = [group.create_task(self._clean_run(bench, passing, n)) for n in range(1, runs + 1)]
+                again = [group.create_task(self._clean_run(passing, n)) for n in range(1, runs + 1)]
             reports = [task.result() for task in again]
             stable = [name for name in passing if all(report.passed(name) for report in reports)]
             ran = [first, *reports]
@@ -470,11 +477,9 @@ class _Maker:
                 hint="if they disturb each other at the same time, use --concurrency 1 or --isolation namespace",
             )
 
-    async def _clean_run(self, bench: Bench, names: Sequence[str], number: int) -> PytestReport:
-        async def run(slot: LeasedSlot) -> PytestReport:
-            return await bench.run(slot, {}, names, self._wanted.test_timeout_s)
-
-        report = await self._with_slot(f"clean-{number}", run)
+    async def _clean_run(self, names: Sequence[str], number: int) -> PytestReport:
+        limit = self._wanted.test_timeout_s
+        report = await self._with_slot(f"clean-{number}", lambda slot: self._tester.run(slot, {}, names, limit))
         if not report.complete:
             raise DatasetError(
                 f"the tests do not come to their end ({report.status}): {_said(report)}",
@@ -484,9 +489,9 @@ class _Maker:
 
     # ------------------------------------------------------------------ the changes
 
-    def _choose(self, bench: Bench) -> list[Candidate]:
+    def _choose(self) -> list[Candidate]:
         """Return the changes to try. Blocking."""
-        tests = bench.test_files(self._by_id)
+        tests = self._tester.test_files(self._by_id)
         usable = {
             path: source
             for path, source in self._sources.items()
@@ -502,7 +507,7 @@ class _Maker:
             usable, replace(self._surveyed, tests=tests_here), kinds, self._wanted.seed, self._wanted.candidates
         )
 
-    async def _decide(self, bench: Bench, chosen: Sequence[Candidate], group: asyncio.TaskGroup) -> None:
+    async def _decide(self, chosen: Sequence[Candidate], group: asyncio.TaskGroup) -> None:
         """Keep sound changes in their order, and combinations of others between, until there are enough."""
         wanted, waiting = self._wanted, deque(chosen)
         trying: deque[tuple[Candidate, asyncio.Task[Record]]] = deque()
@@ -513,7 +518,7 @@ class _Maker:
             while waiting and len(trying) < self._room + _AHEAD:
                 candidate = waiting.popleft()
                 if self._is_free(candidate):  # its kind may be wanted again by the time it is decided on
-                    trying.append((candidate, group.create_task(self._attempt(bench, candidate))))
+                    trying.append((candidate, group.create_task(self._attempt(candidate))))
 
         while self.standing.kept < wanted.count:
             begin()
@@ -533,7 +538,7 @@ class _Maker:
             self._used.update(self._shapes[each] for each in candidate.functions)
             for new in combinations(spared, kinds, wanted.seed, _COMBINATIONS_TRIED, but=combined):
                 combined.append(new)
-                if await self._accept(new, await self._attempt(bench, new)):
+                if await self._accept(new, await self._attempt(new)):
                     spared = [each for each in spared if not set(each.parts) & set(new.parts)]
                     break
         for candidate in spared:
@@ -572,19 +577,19 @@ class _Maker:
         self._show("trying changes")
         return True
 
-    async def _attempt(self, bench: Bench, candidate: Candidate) -> Record:
+    async def _attempt(self, candidate: Candidate) -> Record:
         """Return what came of a change, now or in an earlier session."""
         record = self._done.get(candidate.key)
         if record is None:
             async with self._seats:
-                record = await self._tried(bench, candidate)
+                record = await self._tried(candidate)
             self._done[candidate.key] = record
             await asyncio.to_thread(self._attempts.append, record)
         self.standing.tried += 1
         self._show("trying changes")
         return record
 
-    async def _tried(self, bench: Bench, candidate: Candidate) -> Record:
+    async def _tried(self, candidate: Candidate) -> Record:
         about = {"key": candidate.key, "kind": candidate.kind, "functions": candidate.functions}
         try:
             changes = await self._in_thread(self._changed, candidate)
@@ -593,16 +598,16 @@ class _Maker:
         if isinstance(changes, str):
             return {**about, "outcome": changes}
 
-        async def measure(slot: LeasedSlot) -> Record:
-            return await self._measured(bench, slot, candidate, changes)
-
         try:
-            return {**about, **await self._with_slot(candidate.key, measure, seated=True)}
+            measured = await self._with_slot(
+                candidate.key, lambda slot: self._measured(_Trial(slot, candidate, changes)), seated=True
+            )
+            return {**about, **measured}
         except InfraError as error:
             # Code can be changed to something that no slot survives. What is left undone then is one change, not the
             # run: unless the same happens without the change.
             control = await self._with_slot(
-                "control", lambda slot: bench.run(slot, {}, self._stable[:1], 60.0), seated=True
+                "control", lambda slot: self._tester.run(slot, {}, self._stable[:1], 60.0), seated=True
             )
             if not control.complete:
                 raise
@@ -624,28 +629,27 @@ class _Maker:
             changes[path] = source.encoded(text)
         return changes
 
-    async def _measured(
-        self, bench: Bench, slot: LeasedSlot, candidate: Candidate, changes: Mapping[str, bytes]
-    ) -> Record:
+    async def _measured(self, trial: _Trial) -> Record:
         """Run the tests on a change: first those that can notice it, then all of them."""
+        slot, candidate, changes = trial
         most = self._wanted.max_broken
         near = self._noticing(candidate)
         broken: set[str] | None = None
         if near is not None:
             limit = 15.0 + 6.0 * sum(self._by_id[name].seconds for name in near) + 2.0 * self._full_s
-            report = await bench.run(slot, changes, near, min(limit, self._wanted.test_timeout_s))
+            report = await self._tester.run(slot, changes, near, min(limit, self._wanted.test_timeout_s))
             broken = _broken(near, report)
             if (reason := _unfit(report, broken, most)) is not None:
                 return {"outcome": reason}
             await slot.empty()
         limit = min(30.0 + 6.0 * self._full_s, self._wanted.test_timeout_s)
-        report = await bench.run(slot, changes, self._stable, limit)
+        report = await self._tester.run(slot, changes, self._stable, limit)
         every = _broken(self._stable, report)
         if (reason := _unfit(report, every, most)) is not None:
             return {"outcome": reason}
         if broken is None or broken != every:
             await slot.empty()
-            second = await bench.run(slot, changes, self._stable, limit)
+            second = await self._tester.run(slot, changes, self._stable, limit)
             broken = _broken(self._stable, second)
             if (reason := _unfit(second, broken, most)) is not None:
                 return {"outcome": reason}
@@ -656,31 +660,23 @@ class _Maker:
         if len(candidate.parts) > 1 and not self._each_counts(candidate, certain):
             return {"outcome": "one part hides another"}
         await slot.empty()
-        shown = await self._shown(bench, slot, candidate, changes, certain)
+        shown = await self._shown(trial, certain)
         if isinstance(shown, str):
             return {"outcome": shown}
-        about = {"outcome": KEPT, "broken": certain, "left_out": unsure}
-        return {
-            **about,
-            **await self._described(bench, slot, candidate, changes, broken=certain, report=report, shown=shown),
-        }
+        described = await self._described(trial, certain, report, shown)
+        return {"outcome": KEPT, "broken": certain, "left_out": unsure, **described}
 
-    async def _shown(
-        self,
-        bench: Bench,
-        slot: LeasedSlot,
-        candidate: Candidate,
-        changes: Mapping[str, bytes],
-        broken: Sequence[str],
-    ) -> list[tuple[str, ...]] | str:
+    async def _shown(self, trial: _Trial, broken: Sequence[str]) -> list[tuple[str, ...]] | str:
         """Return examples that show each part of a change, as the statement has them, or why there are none.
 
         An example fails with the change, and runs without it.
         """
+        slot, candidate, changes = trial
         parts = [Candidate(part.mutation.kind, (part,)).key for part in candidate.parts]
         apart = [[name for name in broken if name in self._done[key]["broken"]] for key in parts] if parts[1:] else []
         looked = [name for names in (apart or [[*broken]]) for name in names[:_EXAMINED]]
-        told = await bench.failures(slot, changes, looked, min(30.0 + 6.0 * self._full_s, self._wanted.test_timeout_s))
+        limit = min(30.0 + 6.0 * self._full_s, self._wanted.test_timeout_s)
+        told = await self._tester.failures(slot, changes, looked, limit)
         if any(examples.names_a_missing_name(each.error) for each in told.values()):
             return "undefined name"
         if self._writer is not None:
@@ -690,7 +686,7 @@ class _Maker:
             found: dict[str, tuple[str, ...]] = {}
             for name in names:
                 if name in told and len(found) < most:
-                    each = await self._example(bench, slot, candidate, told[name])
+                    each = await self._example(slot, candidate, told[name])
                     if each is not None and each[2] not in {happens for *_, happens in shown}:
                         found[each[0]] = each
             if not found:
@@ -698,19 +694,17 @@ class _Maker:
             shown += found.values()
         return shown
 
-    async def _example(
-        self, bench: Bench, slot: LeasedSlot, candidate: Candidate, failed: Failed
-    ) -> tuple[str, ...] | None:
+    async def _example(self, slot: LeasedSlot, candidate: Candidate, failed: Failed) -> tuple[str, ...] | None:
         """Return an example of a failed test, with its title and what happens."""
         if failed.session:
             return await self._in_thread(self._telling, candidate, *examples.said_of_doctest(failed))
         source = self._tests.get(failed.node_id.partition("::")[0])
         codes = await self._in_thread(lambda: [*examples.examples_of(source, failed)]) if source else []
         for code in codes:
-            ran = await bench.show(slot, code, clean=False)
+            ran = await self._tester.show(slot, code, clean=False)
             if ran is None or not ran.error or examples.names_a_missing_name(ran.error):
                 continue
-            clean = await bench.show(slot, code, clean=True)
+            clean = await self._tester.show(slot, code, clean=True)
             if clean is not None and not clean.error:
                 title, happens = await self._in_thread(examples.said_of, code, ran, clean)
                 return await self._in_thread(self._telling, candidate, title, code, happens)
@@ -739,18 +733,11 @@ class _Maker:
         return all(names & set(self._done.get(single.key, {}).get("broken", ())) for single in singles)
 
     async def _described(
-        self,
-        bench: Bench,
-        slot: LeasedSlot,
-        candidate: Candidate,
-        changes: Mapping[str, bytes],
-        *,
-        broken: Sequence[str],
-        report: PytestReport,
-        shown: Sequence[tuple[str, ...]],
+        self, trial: _Trial, broken: Sequence[str], report: PytestReport, shown: Sequence[tuple[str, ...]]
     ) -> Record:
         """Return what else a row needs: the patch, the statement, the difficulty."""
-        ground = await bench.ground(slot)
+        slot, candidate, changes = trial
+        ground = await self._tester.ground(slot)
         arguments = {"repo": ground.repository.git_dir, "files": [(path, len(data)) for path, data in changes.items()]}
         programs = await prepare_programs(slot)
         answer = await operate(slot.preparation, programs, "make_patch", arguments, b"".join(changes.values()))
