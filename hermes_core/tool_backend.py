@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, Self, TypedDict, Unpack, cast
 
 from hermes_core.aio import SingleFlight, TaskSet
 from hermes_core.errors import (
@@ -61,6 +61,21 @@ log = logging.getLogger(__name__)
 OVERTIME_S = 15.0
 """Seconds after its time limit, and after the time in which a lost channel may come back, at which a tool is
 cancelled."""
+
+
+class SlotRequest(TypedDict, total=False):
+    """What `ToolBackend.acquire` can be asked for; it says what each means."""
+
+    profile: str | None
+    image: Image | None
+    cwd: str | Cwd | None
+    env: Mapping[str, str] | None
+    as_image: bool
+    network: Network | None
+    group: str | None
+    verification: bool
+    apart_from: str | None
+    timeout_s: float | None
 
 
 class ToolBackend:
@@ -403,35 +418,9 @@ class ToolBackend:
         await asyncio.shield(self._pools[slot.profile].release(lease, reset=reset_workspace))
 
     @asynccontextmanager
-    async def lease(
-        self,
-        trajectory_id: str | None = None,
-        *,
-        profile: str | None = None,
-        image: Image | None = None,
-        cwd: str | Cwd | None = None,
-        env: Mapping[str, str] | None = None,
-        as_image: bool = False,
-        network: Network | None = None,
-        group: str | None = None,
-        verification: bool = False,
-        apart_from: str | None = None,
-        timeout_s: float | None = None,
-    ) -> AsyncIterator[Slot]:
-        """Acquire a slot, and release it with `reset_workspace=True` at the end of the block."""
-        slot = await self.acquire(
-            trajectory_id,
-            profile=profile,
-            image=image,
-            cwd=cwd,
-            env=env,
-            as_image=as_image,
-            network=network,
-            group=group,
-            verification=verification,
-            apart_from=apart_from,
-            timeout_s=timeout_s,
-        )
+    async def lease(self, trajectory_id: str | None = None, **request: Unpack[SlotRequest]) -> AsyncIterator[Slot]:
+        """Acquire a slot, as `acquire` does, and release it with `reset_workspace=True` at the end of the block."""
+        slot = await self.acquire(trajectory_id, **request)
         try:
             yield slot
         finally:

@@ -9,17 +9,11 @@ from __future__ import annotations
 import posixpath
 import re
 import shlex
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import TypedDict, Unpack
 
 from hermes_core.errors import CommandError
-from hermes_core.sandbox.commands import (
-    OUTPUT_LIMIT,
-    CommandResult,
-    ProcessStatus,
-    SlotCommands,
-    WindowSize,
-    unguarded,
-)
+from hermes_core.sandbox.commands import CommandResult, ProcessStatus, Sink, SlotCommands, WindowSize, unguarded
 from hermes_core.sandbox.direct import files, sh
 
 MAX_COMMAND = 100_000
@@ -75,6 +69,29 @@ def is_root(user: str) -> bool:
     return user.partition(":")[0] in ("", "0", "root")
 
 
+class _Options(TypedDict, total=False):
+    cwd: str | None
+    env: Mapping[str, str] | None
+    spool: bool
+    pty: WindowSize | None
+
+
+class CommandOptions(_Options, total=False):
+    """What `SlotCommands.run` takes besides the command; it says what each means."""
+
+    stdin: bytes | AsyncIterator[bytes] | None
+    timeout_s: float | None
+    output_limit: int
+    merge_stderr: bool
+    stdout: Sink | None
+
+
+class StartOptions(_Options, total=False):
+    """The same of `SlotCommands.start`."""
+
+    buffer_bytes: int
+
+
 class AsUser(files.ScriptedFiles):
     """The commands of a slot as another user than root. They have this user's home, and files that it makes are its
     own. A program that can't be run ends with status 126 or 127, as in a shell.
@@ -104,47 +121,13 @@ class AsUser(files.ScriptedFiles):
         """Return the slot's workspace, as a path inside the sandbox."""
         return self._root.workspace_dir
 
-    async def run(
-        self,
-        command: str | Sequence[str],
-        *,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: bytes | AsyncIterator[bytes] | None = None,
-        timeout_s: float | None = None,
-        output_limit: int = OUTPUT_LIMIT,
-        merge_stderr: bool = False,
-        spool: bool = False,
-        pty: WindowSize | None = None,
-        stdout: Callable[[bytes], Awaitable[object]] | None = None,
-    ) -> CommandResult:
+    async def run(self, command: str | Sequence[str], **options: Unpack[CommandOptions]) -> CommandResult:
         """Run a command and wait for its end."""
-        return await self._root.run(
-            self._argv(command),
-            cwd=cwd,
-            env=env,
-            stdin=stdin,
-            timeout_s=timeout_s,
-            output_limit=output_limit,
-            merge_stderr=merge_stderr,
-            spool=spool,
-            pty=pty,
-            stdout=stdout,
-        )
+        return await self._root.run(self._argv(command), **options)
 
-    async def start(
-        self,
-        command: str | Sequence[str],
-        *,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        buffer_bytes: int = 200_000,
-        spool: bool = False,
-        pty: WindowSize | None = None,
-    ) -> ProcessStatus:
+    async def start(self, command: str | Sequence[str], **options: Unpack[StartOptions]) -> ProcessStatus:
         """Start a background process."""
-        argv = self._argv(command)
-        return await self._root.start(argv, cwd=cwd, env=env, buffer_bytes=buffer_bytes, spool=spool, pty=pty)
+        return await self._root.start(self._argv(command), **options)
 
     def _argv(self, command: str | Sequence[str]) -> list[str]:
         words = ["sh", "-c", _SHELL, "sh", command] if isinstance(command, str) else command
