@@ -489,15 +489,19 @@ class ToolBackend:
         """Give no more slots of a sandbox whose disk others have filled, after something failed there for want of room.
 
         Args:
-            preparation: it failed for the preparation user, and not in the slot.
+            preparation: it failed for the preparation user, while the slot may have filled the disk.
 
         Raises:
             StaleSlotError, InfraError: as `kill_everything` does.
-            Disturbed: the disk is full, and not of what failed: elsewhere there is room for it.
+            Disturbed: the disk is full, and not of what failed or is in the slot: elsewhere there is room for it.
         """
         lease = self._lease(slot)
-        pooled = lease.pooled
-        if await lease.call(pooled.client.crowded, PREPARE if preparation else lease.seat.index):
+        pooled, own = lease.pooled, lease.seat.index
+        for index in (PREPARE, own) if preparation else (own,):
+            if not await lease.call(pooled.client.crowded, index):
+                return
+        await lease.call(pooled.client.kill_slot, own)  # a process can hold files that have no name any more
+        if await lease.call(pooled.client.crowded, own):
             error = Disturbed(
                 "other slots have filled the disk of the sandbox",
                 hint="give the profile more room (tmpfs_size) or fewer slots_per_sandbox",

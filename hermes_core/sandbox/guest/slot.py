@@ -108,8 +108,9 @@ class Slot:
     @property
     def crowded(self) -> bool:
         """Return whether the disk is full of what others have put there."""
+        slots = 1 if self.index == PREPARE else self.site.config["slots"]
         try:
-            return self.workspace.crowded(1 if self.index == PREPARE else self.site.config["slots"])
+            return self.workspace.crowded(slots, self.site.world_writable)
         except OSError:  # it hides what it has
             return False
 

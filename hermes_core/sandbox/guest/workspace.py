@@ -9,7 +9,7 @@ from .removal import remove_tree
 
 TYPE_CHECKING = False  # `typing` is slow to import
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from typing import Any, NoReturn
 
 PREPARE = -1
@@ -106,11 +106,12 @@ class Workspace:
         for path in (self.path, self._private):
             remove_tree(path)
 
-    def crowded(self, slots: int) -> bool:
+    def crowded(self, slots: int, open_to_all: Iterable[str]) -> bool:
         """Return whether the disk is full, and not of this slot's files: it has less than half of its part of the disk.
 
         Args:
             slots: how many share the disk.
+            open_to_all: other directories where it may have files.
 
         Raises:
             OSError: its files can't be counted.
@@ -120,14 +121,29 @@ class Workspace:
             return False
         room = disk.f_blocks * disk.f_frsize // (2 * slots)
         files = min(disk.f_files // (2 * slots) or _COUNTED, _COUNTED)
+        for info in self._files(open_to_all):
+            room -= info.st_blocks * 512
+            files -= 1
+            if room < 0 or files < 0:
+                return False
+        return True
+
+    def _files(self, open_to_all: Iterable[str]) -> Iterator[os.stat_result]:
+        """Yield its files and directories, and those of its user in other directories of the same disk."""
         for top in (self.path, self._private):
             for folder, folders, names in os.walk(top, onerror=_raise):
                 for name in folders + names:
-                    room -= os.lstat(os.path.join(folder, name)).st_blocks * 512
-                    files -= 1
-                    if room < 0 or files < 0:
-                        return False
-        return True
+                    yield os.lstat(os.path.join(folder, name))
+        disk = os.stat(self._base).st_dev
+        for top in open_to_all:
+            for folder, folders, names in os.walk(top) if os.stat(top).st_dev == disk else ():
+                for name in folders + names:
+                    try:
+                        info = os.lstat(os.path.join(folder, name))
+                    except OSError:  # another slot's, which is at work
+                        continue
+                    if info.st_uid == self.uid:
+                        yield info
 
     def spool_file(self) -> str:
         """Return a new file's path in the spool directory."""
