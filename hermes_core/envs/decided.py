@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from hermes_core.errors import Disturbed, HermesError, VerifierError
+from hermes_core.errors import Disturbed, HermesError, SetupFailed, VerifierError
 
 T = TypeVar("T")
+
+NO_RESULT = (VerifierError, SetupFailed, Disturbed)
+"""What a verification raises that gives no result, and does not know why."""
 
 
 class WorkAtFault(HermesError):
@@ -29,14 +32,14 @@ async def decided(verify: Callable[[], Awaitable[T]], untouched: Callable[[], Aw
 
     Raises:
         WorkAtFault: because of the work, there is no result.
-        VerifierError, Disturbed: there is none, and the work is not the cause.
+        VerifierError, SetupFailed, Disturbed: there is none, and the work is not the cause.
     """
     try:
         return await verify()
-    except (VerifierError, Disturbed):
+    except NO_RESULT:
         if not await untouched():
             raise
     try:
         return await verify()
-    except (VerifierError, Disturbed) as error:
+    except NO_RESULT as error:
         raise WorkAtFault(f"an untouched environment can be verified, and this one can't: {error.message}") from error

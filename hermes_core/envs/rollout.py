@@ -576,7 +576,7 @@ async def _decided(
 
     Raises:
         WorkAtFault: because of the work.
-        VerifierError, Disturbed: not because of the work.
+        VerifierError, SetupFailed, Disturbed: not because of the work.
     """
 
     async def verify() -> T:

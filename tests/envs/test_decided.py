@@ -2,10 +2,10 @@
 
 import pytest
 
-from hermes_core.errors import AcquireTimeout, ChannelLost, Disturbed, SandboxLost, SlotLost, VerifierError
+from hermes_core.errors import AcquireTimeout, ChannelLost, Disturbed, SandboxLost, SetupFailed, SlotLost, VerifierError
 from tests.envs.test_rollout import Doing, Plain, Slots, parts, roll
 
-NO, DISTURBED = VerifierError("no reward"), Disturbed("pytest was killed")
+NO, DISTURBED, UNREADY = VerifierError("no reward"), Disturbed("pytest was killed"), SetupFailed("no room")
 
 
 async def works(task):
@@ -32,7 +32,9 @@ def verifies(*outcomes):
         ([NO, 1.0, DISTURBED], 0.0, None),
         ([DISTURBED, 0.0, DISTURBED], 0.0, None),
         ([NO, 0.0, 1.0], 1.0, None),  # the tests' tools could be had again
+        ([UNREADY, 0.0, UNREADY], 0.0, None),
         ([NO, NO], None, "verifier"),
+        ([UNREADY, UNREADY], None, "setup"),
         ([NO, ZeroDivisionError()], None, "verifier"),
         ([NO, SandboxLost("gone"), 0.5], 0.5, None),  # nobody can tell, so it is begun anew
     ],

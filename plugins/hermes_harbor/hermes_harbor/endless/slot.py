@@ -170,7 +170,6 @@ async def run_tests(
     """
     commands = rollout.commands
     folder = f"/.hermes-tests-{secrets.token_hex(8)}"
-    await _as_root(commands, 'umask 022; mkdir "$1"', folder)
     try:
         await commands.write_file(f"{folder}/{tests.name}", tests.source.encode(), mode=0o644)
         return await run_pytest(
