@@ -155,6 +155,8 @@ class Rollout(LeasedSlot):
         self._driver_state: dict[str, Any] = {}
         self.used = False
         """Whether the agent ever did anything in its slot."""
+        self.emptied = False
+        """Whether what it did there is gone."""
         self.tools = {name: context.tools.get(name) for name in context.tool_names}
         """The tools that the model may call, by name."""
         self.servers = OpenServers()
@@ -317,6 +319,7 @@ class Rollout(LeasedSlot):
                     return outcome
                 reason = why
         self._note_repeated(reason)
+        self.emptied = True
         with suppress(SlotLost):  # it is then quarantined, or has a sandbox of its own; nothing here needs it
             await self._backend.empty(self.slot)
         async with self.fresh_slot(apart_from=place) as fresh:
@@ -583,7 +586,7 @@ async def _decided(
         return await _verified(rollout, hook, ends.of_verification(context.limits.verify_timeout_s))
 
     async def untouched() -> bool:
-        if not rollout.used or trajectory.is_infra:
+        if not rollout.used or rollout.emptied or trajectory.is_infra:
             return False
         return await _verified_untouched(context, item, trajectory, ends)
 

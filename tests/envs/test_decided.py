@@ -55,6 +55,24 @@ async def test_an_agent_that_did_nothing_is_not_to_blame():
     assert "acquire fresh" not in backend.log
 
 
+async def test_work_that_is_gone_is_not_verified_again():
+    """A verification that empties the agent's slot, to have room, and then gives no result."""
+    backend, outcomes = Slots(), ["killed", NO, 0.0]
+
+    async def lay_out(fresh):
+        await fresh.commands.run("lay out")
+
+    async def check(_):
+        return await verifies(outcomes.pop(0))(None)
+
+    async def verify(given):
+        return await given.rollout.check_afresh(lay_out, check, disturbed=str)
+
+    done = await roll(Plain(verify=verify), agent=Doing(works), backend=backend)
+    assert (done.reward, str(done.failure.kind), outcomes) == (None, "verifier", [0.0])
+    assert "empty" in backend.log
+
+
 async def test_so_it_is_with_a_part_of_the_work():
     async def works_twice(task):
         await works(task)
