@@ -420,8 +420,9 @@ async def run_rollout(context: RolloutContext, item: Item, trajectory: Trajector
         nonlocal lost_in
         await _attempt(context, item, trajectory, ends)
         before, lost_in = lost_in, trajectory.lost_in
+        lost_again = context.environment.scored and lost_in is not None and lost_in == before
         with suppress(HermesError):
-            if lost_in is not None and lost_in == before and await _verified_untouched(context, item, trajectory, ends):
+            if lost_again and await _verified_untouched(context, item, trajectory, ends):
                 trajectory.blame_work(f"its sandbox was lost twice in stage {lost_in!r}, while an untouched one lasts")
 
     return await _by_deadline(context, trajectory, attempt)

@@ -111,6 +111,18 @@ async def test_a_sandbox_that_is_lost_again_where_the_agent_had_it_to_itself(err
         assert "twice in stage 'verify'" in done.details["reason"]
 
 
+async def test_without_rewards_nobody_is_blamed():
+    environment, backend = Plain(), Slots(isolation="dedicated")
+    environment.scored = False
+
+    async def works_and_ends(task):
+        backend.failures.append(("execute shell in /data/slot", SandboxLost("gone")))
+        await works(task)
+
+    done = await roll(environment, agent=Doing(works_and_ends), backend=backend)
+    assert (done.reward, str(done.failure.kind), done.infra_retries) == (None, "infra", 2)
+
+
 async def test_other_failures_of_the_infrastructure_are_nobodys_fault():
     error = AcquireTimeout("no room")
     done = await roll(Plain(verify=verifies(error)), agent=Doing(works), backend=Slots(isolation="dedicated"))
