@@ -5,7 +5,8 @@ This module is also loaded on hosts with Python 3.7.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from enum import Enum
 from typing import Any, TypeVar
 
@@ -259,6 +260,23 @@ def describe(error: BaseException) -> str:
 
 BUG_HINT = "a bug in the plugin: `hermes-rl --traceback …` shows where"
 """The hint of an error that a plugin should not have raised."""
+
+
+@contextmanager
+def explained(
+    explain: Callable[[Exception], HermesError], but: type[Exception] | tuple[type[Exception], ...] = HermesError
+) -> Iterator[None]:
+    """Raise what `explain` makes of an exception that a plugin's code should not have raised in the block.
+
+    Args:
+        but: exceptions that it may raise.
+    """
+    try:
+        yield
+    except but:
+        raise
+    except Exception as error:
+        raise explain(error) from error
 
 
 def plugin_fault(made_by_plugin: object, method: str, error: Exception, **where: Any) -> ProvisionError:

@@ -29,6 +29,7 @@ from hermes_core.errors import (
     UnknownNameError,
     UsageError,
     describe,
+    explained,
     plugin_fault,
 )
 from hermes_core.plugins.manager import PluginManager
@@ -391,16 +392,15 @@ class Runtime:
         """Return the result of the entry's factory for these arguments."""
         self._check_open()
         factory: Callable[..., Any] = entry.load()
-        try:
-            with exits_are_errors():
-                return factory(*arguments)
-        except HermesError:
-            raise
-        except Exception as error:
-            raise PluginError(
+
+        def fault(error: Exception) -> PluginError:
+            return PluginError(
                 f"{entry.kind} {entry.name!r} of {entry.plugin.label} cannot be made: {describe(error)}",
                 hint=import_hint(error, entry.plugin) if isinstance(error, ImportError) else BUG_HINT,
-            ) from error
+            )
+
+        with explained(fault), exits_are_errors():
+            return factory(*arguments)
 
     def _keep(self, thing: Thing) -> Thing:
         self._made.append(thing)

@@ -27,6 +27,7 @@ from hermes_core.errors import (
     StaleSlotError,
     UnknownNameError,
     UsageError,
+    explained,
     plugin_fault,
 )
 from hermes_core.events import Events
@@ -373,13 +374,10 @@ class ToolBackend:
 
     async def _make_image(self, image: Image, config: SandboxConfig) -> str | ImageError:
         try:
-            return await cast(CanBuild, self.backend).prepare_image(image, config)
+            with explained(functools.partial(plugin_fault, self.backend, "prepare_image")):
+                return await cast(CanBuild, self.backend).prepare_image(image, config)
         except ImageError as error:
             return error  # kept like an image
-        except HermesError:
-            raise
-        except Exception as error:
-            raise plugin_fault(self.backend, "prepare_image", error) from error
 
     async def _image_within(self, image: Image, profile: str, patience_s: float) -> str:
         """Return the name of an image that is ready.

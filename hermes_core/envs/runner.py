@@ -22,7 +22,7 @@ from hermes_core.envs.options import RunOptions, agent_settings, check_price
 from hermes_core.envs.plain import Redact, changed_fields, json_line
 from hermes_core.envs.prefetch import Prefetch
 from hermes_core.envs.rollout import RolloutContext, begin, run_rollout
-from hermes_core.envs.session import Session, Tools, broken, open_session, versions
+from hermes_core.envs.session import ITEMS, Session, Tools, broken, open_session, versions
 from hermes_core.envs.stalls import STALLS
 from hermes_core.envs.store import TRAJECTORIES, Changes, OutputFolder
 from hermes_core.envs.summary import Key, NoProgress, Progress, RunSummary, Tally
@@ -36,6 +36,7 @@ from hermes_core.errors import (
     UnknownNameError,
     UsageError,
     describe,
+    explained,
 )
 from hermes_core.runtime import Runtime
 from hermes_core.sandbox.pool.cost import CostLimitReached, SandboxUsage
@@ -226,13 +227,9 @@ class Jobs:
         """The items' places in the dataset by their ids, in order."""
         self.need_slots = False
         """Whether one of them needs a slot."""
-        try:
+        with explained(functools.partial(broken, environment, ITEMS)):
             self._items = environment.selected_items()
             self._check(environment, session.tools, session.slots)
-        except HermesError:
-            raise
-        except Exception as error:
-            raise broken(environment, "items() or item_id()", error) from error
 
     def _check(self, environment: Environment, tools: Tools, slots: ToolBackend) -> None:
         refused: HermesError | None = None

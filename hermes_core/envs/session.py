@@ -8,7 +8,7 @@ import platform
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ from hermes_core.envs.quarantine import Quarantine
 from hermes_core.envs.rollout import RolloutContext
 from hermes_core.envs.running import RunningRollouts
 from hermes_core.envs.stalls import STALLS, stalls_noticed
-from hermes_core.errors import HermesError, PluginError, UsageError, describe
+from hermes_core.errors import PluginError, UsageError, describe, explained
 from hermes_core.mcp.opening import check_installed, check_servers
 from hermes_core.mcp.servers import McpServer, secrets_of
 from hermes_core.plugins.calling import EnvironmentHooks
@@ -274,12 +274,8 @@ async def set_up(environment: Environment, load: Callable[[], Awaitable[None]] |
         PluginError: its `setup` is broken.
     """
     try:
-        try:
+        with explained(partial(broken, environment, "setup()")):
             await (load or environment.setup)()
-        except HermesError:
-            raise
-        except Exception as error:
-            raise broken(environment, "setup()", error) from error
         yield
     finally:
         await environment.aclose()
@@ -292,12 +288,12 @@ async def _checked(quarantine: Quarantine, name: str, environment: Environment) 
         ConfigError: it is not.
         PluginError: the environment is broken.
     """
-    try:
+    with explained(partial(broken, environment, ITEMS)):
         await asyncio.to_thread(quarantine.check, name, environment)
-    except HermesError:
-        raise
-    except Exception as error:
-        raise broken(environment, "items() or item_id()", error) from error
+
+
+ITEMS = "items() or item_id()"
+"""Where an environment fails whose items can't be read, for `broken`."""
 
 
 def broken(environment: Environment, where: str, error: Exception) -> PluginError:
@@ -423,16 +419,13 @@ async def check_endpoint(agent: Agent) -> None:
     """
     if (check := getattr(agent, "check_endpoint", None)) is None:
         return
-    try:
-        with exits_are_errors():
-            await check()
-    except HermesError:
-        raise
-    except Exception as error:
-        raise PluginError(
-            f"agent {agent.name!r} failed in check_endpoint(): {describe(error)}",
-            hint="report this to its author; `hermes-rl --traceback …` shows where",
-        ) from error
+
+    def fault(error: Exception) -> PluginError:
+        said = f"agent {agent.name!r} failed in check_endpoint(): {describe(error)}"
+        return PluginError(said, hint="report this to its author; `hermes-rl --traceback …` shows where")
+
+    with explained(fault), exits_are_errors():
+        await check()
 
 
 def redactor(runtime: Runtime, *settings: AgentSettings) -> Redact:

@@ -23,7 +23,7 @@ from hermes_core.environment import Environment, Item
 from hermes_core.envs.options import RunOptions
 from hermes_core.envs.quarantine import FORMAT, VERSION, Fingerprints, Quarantine
 from hermes_core.envs.runner import Jobs, Run, in_thread
-from hermes_core.envs.session import Session, broken, check_scored, open_session, versions
+from hermes_core.envs.session import ITEMS, Session, broken, check_scored, open_session, versions
 from hermes_core.envs.soundness import EXPECTED, UNTRIED, Finding, ItemResult, Status, Verdict
 from hermes_core.envs.stalls import STALLS
 from hermes_core.envs.store import (
@@ -37,7 +37,7 @@ from hermes_core.envs.store import (
     write_text,
 )
 from hermes_core.envs.summary import NoProgress, Progress
-from hermes_core.errors import FailureKind, HermesError, InfraError, PolicyError, UsageError
+from hermes_core.errors import FailureKind, InfraError, PolicyError, UsageError, explained
 from hermes_core.runtime import Runtime
 from hermes_core.sandbox.contract import Isolation
 from hermes_core.validation import validated
@@ -283,12 +283,8 @@ def _folder(out_dir: str | Path | None, runs_dir: str | Path | None, name: str) 
 
 
 def _fingerprints(environment: Environment) -> Fingerprints:
-    try:
+    with explained(functools.partial(broken, environment, ITEMS)):
         return Fingerprints.of(environment)
-    except HermesError:
-        raise
-    except Exception as error:
-        raise broken(environment, "items() or item_id()", error) from error
 
 
 def _check_unchanged(written: Path, now: Fingerprints) -> None:

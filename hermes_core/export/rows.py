@@ -29,18 +29,7 @@ _ABOUT: Columns = {
 
 def _about(record: Record) -> dict[str, Any]:
     """Return the columns that tell which rollout a row is from, and how it ended."""
-    return {
-        "trajectory_id": record.trajectory_id,
-        "environment": record.environment,
-        "item_id": record.item_id,
-        "group": record.group,
-        "rollout_index": record.rollout_index,
-        "agent": record.agent,
-        "model": record.model,
-        "reward": record.reward,
-        "stop_reason": record.stop_reason,
-        "failure": record.failure and str(record.failure.kind),
-    }
+    return {name: getattr(record, name) for name in _ABOUT} | {"failure": record.failure and str(record.failure.kind)}
 
 
 def _messages_with(arguments: Kind) -> Kind:

@@ -7,9 +7,10 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import fields
 from enum import Enum
+from functools import partial
 
 from hermes_core.aio import exits_are_errors
-from hermes_core.errors import HermesError, PluginError, describe, plugin_fault, wrong_answer
+from hermes_core.errors import HermesError, PluginError, describe, explained, plugin_fault, wrong_answer
 from hermes_core.sandbox.contract import (
     Backend,
     Capabilities,
@@ -69,12 +70,9 @@ def _check_config_class(backend: Backend, what: str) -> None:
 
 def _capabilities(backend: Backend, what: str) -> Capabilities:
     hint = "write capabilities = Capabilities(isolation=frozenset({Isolation.SHARED})), with the levels that it gives"
-    try:
+    unread = f"{what}: its capabilities can't be read"
+    with explained(lambda error: PluginError(f"{unread}: {describe(error)}", hint=hint)):
         can: object = backend.capabilities
-    except HermesError:
-        raise
-    except Exception as error:
-        raise PluginError(f"{what}: its capabilities can't be read: {describe(error)}", hint=hint) from error
     if not isinstance(can, Capabilities):
         raise PluginError(f"{what} has a {type(can).__name__} as capabilities: {can!r}", hint=hint)
     return can
@@ -111,12 +109,8 @@ def levels_of(backend: Backend, config: SandboxConfig) -> frozenset[Isolation]:
     Raises:
         HermesError: `levels` raised it, raised something else, or returned no set of levels.
     """
-    try:
+    with explained(partial(plugin_fault, backend, "levels")):
         found: object = backend.levels(config)
-    except HermesError:
-        raise
-    except Exception as error:
-        raise plugin_fault(backend, "levels", error) from error
     if not (isinstance(found, AbstractSet) and all(isinstance(each, Isolation) for each in found)):
         raise wrong_answer(backend, "levels", found, "a set of Isolation")
     return backend.capabilities.isolation & found
@@ -131,12 +125,8 @@ async def created(backend: Backend, method: str, make: Callable[[], Awaitable[ob
     Raises:
         HermesError: the method raised it, raised something else, or returned no sandbox.
     """
-    try:
+    with explained(partial(plugin_fault, backend, method)):
         made = await make()
-    except HermesError:
-        raise
-    except Exception as error:
-        raise plugin_fault(backend, method, error) from error
     if not (isinstance(made, Sandbox) and isinstance(getattr(made, "id", None), str)):
         raise wrong_answer(backend, method, made, "a Sandbox with an `id`")
     return made
@@ -148,12 +138,8 @@ async def listed(backend: Backend, owner: str | None = None) -> list[SandboxInfo
     Raises:
         HermesError: `list` raised it, raised something else, or returned no list of SandboxInfo.
     """
-    try:
+    with explained(partial(plugin_fault, backend, "list")):
         found: object = await backend.list(owner)
-    except HermesError:
-        raise
-    except Exception as error:
-        raise plugin_fault(backend, "list", error) from error
     if not isinstance(found, Sequence) or isinstance(found, str):
         raise wrong_answer(backend, "list", found, "a list of SandboxInfo")
     for each in found:

@@ -7,6 +7,7 @@ import re
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 from hermes_core.errors import (
@@ -19,6 +20,7 @@ from hermes_core.errors import (
     SandboxLost,
     SlotLost,
     SlotUnclean,
+    explained,
     plugin_fault,
     wrong_answer,
 )
@@ -83,6 +85,13 @@ class GuestSettings:
     """Whether the sandbox's files come from a snapshot."""
 
 
+_TOLD = (
+    *("creation_id", "slots", "workspace_base", "orphan_ttl_s", "uid_base", "own_system", "slot_root", "share_network"),
+    *("max_processes", "inherit", "secrets", "visible_paths", "restored"),
+)
+"""Settings that the guest gets as they are."""
+
+
 class GuestConnection:
     """A channel whose guest has been greeted, with the frames received so far."""
 
@@ -122,12 +131,9 @@ class GuestConnection:
             raise ChannelLost(f"garbage on the channel: {error}", sandbox_id=self._sandbox_id) from error
 
     async def _read(self) -> bytes:
-        try:
+        fault = partial(plugin_fault, self.channel, "read", sandbox_id=self._sandbox_id)
+        with explained(fault, but=(HermesError, TimeoutError)):
             data = await self.channel.read(1 << 18)
-        except (HermesError, TimeoutError):
-            raise
-        except Exception as error:
-            raise plugin_fault(self.channel, "read", error, sandbox_id=self._sandbox_id) from error
         if not isinstance(data, bytes | bytearray | memoryview):
             raise wrong_answer(self.channel, "read", data, "bytes", sandbox_id=self._sandbox_id)
         return data
@@ -150,15 +156,12 @@ async def greet(
     channel: Channel | None = None
     try:
         async with asyncio.timeout(limit_s):
-            try:
+            fault = partial(plugin_fault, sandbox, "open", sandbox_id=sandbox.id)
+            with explained(fault, but=(HermesError, TimeoutError)):
                 opened = await sandbox.open(guest_argv(settings.state_dir, join=join))
                 if not isinstance(opened, Channel):
                     raise wrong_answer(sandbox, "open", opened, "a Channel", sandbox_id=sandbox.id)
                 channel = opened
-            except (HermesError, TimeoutError):
-                raise
-            except Exception as error:
-                raise plugin_fault(sandbox, "open", error, sandbox_id=sandbox.id) from error
             connection = GuestConnection(channel, sandbox.id)
             answer = await _ask(connection, payload() + _hello(settings, session))
             if answer is None:
@@ -185,23 +188,11 @@ async def _ask(connection: GuestConnection, words: bytes) -> tuple[dict[str, Any
 
 def _hello(settings: GuestSettings, session: str) -> bytes:
     config = {
-        "creation_id": settings.creation_id,
+        **{name: getattr(settings, name) for name in _TOLD},
         "isolation": int(settings.isolation),
-        "slots": settings.slots,
-        "workspace_base": settings.workspace_base,
-        "orphan_ttl_s": settings.orphan_ttl_s,
-        "uid_base": settings.uid_base,
-        "own_system": settings.own_system,
-        "slot_root": settings.slot_root,
-        "share_network": settings.share_network,
         "driver_etc": system_identity(),
-        "max_processes": settings.max_processes,
         "process_memory": (settings.process_memory or 0) << 20,
         "env": dict(settings.env),
-        "inherit": list(settings.inherit),
-        "secrets": list(settings.secrets),
-        "visible_paths": list(settings.visible_paths),
-        "restored": settings.restored,
     }
     hello = {"op": "hello", "driver": settings.driver_id, "session": session, "config": config}
     whom = settings.take_over.instance if isinstance(settings.take_over, GuestLife) else settings.take_over

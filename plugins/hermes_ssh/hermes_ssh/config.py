@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Self
 
 from pydantic import Field, field_validator, model_validator
@@ -85,22 +85,8 @@ class SshConfig(SandboxConfig):
 
     def access(self, host: str) -> Access:
         """Return how to reach one of the hosts."""
-        return Access(
-            host=host,
-            user=self.user,
-            port=self.port,
-            config_file=self.config_file,
-            identity=self.identity,
-            passphrase_secret=self.passphrase_secret,
-            password_secret=self.password_secret,
-            known_hosts=self.known_hosts,
-            agent=self.agent,
-            connect_timeout_s=self.connect_timeout_s,
-            keepalive_s=self.keepalive_s,
-            max_sessions=self.max_sessions,
-            directory=self.directory,
-            python=self.python,
-        )
+        settings = {each.name: getattr(self, each.name) for each in fields(Access)}
+        return Access(**(settings | {"host": host}))
 
 
 @dataclass(frozen=True)
