@@ -212,7 +212,9 @@ def pool_size(
     most = 1 if isolation is Isolation.DEDICATED else MOST_SLOTS
     least_sandboxes = math.ceil(wanted / _number(given, "slots_per_sandbox", most))
     slots = _number(given, "slots_per_sandbox", math.ceil(wanted / least_sandboxes))
-    sandboxes = _number(given, "max_sandboxes", least_sandboxes)
+    # To verify an untouched environment takes a slot beside the one that it lies in.
+    most_slots = options.concurrency + max(reserve, 2)
+    sandboxes = _number(given, "max_sandboxes", math.ceil(most_slots / slots))
     room = slots * sandboxes - reserve
     if room < 1:
         raise UsageError(

@@ -133,6 +133,8 @@ class RolloutContext:
     """The versions of what runs, for the records."""
     running: RunningRollouts = field(default_factory=RunningRollouts)
     """The rollouts that have not ended."""
+    controls: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
+    """Lets so many untouched environments be verified at a time that they leave each other the slots for it."""
 
 
 class Rollout(LeasedSlot):
@@ -602,7 +604,8 @@ async def _verified_untouched(context: RolloutContext, item: Item, trajectory: T
     """
     told = trajectory.environment, trajectory.item_id, trajectory.group, trajectory.rollout_index
     control = Trajectory(*told, NopAgent.name, trajectory.backend, item=item)
-    await _attempt(replace(context, agent=NopAgent()), item, control, ends, verification=True)
+    async with context.controls:
+        await _attempt(replace(context, agent=NopAgent()), item, control, ends, verification=True)
     if control.failure is not None and control.failure.kind is FailureKind.INFRA:
         raise InfraError(f"an untouched environment can't be verified either: {control.failure.message}")
     return control.failure is None

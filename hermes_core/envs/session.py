@@ -168,6 +168,7 @@ class Session:
                 seed=self.options.seed,
                 versions=versions(self.runtime),
                 running=running,
+                controls=asyncio.Semaphore(max(1, self.room // 2)),
             )
 
 

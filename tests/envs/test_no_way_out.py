@@ -11,9 +11,13 @@ import hermes_harbor
 import hermes_swe_smith
 import pytest
 
+from hermes_core.environment import Environment
 from hermes_core.envs.runner import run_rollouts
+from hermes_core.errors import VerifierError
+from hermes_core.plugins.hookspecs import hookimpl
 from hermes_core.runtime import Runtime
 from hermes_core.settings import Settings
+from tests.envs.test_agent_exits import Doing, shell
 from tests.harbor.harbor_tasks import PYTHON, write_task
 from tests.ways_out import WAYS, Ways, skip_without
 
@@ -70,6 +74,46 @@ async def test_a_slot_that_can_not_be_entered_again_is_the_agents_doing(change_g
     records = await ends(tmp_path, tasks, "local", "private-root", ways, {})
     assert [end[:2] for end in records.values()] == [(0.0, None)] * 2
     assert "it could not be confined" in records["puts a link in the place of /data"][2]["reason"]
+
+
+class Separate(Environment):
+    """A verification in a fresh slot, which gives no reward for what the agent made."""
+
+    name = "separate"
+
+    def items(self):
+        return [{"id": str(number)} for number in range(3)]
+
+    def format_prompt(self, item):
+        return "break it"
+
+    @hookimpl
+    async def verify_and_score_trajectory(self, item, rollout):
+        broken = (await rollout.commands.run("test -e broken")).ok
+        async with rollout.fresh_slot():
+            if broken:
+                raise VerifierError("no reward")
+        return 0.5
+
+
+@pytest.mark.parametrize("concurrency", [1, 3])
+async def test_all_that_break_their_verification_at_a_time_leave_each_other_the_slots_for_the_decision(
+    tmp_path, concurrency
+):
+    skip_without("user")
+    records: list[dict[str, Any]] = []
+    async with Runtime(Settings(state_dir=tmp_path / "state"), load_entry_points=False) as runtime:
+        await run_rollouts(
+            runtime,
+            Separate(),
+            Doing({"break it": shell("touch broken")}),
+            backend="local",
+            isolation="user",
+            concurrency=concurrency,
+            infra_retries=0,
+            on_record=records.append,
+        )
+    assert [(record["reward"], record["failure"]) for record in records] == [(0.0, None)] * 3
 
 
 async def ends(tmp_path, environment, backend, level, ways, given):
