@@ -80,8 +80,9 @@ async def test_one_folder_and_a_folder_of_folders(tmp_path):
 
 async def test_what_can_t_run_here_is_refused_at_load_or_left_out(tmp_path, caplog):
     write_task(tmp_path / "bad", '[environment]\nos = "windows"')
-    with pytest.raises(DatasetError, match=r"task 'bad' can't run here: .*sandboxes are Linux"):
+    with pytest.raises(DatasetError, match=r"task 'bad' can't run here: .*sandboxes are Linux") as refused:
         await set_up(tmp_path)
+    assert str(refused.value).count("skip_refused=true") == 1
     with pytest.raises(DatasetError, match=r"nothing to do .* 1 of 1 can't be used: task 'bad'"):
         await set_up(tmp_path, skip_refused=True)
     write_task(tmp_path / "good")

@@ -146,10 +146,7 @@ def load_task(folder: Path, config: HarborConfig) -> Task:
     if unknown := [*unknown_keys(TaskToml, table)]:
         log.warning("%s: keys without a meaning: %s", place, ", ".join(unknown[:10]))
     if reasons := [*refusals(toml, folder, config)]:
-        raise Refused(
-            f"task {folder.name!r} can't run here: {'; '.join(reasons)}",
-            hint="leave such tasks out with --env.skip_refused=true",
-        )
+        raise Refused(f"task {folder.name!r} can't run here: {'; '.join(reasons)}", hint="change the task")
     return made_task(folder, toml, config)
 
 

@@ -16,9 +16,7 @@ class Refused(DatasetError):
     """A row with nothing wrong whose tests can't be run here."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(
-            message, hint="tests are run with pytest, as path::name; skip_refused=true leaves out rows with others"
-        )
+        super().__init__(message, hint="tests are run with pytest, as path::name")
 
 
 def node_ids(names: Iterable[str], test_patch: str, where: str, *, drop: bool) -> tuple[str, ...]:
