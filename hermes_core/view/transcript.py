@@ -184,16 +184,17 @@ def _call(call: Mapping[str, Any], full: bool) -> Iterator[RenderableType]:
 def _result(message: Mapping[str, Any], call: Mapping[str, Any] | None, full: bool) -> Iterator[RenderableType]:
     """Yield what a tool returned, and how the call ended."""
     content = text_of(message.get("content"))
-    if call is not None:
-        yield Indented(_about_call(call, content), 2)
     values = parsed(content)
+    said = "\n".join(map(str, values.values())) if isinstance(values, dict) else content
+    if call is not None:
+        yield Indented(_about_call(call, said), 2)
     if isinstance(values, dict):
         yield from fields(values, full, 4, "dim")
     else:
         yield _block(content, full, "dim", indent=4)
 
 
-def _about_call(call: Mapping[str, Any], content: str) -> Text:
+def _about_call(call: Mapping[str, Any], said: str) -> Text:
     """Return how a call ended, and its error's message if the tool's answer, which is shown below, has it not."""
     took = None if None in (call["started"], call["ended"]) else call["ended"] - call["started"]
     parts = [] if took is None else [duration(took)]
@@ -203,7 +204,7 @@ def _about_call(call: Mapping[str, Any], content: str) -> Text:
         parts.append(f"{count(call['bytes_dropped'])} bytes dropped")
     if call["error"]:
         kind, message = call["error"]["kind"], call["error"]["message"]
-        parts.append(kind if message in content else f"{kind}: {message}")
+        parts.append(kind if message in said else f"{kind}: {message}")
     return line("← " + " · ".join(parts), "red" if call["error"] else "yellow" if call["exit_code"] else "dim")
 
 

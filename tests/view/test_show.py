@@ -226,6 +226,17 @@ def test_one_rollout_is_told_from_its_prompt_to_its_report(run: Path) -> None:
     assert show(run, "greet-0-0123") == page
 
 
+def test_an_error_that_the_answer_has_is_shown_once(make_record: Any, write_run: Any) -> None:
+    message = 'mode must be one of "replace", "patch"'
+    record = make_record()
+    record.messages[3]["content"] = json.dumps({"error": message})
+    wrong = CallError(CallErrorKind.INVALID_ARGUMENTS, message)
+    run = write_run([dataclasses.replace(record, calls=(dataclasses.replace(record.calls[0], error=wrong),))])
+    page = show(run, "greet/0")
+    assert page.count(message) == 1
+    assert "· invalid_arguments\n" in page
+
+
 def test_of_several_rollouts_of_an_item_the_reports_are_shown(run: Path) -> None:
     page = show(run, "greet")
     assert page.count("reason: 1 of 2 tests failed") == 2
