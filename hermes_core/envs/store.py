@@ -311,6 +311,12 @@ def is_running(path: Path) -> bool:
     return False
 
 
+def runs_below(path: Path) -> str:
+    """Return what to name instead of a path that is no run: the runs in it, as a validation has them."""
+    inside = sorted(str(place.parent) for place in path.glob(f"*/{TRAJECTORIES}"))
+    return f"name a run in it: {', '.join(inside)}" if inside else "name the folder of a run"
+
+
 def read_run(path: Path) -> dict[str, Any]:
     """Return the folder's `run.json`.
 
@@ -322,7 +328,7 @@ def read_run(path: Path) -> dict[str, Any]:
             return _Run.model_validate(json_value(file.read())).model_dump(exclude_unset=True)
     except (OSError, ValueError) as error:
         why = problem_text(error) if isinstance(error, ValidationError) else getattr(error, "strerror", error)
-        raise UsageError(f"{path} has no usable {RUN}: {why}", hint="name the folder of a run") from error
+        raise UsageError(f"{path} has no usable {RUN}: {why}", hint=runs_below(path)) from error
 
 
 class _Configuration(BaseModel):

@@ -18,7 +18,7 @@ from hermes_core.agents.base import CallError, CallRecord
 from hermes_core.envs.plain import json_line
 from hermes_core.envs.record import Record, parse_outline
 from hermes_core.envs.run_files import open_to_read, open_to_write
-from hermes_core.envs.store import TRAJECTORIES, read_run, record_in
+from hermes_core.envs.store import TRAJECTORIES, read_run, record_in, runs_below
 from hermes_core.envs.summary import SOLVED
 from hermes_core.errors import UsageError
 
@@ -175,9 +175,7 @@ class Run:
         try:
             return open_to_read(self.records, buffer)
         except OSError as error:
-            inside = sorted(str(path.parent) for path in self.path.glob(f"*/{TRAJECTORIES}"))
-            hint = f"name a run in it: {', '.join(inside)}" if inside else "name the folder of a run"
-            raise UsageError(f"{self.records} can't be read: {error.strerror}", hint=hint) from error
+            raise UsageError(f"{self.records} can't be read: {error.strerror}", hint=runs_below(self.path)) from error
 
     def _read_on(self, file: BinaryIO) -> bool:
         """Take in the whole lines after those that were read; return whether there are any."""

@@ -13,6 +13,7 @@ import pytest
 
 from hermes_core.agents.base import CallRecord
 from hermes_core.envs.record import ToolCalls
+from hermes_core.envs.store import read_run
 from hermes_core.errors import UsageError
 from hermes_core.view import index
 from hermes_core.view.index import Run
@@ -141,6 +142,8 @@ def test_what_is_no_run_is_named(tmp_path: Path) -> None:
     (tmp_path / "validation" / "local" / "trajectories.jsonl").touch()
     with pytest.raises(UsageError, match=r"\(name a run in it: .*/validation/local\)"):
         Run(tmp_path / "validation")
+    with pytest.raises(UsageError, match=r"no usable run\.json: .* \(name a run in it: .*/validation/local\)"):
+        read_run(tmp_path / "validation")
     with pytest.raises(UsageError, match=r"trajectories.jsonl can't be read: .* \(name the folder of a run\)"):
         Run(tmp_path)
     (tmp_path / "trajectories.jsonl").write_text("{}\n")
