@@ -240,4 +240,4 @@ def tail(result: CommandResult) -> str:
 def described(result: CommandResult) -> str:
     """Return how a command failed, with the end of its output."""
     how = "a time-out" if result.timed_out else f"status {result.returncode}"
-    return f"{how}: {tail(result)}"
+    return f"{how}: {said}" if (said := tail(result)) else how

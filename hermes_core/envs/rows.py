@@ -183,7 +183,8 @@ def _parsed(line: bytes, where: str) -> dict[str, Any]:
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise DatasetError(f"{where}: not JSON: {error}", hint=_ONE_OBJECT) from error
+        why = f"{error.msg} at character {error.pos + 1}" if isinstance(error, json.JSONDecodeError) else error
+        raise DatasetError(f"{where}: not JSON: {why}", hint=_ONE_OBJECT) from error
     if not isinstance(row, dict):
         raise DatasetError(f"{where}: {type(row).__name__} instead of an object", hint=_ONE_OBJECT)
     return row

@@ -67,9 +67,9 @@ def export_run(
 
 def _nothing_to_export(selection: Selection, to: str) -> UsageError:
     reasons = ", ".join(f"{count} {reason}" for reason, count in selection.left_out.most_common())
-    hint = "give fewer conditions"
+    hint = "give fewer conditions; `hermes-rl show` says how the rollouts ended"
     if to == "preference":
-        hint = "a pair needs two rollouts of a group with the same prompt and different rewards"
+        hint = "a pair needs two rollouts of a group with the same prompt, different answers and different rewards"
     if to == "tokens":
         hint = "record exact tokens: `hermes-rl rollout` with a token-exact server"
     return UsageError(f"{selection.run.path} has nothing to export as {to}: {reasons or 'no records'}", hint=hint)

@@ -118,9 +118,11 @@ def test_json_is_the_summary_and_nothing_else_on_standard_output(run, dataset):
 
 def test_some_not_scored_exits_with_3_and_says_why(run, dataset):
     broken = {"id": "broken", "setup": "echo no luck >&2; exit 7", "check": "true"}
-    done = run("rollout", "tasks", dataset(GOOD, broken), "--agent", "oracle", *ISOLATION)
+    silent = {"id": "silent", "setup": "exit 8", "check": "true"}
+    done = run("rollout", "tasks", dataset(GOOD, broken, silent), "--agent", "oracle", *ISOLATION)
     assert done.returncode == 3
-    assert "1 of 2 scored" in done.stdout
+    assert "1 of 3 scored" in done.stdout
+    assert "  setup: a set-up command of item 'silent' failed with status 8\n      silent\n" in done.stdout
     assert "  setup: a set-up command of item 'broken' failed with status 7: no luck\n      broken\n" in done.stdout
 
 
