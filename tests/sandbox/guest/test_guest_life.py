@@ -369,9 +369,7 @@ async def test_without_python(host_sandbox):
         await sandbox.terminate()
 
 
-@pytest.mark.parametrize(
-    "script", ["echo hello; cat >/dev/null", "head -c 100000 /dev/urandom", "exit 0", "echo broken >&2; exit 9"]
-)
+@pytest.mark.parametrize("script", ["echo hello", "head -c 100000 /dev/urandom", "exit 0", "echo broken >&2; exit 9"])
 async def test_something_else_than_a_guest(host_sandbox, script):
     sandbox = instead(host_sandbox("/bin/sh"), script)
     try:

@@ -268,8 +268,7 @@ def test_a_driver_that_is_killed_leaves_nothing(host, tools) -> None:
         if sys.argv[2] != "-":
             sys._base_executable, sys.base_prefix, sys.base_exec_prefix = sys.argv[2], "/usr", "/usr"
         from hermes_core.sandbox.contract import Isolation, SandboxSpec
-        from hermes_core.sandbox.guest.probe import CHROOT
-from hermes_core.sandbox.local.backend import LocalBackend, LocalConfig
+        from hermes_core.sandbox.local.backend import LocalBackend, LocalConfig
 
         async def main():
             backend = LocalBackend(state_dir=sys.argv[1])
