@@ -100,7 +100,7 @@ class SweSmithEnvironment(Environment):
         self._repositories: dict[tuple[str, str], Repository] = {}
         self._reach = Reach()
         self._installer_variables = installer_variables(self.config.installer_variables)
-        self._clean: dict[str, Checked] = {}
+        self._clean: dict[str, Mapping[str, str]] = {}
         self._no_canary: dict[str, str] = {}
 
     async def setup(self) -> None:
@@ -226,14 +226,15 @@ class SweSmithEnvironment(Environment):
                 again = await take_patch(rollout, task, trees_dir, environment, tested.patch, canary=None)
                 return await self._score(task, again, rollout)
             else:
-                reward, details = score(task, as_clean(checked.report, clean.report, task), self.config)
+                reward, details = score(task, as_clean(checked.report, clean), self.config)
         details = {**details, **undone(tested)}
         if why := self._no_canary.get(task.instance_id):
             details["no_canary"] = why
         return tampered(lies, details) if lies and reward else (reward, details)
 
-    async def _on_the_clean_tree(self, task: Task, canary: Canary | None, rollout: Rollout) -> Checked | None:
-        """Return how the tests behave on the clean tree, where nobody tampers; None if they do not come to their end.
+    async def _on_the_clean_tree(self, task: Task, canary: Canary | None, rollout: Rollout) -> Mapping[str, str] | None:
+        """Return how the PASS_TO_PASS tests end that do not pass on the clean tree, where nobody tampers; None if the
+        tests do not come to their end.
 
         Where the canary does not work there, or other tests fail beside it, the task has none from then on.
         """
@@ -247,18 +248,19 @@ class SweSmithEnvironment(Environment):
             return None
         outcomes = {node_id: checked.report.outcomes[node_id] for node_id in task.pass_to_pass}
         failing = [node_id for node_id, outcome in outcomes.items() if outcome not in ("passed", *NOT_PASSED)]
+        odd = {node_id: outcome for node_id, outcome in outcomes.items() if outcome in NOT_PASSED}
         if canary and (said := canary.lies(checked.canary)):
             self._no_canary[task.instance_id] = f"on the clean tree, {'; '.join(said)}"
         elif canary and failing:
             self._no_canary[task.instance_id] = f"beside it, tests fail on the clean tree: {', '.join(failing[:5])}"
-        elif odd := [node_id for node_id, outcome in outcomes.items() if outcome in NOT_PASSED]:
+        elif odd:
             log.warning(
                 "instance %r: %d PASS_TO_PASS tests are skipped or expected to fail on the clean tree, and may be: %s",
-                *(task.instance_id, len(odd), ", ".join(odd[:5])),
+                *(task.instance_id, len(odd), ", ".join([*odd][:5])),
             )
         if not canary or task.instance_id not in self._no_canary:
-            self._clean[task.instance_id] = checked
-        return checked
+            self._clean[task.instance_id] = odd
+        return odd
 
     async def _checked(self, task: Task, tested: Tested, rollout: Rollout) -> Checked:
         """Run the tests on what is to be tested, in a fresh slot of this sandbox or another one."""

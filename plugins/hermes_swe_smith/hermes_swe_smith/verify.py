@@ -71,9 +71,9 @@ def disturbed(checked: Checked) -> str | None:
     return report.disturbance if not all(map(report.passed, report.outcomes)) else None
 
 
-def as_clean(report: PytestReport, clean: PytestReport, task: Task) -> PytestReport:
-    """Return the report in which PASS_TO_PASS tests that may not pass, and behave as on the clean tree, have passed."""
-    same = {each for each in task.pass_to_pass if report.outcomes[each] == clean.outcomes[each] in NOT_PASSED}
+def as_clean(report: PytestReport, clean: Mapping[str, str]) -> PytestReport:
+    """Return the report in which the tests that may not pass, and behave as on the clean tree, have passed."""
+    same = [node_id for node_id, outcome in clean.items() if report.outcomes[node_id] == outcome]
     return replace(report, outcomes={**report.outcomes, **dict.fromkeys(same, "passed")})
 
 
