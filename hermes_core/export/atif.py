@@ -13,9 +13,6 @@ from hermes_core.view.plain_text import arguments_of, moment, text_of
 
 VERSION = "ATIF-v1.8"
 
-Answered = tuple[Message, CallRecord | None]
-"""A tool message, and the call that it answers, if the record has it."""
-
 
 class Sampled(NamedTuple):
     """The tokens of one answer."""

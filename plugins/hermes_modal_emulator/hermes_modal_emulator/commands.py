@@ -17,7 +17,6 @@ from hermes_modal_emulator.streams import CHUNK_BYTES, ByteLog
 
 LINGER_S = 1.0
 """How long a command's streams stay open after its end, for what it left running in the background."""
-_NO_SIGNAL = -signal.SIGKILL
 
 
 class StdinClosed(Exception):
