@@ -604,6 +604,7 @@ async def _verified_untouched(context: RolloutContext, item: Item, trajectory: T
     """
     told = trajectory.environment, trajectory.item_id, trajectory.group, trajectory.rollout_index
     control = Trajectory(*told, NopAgent.name, trajectory.backend, item=item)
+    ends = replace(ends, agent=ends.verification)  # the time of the agent may be over, and `nop` needs none
     async with context.controls:
         await _attempt(replace(context, agent=NopAgent()), item, control, ends, verification=True)
     if control.failure is not None and control.failure.kind is FailureKind.INFRA:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from hermes_core.envs import rollout
 from hermes_core.errors import AcquireTimeout, ChannelLost, Disturbed, SandboxLost, SetupFailed, SlotLost, VerifierError
 from tests.envs.test_rollout import Doing, Plain, Slots, parts, roll
 
@@ -53,6 +54,22 @@ async def test_an_agent_that_did_nothing_is_not_to_blame():
     done = await roll(Plain(verify=verifies(NO, 1.0)), backend=backend)
     assert (done.reward, str(done.failure.kind)) == (None, "verifier")
     assert "acquire fresh" not in backend.log
+
+
+async def test_an_agent_that_used_up_its_time_until_the_deadline_is_to_blame_as_well(monkeypatch):
+    worked = []
+
+    class Ends(rollout._Ends):
+        too_late = property(lambda self: self.agent is not None and bool(worked))
+
+    async def work(task):
+        await works(task)
+        worked.append(task)
+
+    monkeypatch.setattr(Ends, "of", lambda _: Ends(agent=1e9))
+    monkeypatch.setattr(rollout, "_Ends", Ends)
+    done = await roll(Plain(verify=verifies(NO, 0.0, NO)), agent=Doing(work))
+    assert (done.reward, done.failure) == (0.0, None)
 
 
 async def test_work_that_is_gone_is_not_verified_again():
