@@ -93,11 +93,14 @@ RUN_OPTIONS: tuple[Callable[[Command], Command], ...] = (
 )
 """Options that all commands have which work in sandboxes."""
 
-_STOP_ON_INFRA: Callable[[Command], Command] = click.option(
-    *("--stop-on-infra",),
-    type=float,
-    metavar="RATE",
-    help="Stop when more than this share (0 to 1) of the last 20 rollouts were infra, image or model failures.",
+
+def _number(name: str, unit: str, summary: str) -> Callable[[Command], Command]:
+    return click.option(name, type=float, metavar=unit, help=summary)
+
+
+_STOP_ON_INFRA = _number(
+    *("--stop-on-infra", "RATE"),
+    "Stop when more than this share (0 to 1) of the last 20 rollouts were infra, image or model failures.",
 )
 
 
@@ -136,7 +139,7 @@ _progress_option = click.option(
 @_prefetch_option
 @click.option("--group-size", type=int, metavar="G", help="Number of rollouts per item [1].")
 @click.option("--max-turns", type=int, metavar="N", help="Maximum number of model answers per rollout [30].")
-@click.option("--temperature", type=float, metavar="T", help="Sampling temperature [1.0].")
+@_number("--temperature", "T", "Sampling temperature [1.0].")
 @click.option("--model", metavar="M", help="Name of the model, as its endpoint knows it.")
 @click.option(
     "--base-url", metavar="URL", help="OpenAI-compatible endpoint; its key is read from OPENAI_API_KEY [OpenAI's own]."
@@ -146,30 +149,14 @@ _progress_option = click.option(
     metavar="NAME",
     help="Parser of the model's tool calls, or auto. Rollouts are then token-exact, with a vLLM or SGLang server.",
 )
-@click.option(
-    "--rollout-timeout",
-    type=float,
-    metavar="S",
-    help="Agent time limit in seconds; what was done by then is scored [3600].",
-)
-@click.option(
-    "--model-timeout",
-    type=float,
-    metavar="S",
-    help="Total time in seconds that a rollout may wait for the model [3600].",
-)
-@click.option(
+@_number("--rollout-timeout", "S", "Agent time limit in seconds; what was done by then is scored [3600].")
+@_number("--model-timeout", "S", "Total time in seconds that a rollout may wait for the model [3600].")
+@_number(
     "--deadline",
-    type=float,
-    metavar="S",
-    help="Time limit in seconds for a whole rollout, release included [all limits together, and 600 more].",
+    "S",
+    "Time limit in seconds for a whole rollout, release included [all limits together, and 600 more].",
 )
-@click.option(
-    "--max-cost",
-    type=float,
-    metavar="USD",
-    help="Begin no rollout once the model's tokens have cost this much; needs --agent.prices.",
-)
+@_number("--max-cost", "USD", "Begin no rollout once the model's tokens have cost this much; needs --agent.prices.")
 @_mcp_option
 @click.option("--quarantine", metavar="FILE", help="Leave out the items in this file, which `validate` wrote.")
 @click.option("--out", callback=_folder, metavar="DIR", help="Directory for the records [runs/ENV-TIME].")

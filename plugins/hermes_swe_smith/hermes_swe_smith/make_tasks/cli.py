@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import sys
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,10 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _NAMED = 10
 
 
+def _at_least_one(name: str, default: int, summary: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    return click.option(name, type=click.IntRange(1), default=default, metavar="N", help=f"{summary} [{default}].")
+
+
 @click.command("make-tasks", cls=RunCommand)
 @click.argument("repo", required=False)
 @click.option(
@@ -31,7 +36,7 @@ _NAMED = 10
     metavar="DIR",
     help="Folder of the dataset; an interrupted run goes on there.",
 )
-@click.option("--count", type=click.IntRange(1), default=50, metavar="N", help="How many tasks to make [50].")
+@_at_least_one("--count", 50, "How many tasks to make")
 @click.option("--ref", default="HEAD", help="Branch, tag or commit [HEAD].")
 @click.option("--name", metavar="OWNER__NAME", help="Name of the repository in the dataset [from REPO].")
 @click.option("--python", default="", metavar="VERSION", help="Python version of the tests, as 3.11 [python3].")
@@ -54,22 +59,10 @@ _NAMED = 10
 )
 @click.option("--kinds", metavar="KIND,…", help="Kinds of bugs; -KIND leaves one out [all].")
 @click.option("--list-kinds", is_flag=True, help="List the kinds of bugs, and exit.")
-@click.option(
-    "--max-broken", type=click.IntRange(1), default=40, metavar="N", help="The most tests that a bug may break [40]."
-)
-@click.option(
-    "--runs", type=click.IntRange(1), default=5, metavar="N", help="How often a test must pass without the bug [5]."
-)
-@click.option(
-    "--per-function", type=click.IntRange(1), default=1, metavar="N", help="The most tasks of one function [1]."
-)
-@click.option(
-    "--candidates",
-    type=click.IntRange(1),
-    default=40,
-    metavar="N",
-    help="The most bugs that are tried in one function [40].",
-)
+@_at_least_one("--max-broken", 40, "The most tests that a bug may break")
+@_at_least_one("--runs", 5, "How often a test must pass without the bug")
+@_at_least_one("--per-function", 1, "The most tasks of one function")
+@_at_least_one("--candidates", 40, "The most bugs that are tried in one function")
 @click.option(
     "--test-timeout",
     type=click.FloatRange(1),
