@@ -10,9 +10,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
-KINDS = ("requests", "tokens")
-"""What servers limit."""
-
 MINUTE_S = 60.0
 """The time in which a limit is available again, if the server does not say it."""
 

@@ -29,7 +29,6 @@ from hermes_core.sandbox.guest import wire
 from hermes_core.sandbox.guest.probe import system_identity
 from hermes_core.sandbox.guest_client.bundle import NO_GUEST, TOO_OLD, guest_argv, payload
 
-_READ_BYTES = 1 << 18
 _NO_PYTHON = (TOO_OLD, 126, 127)
 _GREETING = re.compile(rb'.{8}\{"ev":"(?:hello|refused)"', re.DOTALL)
 """How the guest's first frame begins: two lengths and a header."""
