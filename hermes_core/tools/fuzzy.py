@@ -97,7 +97,7 @@ def replace_text(text: str, old: str, new: str, *, replace_all: bool = False) ->
     if not old:
         raise ReplaceError("the text to replace is empty", hint="quote the lines to change, or use write_file")
     if old == new:
-        raise ReplaceError("the text to replace and its replacement are the same", hint="it cannot be configured")
+        raise ReplaceError("the text to replace and its replacement are the same", hint="give another text for it")
     as_given, plain = _Plain(text, units=False), _Plain(text)
     ways = [("exact", _exact, as_given), ("exact", _exact, plain), *((*way, plain) for way in _LOOSER_WAYS.items())]
     for name, find, view in ways if old.strip() else ways[:2]:
@@ -111,7 +111,7 @@ def replace_text(text: str, old: str, new: str, *, replace_all: bool = False) ->
 
 
 def _ambiguous(text: str, count: int, places: Sequence[int]) -> ReplaceError:
-    lines = ", ".join(str(text.count("\n", 0, place) + 1) for place in places[:5])
+    lines = ", ".join(dict.fromkeys(str(text.count("\n", 0, place) + 1) for place in places[:5]))
     message = f"the text to replace is there {count} times (line {lines}{', …' if count > 5 else ''})"
     return ReplaceError(message, hint="quote more of the lines around it, or set replace_all")
 
