@@ -59,7 +59,7 @@ def test_overlapping_places_are_ambiguous_too() -> None:
         replace_text("aaa", "aa", "b")
 
 
-@pytest.mark.parametrize(("old", "new", "says"), [("", "x", "empty"), ("a", "a", r"same \\(give another text")])
+@pytest.mark.parametrize(("old", "new", "says"), [("", "x", "empty"), ("a", "a", r"same \(give another text")])
 def test_nothing_to_do_is_refused(old: str, new: str, says: str) -> None:
     with pytest.raises(ReplaceError, match=says):
         replace_text("a", old, new)
