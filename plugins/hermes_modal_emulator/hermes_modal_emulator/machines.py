@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -39,31 +38,7 @@ class MachineError(Exception):
     """The sandbox's machine could not be made."""
 
 
-class Machine(ABC):
-    """The processes and files of one sandbox."""
-
-    @abstractmethod
-    async def start(self) -> None:
-        """Make it; `MachineError` if that fails."""
-
-    @abstractmethod
-    def argv(self, argv: Sequence[str], cwd: str) -> list[str]:
-        """Return the command to run on the host so that `argv` runs in the sandbox."""
-
-    @abstractmethod
-    def cwd(self, wanted: str) -> str | None:
-        """Return the directory that the host's process has to start in; None if `argv` changes to it."""
-
-    @abstractmethod
-    async def snapshot(self, target: Path) -> None:
-        """Copy what has changed on its disk into `target`."""
-
-    @abstractmethod
-    async def stop(self) -> None:
-        """End every process, and forget its files."""
-
-
-class NamespaceMachine(Machine):
+class NamespaceMachine:
     """Own mounts, pids and IPC: a writable overlay in memory over this host's files, with a /tmp of its own.
 
     It lives as long as its first process, which the kernel ends with this one; its disk goes with it.
@@ -121,7 +96,7 @@ class NamespaceMachine(Machine):
         return [shlex.quote(each.name) for each in Path("/").iterdir() if each.name not in _ORDINARY | {ours}]
 
     async def start(self) -> None:
-        """Enter new namespaces and build the root."""
+        """Enter new namespaces and build the root; `MachineError` if that fails."""
         make_folder(self._base)
         flags = ["-m", "-p", "-i", "-f", "--kill-child", "--propagation", "private"]
         if os.geteuid() != 0:
@@ -180,7 +155,7 @@ class NamespaceMachine(Machine):
         shutil.rmtree(self._base, ignore_errors=True)
 
 
-class PlainMachine(Machine):
+class PlainMachine:
     """This host as it is, if namespaces are not available. Sandboxes see each other's files."""
 
     def __init__(self, base: Path) -> None:
@@ -206,6 +181,10 @@ class PlainMachine(Machine):
         """Kill what the sandbox's commands left running, which is found by its variable."""
         await asyncio.to_thread(_kill_marked, f"MODAL_SANDBOX_ID={self._base.name}".encode())
         shutil.rmtree(self._base, ignore_errors=True)
+
+
+Machine = NamespaceMachine | PlainMachine
+"""The processes and files of one sandbox."""
 
 
 def make_folder(path: Path) -> None:

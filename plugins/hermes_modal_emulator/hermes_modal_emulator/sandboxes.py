@@ -75,25 +75,15 @@ class EmulatedSandbox:
         self.run(self.main, list(self.definition.entrypoint_args) or ["sleep", "infinity"], self.workdir, {})
         self._watcher = asyncio.create_task(self._watch())
 
-    def run(
-        self,
-        command: Command,
-        argv: list[str],
-        cwd: str,
-        env: dict[str, str],
-        *,
-        pty: Any = None,
-        timeout_s: float | None = None,
-    ) -> None:
-        """Start a command in it. `OSError` if it can't be started."""
+    def run(self, command: Command, argv: list[str], cwd: str, env: dict[str, str], **how: Any) -> None:
+        """Start a command in it. `OSError` if it can't be started.
+
+        Args:
+            how: `pty` and `timeout_s` of `Command.start`.
+        """
         assert self.machine is not None
-        command.start(
-            self.machine.argv(argv, cwd),
-            env={**self.env, **env},
-            cwd=self.machine.cwd(cwd),
-            pty=pty,
-            timeout_s=timeout_s,
-        )
+        place = self.machine.cwd(cwd)
+        command.start(self.machine.argv(argv, cwd), env={**self.env, **env}, cwd=place, **how)
 
     async def _watch(self) -> None:
         """Wait for its end: by its main process, its time limit, or its idle limit."""

@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable
 from typing import Any, ClassVar
 
 from google.protobuf.message_factory import GetMessageClass
-from grpclib import GRPCError, Status
 from grpclib.const import Cardinality, Handler
 
 from hermes_modal_emulator.cloud import Cloud
@@ -91,8 +90,3 @@ class _Sink:
             if self._left < 0:
                 await self._fault.fail()
         await self._stream.send_message(message)
-
-
-def refuse(status: Status, message: str) -> GRPCError:
-    """Return the error of a call."""
-    return GRPCError(status, message)
