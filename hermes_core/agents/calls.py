@@ -8,15 +8,7 @@ import time
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from hermes_core.agents.base import (
-    AgentResult,
-    AgentTask,
-    CallError,
-    CallErrorKind,
-    ToolAnswer,
-    ToolError,
-    ToolHandler,
-)
+from hermes_core.agents.base import AgentResult, AgentTask, CallError, CallErrorKind, ToolAnswer, ToolError, ToolHandler
 from hermes_core.agents.replies import ToolCall, decode_arguments, sayable
 from hermes_core.errors import InfraError, StaleSlotError, nearest_hint
 

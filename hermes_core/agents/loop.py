@@ -12,12 +12,7 @@ from typing import Any, Protocol
 from hermes_core.agents.base import AgentResult, Message, StopReason, ToolHandler, nothing_more
 from hermes_core.agents.calls import CallRunner, NumberedCall
 from hermes_core.agents.compaction import REQUEST, Context, refuse_call
-from hermes_core.agents.failures import (
-    ContextLengthExceeded,
-    ConversationRefused,
-    ResponseTooLarge,
-    as_model_error,
-)
+from hermes_core.agents.failures import ContextLengthExceeded, ConversationRefused, ResponseTooLarge, as_model_error
 from hermes_core.agents.prices import TokenPrices
 from hermes_core.agents.replies import Reply, read_reply
 from hermes_core.agents.traffic import counted_waits

@@ -27,14 +27,7 @@ from hermes_core.atropos.json_lines import JsonLines, group_json
 from hermes_core.atropos.metrics import lengths
 from hermes_core.atropos.modes import Serving, check_servable, process
 from hermes_core.atropos.reporting import Reporter, evaluating
-from hermes_core.atropos.servers import (
-    EXACT,
-    checked_servers,
-    default_config,
-    default_server,
-    open_servers,
-    with_key,
-)
+from hermes_core.atropos.servers import EXACT, checked_servers, default_config, default_server, open_servers, with_key
 from hermes_core.atropos.trainer import TrainerApi
 from hermes_core.atropos.wandb_run import WandbRun, check_login
 from hermes_core.environment import Environment, EnvironmentConfig, Item

@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-from hermes_core.errors import (
-    DatasetError,
-    HermesError,
-    InfraError,
-    ModelError,
-    OutputError,
-    PolicyError,
-    UsageError,
-)
+from hermes_core.errors import DatasetError, HermesError, InfraError, ModelError, OutputError, PolicyError, UsageError
 
 EXIT_BROKEN = 1
 """A plugin, an environment or a backend does not work, or a check found a fault."""

@@ -10,15 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from hermes_core.aio import LoopThread, TaskSet
-from hermes_core.errors import (
-    CommandError,
-    HermesError,
-    PolicyError,
-    SandboxLost,
-    SlotLost,
-    StaleSlotError,
-    UsageError,
-)
+from hermes_core.errors import CommandError, HermesError, PolicyError, SandboxLost, SlotLost, StaleSlotError, UsageError
 from hermes_core.runtime import Runtime
 from hermes_core.sandbox.commands import ProcessUpdate, Slot, SlotCommands
 from hermes_core.sandbox.contract import Backend, Isolation, SandboxConfig

@@ -10,15 +10,7 @@ import time
 from collections.abc import Mapping
 from typing import Self
 
-from hermes_core.errors import (
-    ChannelLost,
-    CommandError,
-    InfraError,
-    PolicyError,
-    ProvisionError,
-    SandboxLost,
-    SlotLost,
-)
+from hermes_core.errors import ChannelLost, CommandError, InfraError, PolicyError, ProvisionError, SandboxLost, SlotLost
 from hermes_core.sandbox.commands import PREPARE, Call, unguarded
 from hermes_core.sandbox.contract import Isolation, Sandbox
 from hermes_core.sandbox.direct import sh

@@ -14,16 +14,7 @@ from typing import Any, ParamSpec, Protocol, TypeVar
 
 from hermes_core.aio import SingleFlight
 from hermes_core.errors import InfraError, SandboxLost, StaleSlotError
-from hermes_core.sandbox.commands import (
-    Around,
-    Call,
-    Operation,
-    SandboxImage,
-    Slot,
-    SlotCommands,
-    SlotState,
-    unguarded,
-)
+from hermes_core.sandbox.commands import Around, Call, Operation, SandboxImage, Slot, SlotCommands, SlotState, unguarded
 from hermes_core.sandbox.contract import Isolation, Sandbox, SandboxConfig
 from hermes_core.sandbox.guest_client.connection import GuestLife
 

@@ -12,12 +12,7 @@ from functools import partial
 from typing import Literal, cast
 
 from hermes_core.aio import SingleFlight, TaskSet, alongside, complete
-from hermes_core.errors import (
-    InfraError,
-    NoPythonError,
-    PolicyError,
-    ProvisionError,
-)
+from hermes_core.errors import InfraError, NoPythonError, PolicyError, ProvisionError
 from hermes_core.sandbox.commands import PREPARE
 from hermes_core.sandbox.contract import (
     Backend,

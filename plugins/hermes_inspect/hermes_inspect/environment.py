@@ -9,16 +9,7 @@ from typing import Any
 
 from pydantic import Field
 
-from hermes_core import (
-    AgentResult,
-    ConfigError,
-    DatasetError,
-    Environment,
-    EnvironmentConfig,
-    Item,
-    Rollout,
-    hookimpl,
-)
+from hermes_core import AgentResult, ConfigError, DatasetError, Environment, EnvironmentConfig, Item, Rollout, hookimpl
 from hermes_inspect import task as inspect_task
 from hermes_inspect.config import HermesSandboxConfig
 from hermes_inspect.sandbox import HermesSandbox

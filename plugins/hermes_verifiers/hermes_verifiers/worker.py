@@ -12,15 +12,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from hermes_core import (
-    GroupRoller,
-    Item,
-    Rolled,
-    RunOptions,
-    Runtime,
-    Session,
-    open_session,
-)
+from hermes_core import GroupRoller, Item, Rolled, RunOptions, Runtime, Session, open_session
 from hermes_core.envs.session import check_scored
 from hermes_verifiers.places import Places
 
