@@ -15,7 +15,9 @@ from benchmarks.terminal_tasks import Made, image_with_pytest, write_task, write
 from hermes_core.agents.base import AgentResult, AgentTask
 from hermes_core.envs.validate import validate
 from hermes_core.runtime import Runtime
+from tests.envs.test_full_disk import FILLS
 from tests.harbor.harbor_tasks import Shell, roll_out
+from tests.ways_out import WAYS
 
 TASK = Made(
     "Write the word hello to /home/user/greeting.",
@@ -149,6 +151,27 @@ async def test_forgeries_score_zero(runtime: Runtime, tmp_path: Path, image: str
         name: (each["reward"], each["failure"], each["details"].get("passed")) for name, each in records.items()
     }
     assert outcomes == dict.fromkeys(FORGERIES, (0.0, None, 1)), records
+
+
+@pytest.mark.stress
+async def test_no_way_out(runtime: Runtime, tmp_path: Path, image: str) -> None:
+    """As in tests/envs/test_no_way_out.py, by an agent that is not root."""
+    ways = {name.replace(" ", "-").replace("'", ""): way.shell for name, way in WAYS.items() if not way.root}
+    for name in ways:
+        write_task(tmp_path / "tasks" / name, replace(TASK, description=f"{name}: do nothing"), source=image)
+    records = await rolled(runtime, tmp_path / "tasks", Chosen(ways))
+    assert {name: (each["reward"], each["failure"]) for name, each in records.items()} == dict.fromkeys(
+        ways, (0.0, None)
+    )
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("fill", FILLS)
+async def test_a_full_disk_is_no_way_out(runtime: Runtime, tmp_path: Path, image: str, fill: str) -> None:
+    write_task(tmp_path / "task", TASK, source=image)
+    config = {**CONFIG, "tmpfs": {"/data": "size=64m,nr_inodes=8k,mode=711"}}
+    record = (await rolled(runtime, tmp_path / "task", Shell(FILLS[fill]), config=config))["task"]
+    assert (record["reward"], record["failure"]) == (0.0, None)
 
 
 SETUPS = {
