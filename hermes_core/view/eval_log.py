@@ -229,6 +229,8 @@ class _Growing(io.RawIOBase):
         OSError: it can't be written, or another process has it open.
     """
 
+    _fd = -1  # also when it could not be opened: Python closes what it drops
+
     def __init__(self, path: Path) -> None:
         self._fd = open_to_write(path, os.O_RDWR)
         try:
@@ -295,7 +297,7 @@ class _Growing(io.RawIOBase):
         self._base = base
 
     def close(self) -> None:
-        if not self.closed:
+        if self._fd >= 0 and not self.closed:
             os.close(self._fd)
         super().close()
 
