@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from hermes_trl import HermesSpec
 
-from hermes_core import Environment, InfraError, LoopThread, SetupFailed, VerifierError, hookimpl
+from hermes_core import Environment, InfraError, LoopThread, SetupFailed, hookimpl
 from hermes_core.testing.tiny_model.engine import Engine, Plan
 from hermes_core.testing.tiny_model.folder import FORMATS, make_model
 from hermes_core.testing.tiny_model.server import TinyModelServer
@@ -62,7 +62,7 @@ class Notes(Environment):
         self._verifying += 1
         self.verified_at_once = max(self.verified_at_once, self._verifying)
         try:
-            self._break(item, "verifier", VerifierError("the judge sleeps"))
+            self._break(item, "verifier", ValueError("the judge sleeps"))
             if self.hanging:
                 self.hanging -= 1
                 await asyncio.sleep(60)

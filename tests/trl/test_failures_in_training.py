@@ -1,6 +1,7 @@
 """Sandboxes that die, endpoints that end and verifiers that hang while TRL trains: what the trainer gets, and no leak.
 
-Each training has three steps, and something breaks in the second. The third needs every slot, so none was lost.
+Each training has three steps, and something breaks in the second. The third needs every slot, so none was lost. A
+verification that hangs once is done again, so it costs nothing.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def noting(spec: HermesSpec, batches: Batches) -> Callable[..., list[float | Non
     return environment_reward
 
 
-@pytest.mark.parametrize(("breaks", "lost"), [("sandbox", ROLLOUTS), ("verifier", 1)])
+@pytest.mark.parametrize(("breaks", "lost"), [("sandbox", ROLLOUTS), ("verifier", 0)])
 def test_with_an_environment_factory(
     breaks: str, lost: int, new_trainer: Callable[..., Any], tokenizer: Any, sandboxes: Path
 ) -> None:
@@ -102,5 +103,5 @@ def test_with_a_rollout_func(breaks: str, served: Served, new_trainer: Callable[
         assert lost[::2] == [0, 0]
         assert lost[1] > 0  # those that had no slot yet get one in the next sandbox
     else:
-        assert lost == {"verifier": [0, 1, 0], "endpoint": [0]}[breaks]
+        assert lost == {"verifier": [0, 0, 0], "endpoint": [0]}[breaks]
     assert not list(sandboxes.iterdir())
