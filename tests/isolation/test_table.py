@@ -20,10 +20,10 @@ FILES, PROCESSES, TMP, NAMES, NETWORK, DRIVER = COLUMNS = (
     "localhost ports, abstract sockets",
     "the driver's files and processes",
 )
-YES, NO, OWN_FILES = "yes", "no", "own files only"
+YES, NO, AGAINST_WRITING = "yes", "no", "against writing only"
 TABLE = {
     "shared": (NO, NO, NO, NO, NO, NO),
-    "user": (YES, YES, OWN_FILES, NO, NO, YES),
+    "user": (YES, YES, AGAINST_WRITING, NO, NO, YES),
     "namespace": (YES, YES, YES, YES, YES, YES),
     "private-root": (YES, YES, YES, YES, YES, YES),
 }
