@@ -336,7 +336,7 @@ async def test_the_trash_is_emptied_after_its_process_was_killed(own_rig):
                 except OSError:
                     continue
     await own_rig.client.reset_slot(index)
-    for _ in range(100):
+    for _ in range(600):
         if not list(trash.iterdir()):
             return
         await asyncio.sleep(0.05)
