@@ -310,6 +310,27 @@ def operation(method: Method[S, P, T]) -> Method[S, P, T]:
     return begin
 
 
+class Connection(Protocol):
+    """One connection that a program in a slot has made to a forward. Both directions end independently."""
+
+    async def read(self, n: int = 65536) -> bytes:
+        """Return up to `n` bytes of what the program has sent, as soon as there are some; empty at its end."""
+
+    async def write(self, data: bytes) -> None:
+        """Send bytes to the program; returns once there is room for more.
+
+        Raises:
+            ConnectionError: the program reads no more, or the lease has ended.
+        """
+
+    async def finish(self) -> None:
+        """Tell the program that nothing more will be sent. Idempotent."""
+
+
+Serve = Callable[[Connection], Awaitable[None]]
+"""Serves one connection to its end. The connection is closed when it returns, and reset if it raises."""
+
+
 class SlotCommands(Protocol):
     """The commands of one slot.
 
