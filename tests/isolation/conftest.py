@@ -360,7 +360,7 @@ def _copy_of_the_code(target: Path) -> None:
     )
     listed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     target.mkdir()
-    for file in map(Path, listed.stdout.split()):
+    for file in map(Path, listed.stdout.splitlines()):
         source = file.parent if file.name == "__init__.py" else file
         if source.is_dir():
             shutil.copytree(source, target / source.name, ignore=shutil.ignore_patterns("*.pyc.*"))

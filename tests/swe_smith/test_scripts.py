@@ -55,8 +55,9 @@ def test_a_wrapper_calls_the_checkout_that_pythonpath_names(tmp_path):
     (tmp_path / "thing.py").write_text(
         "class A:\n    @staticmethod\n    def main():\n        print('called')\n        return 3\n"
     )
-    command = tmp_path / "command"
-    command.write_text(wrapper(sys.executable, "thing:A.main"))
+    python, command = tmp_path / "python", tmp_path / "command"
+    python.symlink_to(sys.executable)  # which may have a space in its path, as no virtual environment of a slot has
+    command.write_text(wrapper(str(python), "thing:A.main"))
     command.chmod(0o755)
     done = subprocess.run([command], env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (3, "called\n")

@@ -63,7 +63,7 @@ def create(request: dict[str, Any]) -> None:
     try:
         existing = _claim(request["state_root"], request["sandbox_id"])
     except OSError as error:
-        return _report({"error": f"its directory can't be made: {error.strerror or error}"})
+        return _report({"error": f"its directory can't be made: {_told(error)}"})
     if existing is not None:
         return _report({"record": existing})
     try:
@@ -71,7 +71,7 @@ def create(request: dict[str, Any]) -> None:
         init, record = _start(request, path, block)
     except Exception as error:  # an OSError or a ProvisionError, which would have to be imported to be named
         directories.discard(path)
-        return _report({"error": getattr(error, "strerror", None) or str(error)})
+        return _report({"error": _told(error)})
     _report({"record": record})
     _stay(init)
     if not request["isolated"]:
@@ -164,6 +164,13 @@ def _write_record(path: str, text: str, found: dict[str, Any]) -> None:
     os.rename(path + ".new", path)
 
 
+def _told(error: BaseException) -> str:
+    """Return what an error says, with its file if it names one. The number says nothing to people."""
+    if not isinstance(error, OSError) or not error.strerror:
+        return str(error)
+    return error.strerror if error.filename is None else f"{error.strerror}: {error.filename}"
+
+
 def _report(report: dict[str, Any]) -> None:
     try:
         os.write(1, marshal.dumps(report))
@@ -201,7 +208,7 @@ def _be_init(request: dict[str, Any], directory: str, block: uids.UidBlock, go: 
             os.set_inheritable(descriptor, True)  # the block is the sandbox's as long as either of us lives
         _execute(request["command"], request["environment"])
     except BaseException as error:
-        text = error.strerror if isinstance(error, OSError) and error.strerror else f"{type(error).__name__}: {error}"
+        text = _told(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
         os.write(ready, text.encode("utf-8", "replace")[:4000])
     finally:
         os._exit(1)
