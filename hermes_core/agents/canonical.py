@@ -1,0 +1,139 @@
+"""The canonical form of a message: what is left of it when a program that passes a conversation on writes it anew.
+
+Agents send back what they were answered in forms of their own: arguments of calls without spaces or with sorted keys,
+an empty text as null, marks for a cache. Two messages with the same canonical form say the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn
+
+_EXACT = 1 << 53
+"""Programs in JavaScript know whole numbers only up to here."""
+_THINKING = ("reasoning_content", "reasoning", "thinking")
+"""The fields in which messages carry the model's thinking."""
+
+
+@dataclass(frozen=True)
+class Canonical:
+    """The canonical form of a message. It can be compared and be a key.
+
+    It has no ids of messages and calls, no marks for caches, and no field that only one dialect knows.
+    """
+
+    role: str
+    text: str
+    """Its texts, one after the other on lines of their own; an answer's without the space around it."""
+    thinking: str = ""
+    calls: tuple[tuple[str, str], ...] = ()
+    """The name and the `canonical_arguments` of each call."""
+    tool_call_id: str = ""
+    """In a tool's message, the id of the call that it answers."""
+    images: tuple[tuple[int, str], ...] = ()
+    """For each image or other part that is no text, where in `text` it stands, and its SHA-256."""
+
+    @property
+    def without_thinking(self) -> Canonical:
+        """Return the same message as a program sends it that drops the model's thinking."""
+        return replace(self, thinking="") if self.thinking else self
+
+    @property
+    def digest(self) -> str:
+        """Return a hash of all of it, which is the same in every process."""
+        said = [self.role, self.text, self.thinking, self.calls, self.tool_call_id, self.images]
+        return _sha256(json.dumps(said, ensure_ascii=True, separators=(",", ":")))
+
+
+def canonical(message: Mapping[str, Any]) -> Canonical:
+    """Return the canonical form of a message in the OpenAI form. Never raises: programs may send anything."""
+    role = str(message.get("role") or "")
+    text, images = _content(message.get("content"))
+    if role != "assistant":
+        return Canonical(role, text, tool_call_id=str(message.get("tool_call_id") or ""), images=images)
+    thinking = next((said for key in _THINKING if isinstance(said := message.get(key), str) and said), "")
+    return Canonical(role, text.strip(), thinking.strip(), tuple(_calls(message.get("tool_calls"))), images=images)
+
+
+def canonical_arguments(written: Any) -> str:
+    """Return the arguments of a call as JSON in one form, whatever the order of keys, spaces, escapes and forms of
+    numbers were; or as they are, after a mark that no JSON begins with, if they are not JSON."""
+    if isinstance(written, str):
+        try:
+            value = _JSON.decode(written.strip() or "{}")
+        except (ValueError, RecursionError):
+            return f"!{written}"
+    else:
+        value = {} if written is None else written
+    try:
+        return json.dumps(_plain(value), sort_keys=True, separators=(",", ":"))
+    except (TypeError, ValueError, RecursionError):
+        return f"!{written!r}"
+
+
+def joined(texts: Sequence[str]) -> str:
+    """Return the texts of a message that has several, as its only one."""
+    return "\n".join(texts)
+
+
+def _calls(raw: Any) -> list[tuple[str, str]]:
+    found = []
+    for call in raw if isinstance(raw, Sequence) and not isinstance(raw, str | bytes) else ():
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if isinstance(function, Mapping):
+            found.append((str(function.get("name") or ""), canonical_arguments(function.get("arguments"))))
+    return found
+
+
+def _content(content: Any) -> tuple[str, tuple[tuple[int, str], ...]]:
+    """Return the text of a content, and its other parts by place and hash."""
+    if isinstance(content, str):
+        return content, ()
+    if not isinstance(content, Sequence) or isinstance(content, bytes):
+        return "" if content is None else canonical_arguments(content), ()
+    texts: list[str] = []
+    others: list[tuple[int, str]] = []
+    for part in content:
+        text = part.get("text") if isinstance(part, Mapping) else part
+        if isinstance(text, str):
+            texts.append(text)
+        else:
+            others.append((len(joined(texts)), _sha256(_other(part))))
+    return joined(texts), tuple(others)
+
+
+def _other(part: Any) -> str:
+    """Return what identifies a part that is no text: of an image its address, which may hold the whole of it."""
+    image = part.get("image_url") if isinstance(part, Mapping) else None
+    address = image.get("url") if isinstance(image, Mapping) else image
+    return address if isinstance(address, str) else canonical_arguments(part)
+
+
+def _plain(value: Any) -> Any:
+    """Return a JSON value with each number in one form: 1.0 and 1 are the same, and so are 12345678901234567891 and
+    what is left of it in a float."""
+    if isinstance(value, bool) or value is None or isinstance(value, str):
+        return value
+    if isinstance(value, int | float):
+        if isinstance(value, int) and abs(value) >= _EXACT:
+            value = float(value) if abs(value) < 1 << 1023 else repr(value)
+        return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < _EXACT else value
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, Sequence):
+        return [_plain(item) for item in value]
+    raise TypeError(f"{type(value).__name__} is not JSON")
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+_JSON = json.JSONDecoder(parse_constant=_no_constant)
