@@ -115,6 +115,7 @@ class AsUser(files.ScriptedFiles):
         self.call = unguarded
         self.processes, self.poll, self.log, self.wait = commands.processes, commands.poll, commands.log, commands.wait
         self.write, self.resize, self.kill = commands.write, commands.resize, commands.kill
+        self.forward = commands.forward
 
     @property
     def workspace_dir(self) -> str:

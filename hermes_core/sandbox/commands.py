@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from types import MethodType
@@ -314,13 +315,17 @@ class Connection(Protocol):
     """One connection that a program in a slot has made to a forward. Both directions end independently."""
 
     async def read(self, n: int = 65536) -> bytes:
-        """Return up to `n` bytes of what the program has sent, as soon as there are some; empty at its end."""
+        """Return up to `n` bytes of what the program has sent, as soon as there are some; empty at its end.
+
+        Raises:
+            ConnectionError: the program has broken the connection, or the lease has ended.
+        """
 
     async def write(self, data: bytes) -> None:
         """Send bytes to the program; returns once there is room for more.
 
         Raises:
-            ConnectionError: the program reads no more, or the lease has ended.
+            ConnectionError: as by `read`.
         """
 
     async def finish(self) -> None:
@@ -329,6 +334,18 @@ class Connection(Protocol):
 
 Serve = Callable[[Connection], Awaitable[None]]
 """Serves one connection to its end. The connection is closed when it returns, and reset if it raises."""
+
+
+@dataclass(frozen=True)
+class Forward:
+    """An open port in a slot, whose connections are served on the driver."""
+
+    port: int
+
+    @property
+    def url(self) -> str:
+        """Return the address for a program in the slot that speaks HTTP: `http://127.0.0.1:PORT`."""
+        return f"http://127.0.0.1:{self.port}"
 
 
 class SlotCommands(Protocol):
@@ -475,4 +492,23 @@ class SlotCommands(Protocol):
 
         The next piece is sent when the sink has taken the last one. After an error, what was sent is not a valid
         archive. Without a guest there is only one piece.
+        """
+
+    def forward(self, serve: Serve, *, port: int | None = None, most: int = 64) -> AbstractAsyncContextManager[Forward]:
+        """Open a port of the slot's loopback (127.0.0.1) during the block; `serve` gets each connection to it.
+
+        `serve` runs on the driver, once for each connection and at most `most` times at once; further connections wait
+        in the slot. If it raises, that connection is reset and the error logged. What is on its way in each direction
+        of a connection is bounded, and a lost channel loses none of it. Only programs of this slot are served.
+
+        The port is closed and its connections are reset at the end of the block, and as soon as the slot's processes
+        are killed or its lease ends.
+
+        Entering raises `CommandError` if there is no such port: its code is `in_use` or `permission`, `unguarded` if
+        the slot shares its loopback with others and nothing would tell its connections from theirs (level `shared`), or
+        `no_forward` without a guest.
+
+        Args:
+            port: which port; None is any free one.
+            most: how many connections may be open at once.
         """

@@ -13,7 +13,7 @@ import pytest
 from hermes_core.errors import CommandError
 from hermes_core.runtime import Runtime
 from hermes_core.sandbox.as_user import AsUser
-from hermes_core.sandbox.commands import SlotCommands
+from hermes_core.sandbox.commands import Connection, SlotCommands
 from hermes_core.sandbox.contract import Isolation
 from hermes_core.settings import Settings
 
@@ -53,6 +53,16 @@ async def test_commands(root: SlotCommands) -> None:
     await user.write(started.process_id, b"x\n")
     assert (await user.log(started.process_id, wait_s=30)).data.startswith(b"1234\n")
     await user.kill(started.process_id)
+
+
+async def test_a_program_of_another_user_is_served_by_a_forward(root: SlotCommands) -> None:
+    async def serve(connection: Connection) -> None:
+        await connection.write(await connection.read())
+
+    user = AsUser(root, "task")
+    program = "import socket; s = socket.create_connection(('127.0.0.1', %d)); s.sendall(b'x'); print(s.recv(9))"
+    async with user.forward(serve) as forward:
+        assert (await user.run(["python3", "-c", program % forward.port], cwd="/")).text == "b'x'\n"
 
 
 @pytest.mark.full

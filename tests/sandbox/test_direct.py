@@ -346,6 +346,17 @@ async def test_there_is_no_terminal_and_it_says_so(slot, client):
     await slot.kill(status.process_id, grace_s=0.2)
 
 
+async def test_there_is_no_forward_and_it_says_so(slot, client):
+    async def serve(connection):
+        raise AssertionError("nothing can be served")
+
+    assert any("forward" in sentence for sentence in client.missing)
+    with pytest.raises(CommandError, match="without a guest") as caught:
+        async with slot.forward(serve):
+            pass
+    assert caught.value.code == "no_forward"
+
+
 async def test_killing_a_background_process_takes_its_children(slot):
     status = await slot.start("sleep 987.4 & wait")
     assert (await slot.wait(status.process_id, timeout_s=0.2)).running

@@ -87,6 +87,7 @@ class DirectClient:
             "spooled output",
             "streamed output",
             "terminals (pty)",
+            "ports whose connections end on the driver (forward)",
         ]
         if not can_kill:
             missing.append("killing what a slot left running (no /proc): its sandbox is replaced instead")

@@ -8,6 +8,7 @@ import posixpath
 import secrets
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 
 from hermes_core.errors import ChannelLost, CommandError
@@ -15,8 +16,10 @@ from hermes_core.sandbox.commands import (
     OUTPUT_LIMIT,
     Call,
     CommandResult,
+    Forward,
     LogChunk,
     ProcessStatus,
+    Serve,
     Sink,
     WindowSize,
     operation,
@@ -165,6 +168,11 @@ class DirectCommands(ScriptedFiles):
     def workspace_dir(self) -> str:
         """Return the slot's workspace, as a path inside the sandbox."""
         return self._slot.workspace
+
+    def forward(self, serve: Serve, *, port: int | None = None, most: int = 64) -> AbstractAsyncContextManager[Forward]:
+        """Refuse: it takes a guest to carry connections."""
+        message = "a sandbox without a guest opens no port for the driver"
+        raise CommandError(message, code="no_forward", hint="use an image with python3, and a slot that is not root")
 
     # --- commands ---------------------------------------------------------------------------------------------------
 

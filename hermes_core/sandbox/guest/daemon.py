@@ -161,10 +161,9 @@ class Daemon:
             connection.send({"ev": "refused", "error": _HELD})
 
     def _greeting(self) -> Header:
-        dedicated = self.site.config["slots"] == 1 and self.site.config["isolation"] == DEDICATED
         return {
             "ev": "hello",
-            "granted": DEDICATED if dedicated else _LEVELS[self.site.mechanism],
+            "granted": DEDICATED if self.site.is_dedicated else _LEVELS[self.site.mechanism],
             "mechanism": self.site.mechanism,
             "python": "%d.%d.%d" % sys.version_info[:3],
             "processors": len(os.sched_getaffinity(0)),

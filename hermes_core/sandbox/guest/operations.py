@@ -7,6 +7,7 @@ import os
 
 from . import terminal
 from .execution import Execution
+from .forward import Carrier, Forward
 from .output import HeadTail
 from .slot import Slot
 from .streams import Spool
@@ -37,7 +38,8 @@ class Operations:
 
     def by_name(self) -> dict[str, Operation]:
         """Return the operations by name."""
-        return {"open_slot": self._open_slot, "recycle": self._recycle, "crowded": self._crowded, "exec": self._exec}
+        names = ("open_slot", "recycle", "crowded", "exec", "listen", "carry")
+        return {name: getattr(self, "_" + name) for name in names}
 
     def slot(self, header: Header) -> Slot:
         """Return the slot that a request names. Raises Refusal."""
@@ -151,6 +153,40 @@ class Operations:
             return message, b""
         message["argv"] = [self._site.shell, "-c", _LONG_SCRIPT]
         return message, script
+
+    # --- forwards ---------------------------------------------------------------------------------------------------
+
+    def _listen(self, request: Request, header: Header, _body: bytes) -> None:
+        """Open a forward: its stream says the port, and its end is the answer."""
+        slot = self.slot(header)
+        if slot.broken:
+            raise Refusal(**slot.error)
+
+        def ended(forward: Forward) -> None:
+            del slot.executions[forward.id]
+            self.requests.refuse(request, forward.error)
+
+        users = slot.users_of_loopback()
+        forward = Forward(self._site.loop, self._site.outlet, request.identity, users, ended)
+        request.execution = forward
+        slot.listen(forward, header["port"])
+
+    def _carry(self, request: Request, header: Header, _body: bytes) -> None:
+        """Carry the next connection to a port, from its first byte to its end."""
+
+        def ended(carrier: Carrier) -> None:
+            if carrier.error is not None:
+                self.requests.refuse(request, carrier.error)
+            else:
+                self.requests.reply(request, {"out": [[0, carrier.stream.total, False]]})
+
+        for forward in self.slot(header).executions.values():
+            if isinstance(forward, Forward) and forward.port == header["port"]:
+                request.execution = forward.carry(request.identity, ended)
+                return
+        raise Refusal("command", "closed", "the forward is closed")
+
+    # --- answers ----------------------------------------------------------------------------------------------------
 
     def _reply_execution(self, request: Request, execution: Execution) -> None:
         if execution.error is not None:

@@ -36,6 +36,9 @@ _SHOWN = 1000
 _MESSAGE = 96 << 10
 _OWN_FDS = 100
 """Our own descriptors are moved up to here, out of the way of those that commands get."""
+_PORT_CODES = {errno.EADDRINUSE: "in_use", errno.EACCES: "permission"}
+_BACKLOG = 128
+"""Connections to a forward that wait in the kernel."""
 _LOOK_AGAIN_S = 0.02
 _KILLING_S = 1.0
 _LOOKS = 3
@@ -145,6 +148,8 @@ class Parent:
                 self._let_go(message["taken"])
             elif "end" in message:
                 self._end(message["end"], message["grace"], message.get("mark"))
+            elif "listen" in message:
+                self._listen(message["id"], message["listen"])
             else:
                 self._start(message, fds)
         finally:
@@ -337,6 +342,22 @@ class Parent:
             os.waitpid(pid, 0)
             raise OSError(int(number), os.strerror(int(number)), path)
         return pid
+
+    # --- listening --------------------------------------------------------------------------------------------------
+
+    def _listen(self, identity: str, port: int) -> None:
+        """Listen on a port of our loopback, and hand the socket over to the guest."""
+        try:
+            with socket.socket() as sock:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                sock.bind(("127.0.0.1", port))
+                sock.listen(_BACKLOG)
+                if self._tell({"started": identity, "pid": None}, [sock.fileno()]):
+                    return
+            code, text = "failed", "too many descriptors of this user are on their way"
+        except OSError as error:
+            code, text = _PORT_CODES.get(error.errno or 0, "failed"), error.strerror or str(error)
+        self._tell({"failed": identity, "code": code, "message": "port %d of the loopback: %s" % (port, text)})
 
     # --- ending -----------------------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from .connection import Outlet
     from .execution import Execution
+    from .forward import Carrier, Forward
     from .loop import Loop, Timer
 
     Header = dict[str, Any]
@@ -27,7 +28,7 @@ class Request:
 
     def __init__(self, identity: str) -> None:
         self.identity = identity
-        self.execution: Execution | None = None
+        self.execution: Execution | Forward | Carrier | None = None
         self.timer: Timer | None = None
         self.on_cancel: Callable[[], object] | None = None
         self.reply: tuple[Header, bytes] | None = None

@@ -86,7 +86,7 @@ class Site:
             return
         config = self.config
         try:
-            if self.mechanism == "user" and self._owns_system():
+            if self.mechanism == "user" and self.owns_system:
                 users.write_system(workspace.slot_users(self.base, config["uid_base"], config["slots"]))
         except OSError as error:  # a read-only root, for one
             complain("the slots' users get no names: %s" % error)
@@ -95,13 +95,20 @@ class Site:
         except OSError as error:
             complain("the slots' users may have no names: %s" % error)
 
-    def _owns_system(self) -> bool:
+    @property
+    def is_dedicated(self) -> bool:
+        """Return whether all of the sandbox is its one slot's."""
+        return bool(self.config["isolation"] == DEDICATED and self.config["slots"] == 1)
+
+    @property
+    def owns_system(self) -> bool:
+        """Return whether nobody but the sandbox uses its system."""
         # Told that the system is the sandbox's own, and yet it is the driver's: some provider runs on its host.
         return bool(self.config.get("own_system")) and system_identity() != self.config["driver_etc"]
 
     def _make_layers(self) -> layers.Layers:
         """Make the layers of the slots' roots. Raises Refusal."""
-        own_system = self._owns_system()
+        own_system = self.owns_system
         root = self.config.get("slot_root") or ("/" if own_system else None)
         self.shell = _shell_below((root or "").rstrip("/"))
         of_system = [sys.base_prefix, os.path.realpath("/etc/resolv.conf")] if root is None else []

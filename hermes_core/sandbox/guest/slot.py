@@ -13,6 +13,7 @@ from .confine import Plan
 from .link import Link, Spawn, out_of_resources
 from .parent import encode_message, in_parts
 from .streams import Drains
+from .wire import Refusal
 from .workspace import PREPARE, Workspace
 
 TYPE_CHECKING = False  # `typing` is slow to import
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from .execution import Execution
+    from .forward import Forward
     from .site import Site
 
     Error = dict[str, str]
@@ -85,7 +87,8 @@ class Slot:
         self._lists = self._own_lists()
         self._name = users.name_in(self._lists or site.lists, self._inner_uid)
         self.drains = Drains(site.loop)
-        self.executions: dict[str, Execution] = {}
+        self.executions: dict[str, Execution | Forward] = {}
+        """What it does, by the requests' ids."""
         self.on_forget: Callable[[], object] | None = None
         """Called when nobody will ask for the background processes any more."""
         self._sweeps: dict[str, list[Callable[[int], object]]] = {}
@@ -126,6 +129,34 @@ class Slot:
     @property
     def _has_namespaces(self) -> bool:
         return self.mechanism in ("namespace", "root")
+
+    @property
+    def _has_network(self) -> bool:
+        """Return whether it has a network of its own, with nothing but loopback.
+
+        The preparation may need the sandbox's (an installer), and slots with a root may be given that.
+        """
+        shares = self.mechanism == "root" and self.site.config["share_network"]
+        return self._has_namespaces and self.index != PREPARE and not shares
+
+    def users_of_loopback(self) -> tuple[int, int] | None:
+        """Return its first and last user, to tell by whose programs on the loopback are its own; None if all are.
+
+        Raises:
+            Refusal: there is nothing to tell by.
+        """
+        site = self.site
+        if self._has_network:
+            return None
+        if self.mechanism != "root" and self.uid is not None:
+            return self.uid, self.uid
+        if site.config["slots"] == 1 and (self.mechanism == "root" or site.is_dedicated):
+            if site.owns_system:
+                return None
+            ids = site.layers.ids if self.mechanism == "root" and site.layers is not None else None
+            return (os.geteuid(), os.geteuid()) if ids is None else (ids.root, ids.last)
+        message = "the slot shares its loopback with others, and nothing tells its connections from theirs"
+        raise Refusal("command", "unguarded", message)
 
     def _own_lists(self) -> users.Lists | None:
         """Return the lists of users that only this slot sees."""
@@ -261,8 +292,7 @@ class Slot:
             layers=site.layers if self.mechanism == "root" else None,
             lists=self._lists,
             user_namespace=site.single_user,
-            # The preparation may need the sandbox's network (an installer); slots of this level have loopback only.
-            net_namespace=self.index != PREPARE and not (self.mechanism == "root" and site.config["share_network"]),
+            net_namespace=self._has_network,
             max_processes=site.config["max_processes"] if own_user else 0,
             process_memory=site.config["process_memory"] if self.index != PREPARE else 0,
             max_files=site.soft_files,
@@ -350,7 +380,7 @@ class Slot:
         else:
             execution.failed({"kind": "command", "code": message["code"], "message": message["message"]})
 
-    def _take_pipes(self, execution: Execution | None, message: dict[str, Any]) -> list[int]:
+    def _take_pipes(self, execution: Execution | Forward | None, message: dict[str, Any]) -> list[int]:
         """Take our ends of a command's pipes, if its parent has made them."""
         if not message.get("pipes") or self._link is None:
             return []
@@ -454,6 +484,13 @@ class Slot:
         if execution.fetches:
             message["pipes"] = [wants_input, len(execution.sinks)]
         self._hand_over(Spawn(execution, in_parts(encode_message(message)), fds))
+
+    def listen(self, forward: Forward, port: int) -> None:
+        """Make the parent listen on a port of the slot's loopback; 0 is any."""
+        self.executions[forward.id] = forward
+        if self._state == NEW:
+            self.open(lambda _error: None)
+        self._hand_over(Spawn(forward, in_parts(encode_message({"id": forward.id, "listen": port})), []))
 
     def _hand_over(self, spawn: Spawn) -> None:
         if spawn.execution.ended:

@@ -35,6 +35,7 @@ class Stream:
         self._kept: collections.deque[tuple[int, bytes]] = collections.deque()
         self._credit = WINDOW
         self._held = False
+        self._ended = False
         self.total = 0
 
     def room(self) -> int:
@@ -46,6 +47,11 @@ class Stream:
         self._kept.append((self.total, data))
         self._send(self.total, data)
         self.total += len(data)
+
+    def end(self) -> None:
+        """Say that no more will be fed, before the request itself ends."""
+        self._ended = True
+        self._send_frame({"ev": "out", "id": self._identity, "off": self.total, "eof": True}, b"")
 
     def confirm(self, offset: int) -> None:
         """Note that the reader has taken everything before `offset`."""
@@ -63,6 +69,8 @@ class Stream:
         self.confirm(offset)
         for start, data in self._kept:
             self._send(start, data)
+        if self._ended:
+            self.end()
 
     def _send(self, offset: int, data: bytes) -> None:
         self._send_frame({"ev": "out", "id": self._identity, "off": offset}, data)
@@ -74,12 +82,22 @@ class Input:
     Args:
         fd: the pipe; None if it comes later, by `connect`.
         terminal: what comes is a terminal.
+        on_end: called with whether all was taken, when nothing more can be written.
     """
 
-    def __init__(self, loop: Loop, fd: int | None, identity: str, send: Send, terminal: bool = False) -> None:
+    def __init__(
+        self,
+        loop: Loop,
+        fd: int | None,
+        identity: str,
+        send: Send,
+        terminal: bool = False,
+        on_end: Callable[[bool], object] | None = None,
+    ) -> None:
         self._loop = loop
         self._fd = fd
         self._terminal = terminal
+        self._on_end = on_end
         self._closed = False
         self._last = b"\n"
         self._identity = identity
@@ -121,14 +139,19 @@ class Input:
         return self._closed or (self._eof and not self._terminal)
 
     def close(self) -> None:
-        """End the input. What was not read counts as taken, as nobody will read it."""
+        """End the input. What was not read counts as taken, as nobody will read it. Idempotent."""
+        if self._closed:
+            return
         self._closed = True
         if self._fd is not None:
             if self._watching:
                 self._loop.remove(self._fd)
             os.close(self._fd)
             self._fd = None
+        whole = self._eof and not self._pending
         self._pending.clear()
+        if self._on_end is not None:
+            self._on_end(whole)
 
     def _push(self, _events: int = 0) -> None:
         if self._fd is None and not self._closed:

@@ -24,7 +24,7 @@ from hermes_core.sandbox.guest_client.connection import (
     error_from_guest,
     greet,
 )
-from hermes_core.sandbox.guest_client.streams import InputPump, OutputStream
+from hermes_core.sandbox.guest_client.streams import InputStream, OutputStream
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +46,13 @@ class _Pending:
     body: bytes
     answer: asyncio.Future[tuple[dict[str, Any], bytes]]
     output: OutputStream | None = None
-    input: InputPump | None = None
+    input: InputStream | None = None
+
+    def end_streams(self) -> None:
+        """End its streams, as it has ended."""
+        for stream in (self.output, self.input):
+            if stream is not None:
+                stream.end()
 
 
 class GuestClient:
@@ -178,7 +184,7 @@ class GuestClient:
         body: bytes = b"",
         *,
         output: OutputStream | None = None,
-        input: InputPump | None = None,  # noqa: A002
+        input: InputStream | None = None,  # noqa: A002
     ) -> tuple[dict[str, Any], bytes]:
         """Send a request to the guest, across lost channels, and return its answer. Cancelling kills what the request
         started.
@@ -345,16 +351,16 @@ class GuestClient:
         elif pending is None:
             return
         elif event == "out" and pending.output is not None:
-            pending.output.feed(int(header["off"]), body)
+            pending.output.feed(int(header["off"]), body, bool(header.get("eof")))
         elif event == "taken" and pending.input is not None:
             pending.input.taken(int(header["off"]))
 
     def _settle(self, identity: str, pending: _Pending | None, header: dict[str, Any], body: bytes) -> None:
         if pending is not None:
-            if pending.output is not None:
-                if "out" in header and header["out"][0][1] > pending.output.received:
-                    raise ChannelLost("an answer came before the end of its stream", sandbox_id=self.sandbox.id)
-                pending.output.end()
+            sent = header["out"][0][1] if "out" in header else 0
+            if pending.output is not None and sent > pending.output.received:
+                raise ChannelLost("an answer came before the end of its stream", sandbox_id=self.sandbox.id)
+            pending.end_streams()
             del self._pending[identity]
             if not pending.answer.done():
                 pending.answer.set_result((header, body))
@@ -409,8 +415,7 @@ class GuestClient:
     def _fail_all(self, cause: HermesError) -> None:
         self._reason = self._reason or cause
         for pending in self._pending.values():
-            if pending.output is not None:
-                pending.output.end()
+            pending.end_streams()
             if not pending.answer.done():
                 pending.answer.set_exception(self._lost_error())
         self._pending.clear()

@@ -7,9 +7,10 @@ import json
 import math
 import posixpath
 import signal
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from hermes_core.aio import alongside
 from hermes_core.errors import CommandError
@@ -21,8 +22,10 @@ from hermes_core.sandbox.commands import (
     Compression,
     FileContent,
     FileStat,
+    Forward,
     LogChunk,
     ProcessStatus,
+    Serve,
     Sink,
     WindowSize,
     operation,
@@ -30,9 +33,9 @@ from hermes_core.sandbox.commands import (
 )
 from hermes_core.sandbox.guest.output import HeadTail
 from hermes_core.sandbox.guest.wire import CAPTURE_LIMIT, CHUNK, WINDOW
-from hermes_core.sandbox.guest_client.streams import InputPump, OutputStream, fed, once
+from hermes_core.sandbox.guest_client.forward import forwarded
+from hermes_core.sandbox.guest_client.streams import Answer, InputStream, OutputStream, SendRequest, fed, once
 
-Answer = tuple[dict[str, Any], bytes]
 GRACE_S = 2.0
 """Seconds between TERM and KILL at a time limit."""
 MAX_SCRIPT = 8 << 20
@@ -48,19 +51,6 @@ _LABEL = 2000
 _JOINED_AT_ONCE = 4 << 20
 """Maximum number of bytes for which the pieces of a stream are joined on the event loop: 100 MB would stall it for 50
 ms."""
-
-
-class SendRequest(Protocol):
-    """A request to the guest: `GuestClient.request`."""
-
-    def __call__(
-        self,
-        header: dict[str, Any],
-        body: bytes = b"",
-        *,
-        output: OutputStream | None = None,
-        input: InputPump | None = None,  # noqa: A002
-    ) -> Coroutine[Any, Any, tuple[dict[str, Any], bytes]]: ...
 
 
 class RemoteCommands:
@@ -162,8 +152,9 @@ class RemoteCommands:
         if isinstance(stdin, bytes) and len(stdin) <= CHUNK:
             header["eof"] = True
             return await self._request(header, script + stdin, output=output)
-        pump = InputPump(once(stdin) if isinstance(stdin, bytes) else stdin)
-        return await fed(self._request(header, script, input=pump, output=output), pump.run())
+        stream = InputStream()
+        feeding = stream.pump(once(stdin) if isinstance(stdin, bytes) else stdin)
+        return await fed(self._request(header, script, input=stream, output=output), feeding)
 
     # --- background processes ---------------------------------------------------------------------------------------
 
@@ -256,6 +247,16 @@ class RemoteCommands:
         header = {"op": op, "slot": self._index, "process": process_id, **arguments}
         answer, _ = await self._request(header)
         return _process_status(answer["process"])
+
+    # --- forwards ---------------------------------------------------------------------------------------------------
+
+    def forward(self, serve: Serve, *, port: int | None = None, most: int = 64) -> AbstractAsyncContextManager[Forward]:
+        """Open a port of the slot's loopback during the block; `serve` gets each connection to it."""
+        if port is not None and not 0 < port < 1 << 16:
+            raise CommandError(f"a port is a number from 1 to 65535, not {port}", code="invalid")
+        if most < 1:
+            raise CommandError(f"most must be above 0, not {most}", code="invalid")
+        return forwarded(self._request, self.call, self._index, serve, port=port or 0, most=most)
 
     # --- files ------------------------------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ GROUPS = {
     "commands": ("commands",),
     "processes": ("processes",),
     "files": ("files",),
-    "slots": ("slots", "apart"),
+    "slots": ("slots", "apart", "forwards"),
     "pools": ("pools",),
     "failure": ("failure", "transport"),
     "leaks": ("leaks",),

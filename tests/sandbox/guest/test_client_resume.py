@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import hashlib
 import json
 import os
 import random
@@ -108,6 +109,59 @@ async def test_streams_are_exact_over_a_channel_that_breaks(rigged, times):
                 assert (await slot.run(["cmp", name, "large"])).ok
 
         await over_breaking_channels(rig, reading(), writing("a"), writing("b"))
+
+
+FORWARDED = """
+import hashlib, socket, sys, threading
+def exchange(number):
+    s = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+    mine = bytes([number]) + data
+    threading.Thread(target=lambda: (s.sendall(mine), s.shutdown(1))).start()
+    digest = hashlib.sha256()
+    while got := s.recv(65536):
+        digest.update(got)
+    print(digest.hexdigest())
+data = open("mine", "rb").read()
+threads = [threading.Thread(target=exchange, args=(number,)) for number in range(3)]
+for t in threads: t.start()
+for t in threads: t.join()
+"""
+
+
+async def test_forwards_are_exact_over_a_channel_that_breaks(rigged, level, times):
+    """No connection is lost or served twice, and each has the right bytes and an end in both directions."""
+    if level == "shared":
+        pytest.skip("it has no forwards")
+    async with rigged(level) as rig:
+        slot = await rig.slot()
+        data = os.urandom(2_000_000)
+        served = []
+
+        async def serve(connection):
+            async def hear():
+                got = bytearray()
+                while piece := await connection.read(30_000):
+                    got += piece
+                served.append(bytes(got))
+
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(hear())
+                for start in range(0, len(data), 99_999):
+                    await connection.write(data[start : start + 99_999])
+                await connection.finish()
+
+        async def exchange():
+            for number in range(times(2, 5)):
+                async with slot.forward(serve) as forward:
+                    done = await slot.run(["python3", "-c", FORWARDED, str(forward.port)], timeout_s=60)
+                    assert done.text.split() == 3 * [hashlib.sha256(data).hexdigest()], done.error_text
+                    while len(served) < 3 * (number + 1):  # the last of what it sent is on its way
+                        await asyncio.sleep(0.01)
+
+        await slot.write_file("mine", data)
+        await over_breaking_channels(rig, exchange())
+        assert sorted(got[0] for got in served) == sorted([0, 1, 2] * times(2, 5))
+        assert all(got[1:] == data for got in served)
 
 
 async def test_everything_else_over_a_channel_that_breaks(rigged, times):
