@@ -68,7 +68,7 @@ async def test_a_cancelled_rollout_closes_the_run(tasks: dict[str, Any]) -> None
         rollout = asyncio.create_task(
             worker.roll("task-0", "model", {"model": "scripted", "base_url": server.base_url})
         )
-        while not server.request_count:
+        while not server.request_count and not rollout.done():
             await asyncio.sleep(0.05)
         rollout.cancel()
         with pytest.raises(asyncio.CancelledError):
