@@ -1,0 +1,285 @@
+"""What the requests and answers of a slot are to each other: which belong to the agent's own conversation, and which to
+others, such as those of its sub-agents, titles, and calls that the model's own shell has forged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from hermes_core.agents.base import AgentResult, CallError, CallErrorKind, Message, ToolError
+from hermes_core.agents.canonical import Canonical, canonical, joined
+
+Place = Literal["root", "continues", "fork"]
+"""What a call is to those before it: it begins a conversation, continues one where it ended, or leaves one before its
+end."""
+
+_FILLED = (
+    *("messages", "turns", "calls", "turns_used", "reasoning_per_turn", "tool_errors"),
+    *("tool_calls_attempted", "tool_calls_schema_valid", "tool_calls_executed_ok", "tool_calls_exec_error"),
+)
+"""What of an `AgentResult` follows from the agent's own conversation."""
+
+_SHORTEST_SUMMARY = 16
+"""Characters of an answer from which it is recognised in a later message."""
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """What is known of one answer, besides its message."""
+
+    number: int
+    """The place of its call among all calls, in the order in which they came."""
+    offered: frozenset[str]
+    """The tools that the model was offered."""
+    about: Mapping[str, Any]
+    """Fields of its `TurnRecord`."""
+    valid_calls: int = 0
+    """How many of its calls are well-formed."""
+
+
+@dataclass(eq=False)
+class Step:
+    """A message after those before it."""
+
+    message: Message
+    form: Canonical
+    before: Step | None
+    sampled: Sampled | None = None
+    """Set for an answer of the model."""
+    answers: int = 0
+    """How many answers of the model there are up to here."""
+    heard_at: float = 0.0
+    """When it came, in seconds since the epoch."""
+    failed: bool = False
+    """For a tool's message: whether the agent calls it an error."""
+    after: dict[Canonical, Step] = field(default_factory=dict)
+
+    def path(self) -> list[Step]:
+        """Return the messages up to this one."""
+        steps, step = [self], self.before
+        while step is not None:
+            steps.append(step)
+            step = step.before
+        return steps[-2::-1]  # without what all conversations begin after
+
+    def following(self) -> Iterator[Step]:
+        """Yield this message and all that came after it, on all ways."""
+        waiting = [self]
+        while waiting:
+            step = waiting.pop()
+            yield step
+            waiting.extend({id(each): each for each in step.after.values()}.values())
+
+
+class Conversations:
+    """All conversations of a slot, as a tree of messages.
+
+    A request whose messages are the canonical forms of those of a known path continues it, also if the agent has
+    dropped the model's thinking.
+
+    Args:
+        text: the task's text. The conversation of which a user's message holds it before the first answer is the
+            agent's own. Of several, it is the first that offers tools: a title is asked for without.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._text = _squeezed(text)
+        self._top = Step({}, Canonical("", ""), None)
+        self.places: dict[Place, int] = {"root": 0, "continues": 0, "fork": 0}
+
+    def known(self, forms: Sequence[Canonical]) -> list[Step]:
+        """Return the known messages that these begin with."""
+        step, found = self._top, []
+        for form in forms:
+            after = step.after.get(form)
+            if after is None:
+                break
+            found.append(step := after)
+        return found
+
+    def place(self, forms: Sequence[Canonical]) -> Place:
+        """Return what a request with these messages is to those that were answered."""
+        answers = [step for step in self.known(forms) if step.sampled is not None]
+        if not answers:
+            return "root"
+        return "fork" if any(step.sampled for step in _below(answers[-1])) else "continues"
+
+    def is_own(self, forms: Sequence[Canonical]) -> bool:
+        """Return whether a request with these messages may be the agent's own, by the task's text."""
+        answers = [index for index, step in enumerate(self.known(forms)) if step.sampled is not None]
+        return any(map(self._holds, forms[: answers[0] if answers else len(forms)]))
+
+    def add(
+        self,
+        messages: Sequence[Message],
+        forms: Sequence[Canonical],
+        answer: Message,
+        sampled: Sampled,
+        *,
+        heard_at: float = 0.0,
+        failed: frozenset[str] = frozenset(),
+    ) -> Place:
+        """Add a request and its answer. Return what it is to the others.
+
+        Args:
+            messages: the request's.
+            forms: their canonical forms.
+            answer: the model's.
+            sampled: what is known of it.
+            heard_at: when the request came.
+            failed: the ids of the calls whose results the request calls errors.
+        """
+        place = self.place(forms)
+        self.places[place] += 1
+        step = self._top
+        for message, form in zip(messages, forms, strict=True):
+            after = step.after.get(form)
+            if after is None:
+                wrong = message["role"] == "tool" and message.get("tool_call_id") in failed
+                after = Step(message, form, step, answers=step.answers, heard_at=heard_at, failed=wrong)
+                step.after[form] = after
+            step = after
+        form = canonical(answer)
+        new = Step(answer, form, step, sampled, step.answers + 1)
+        old = step.after.get(form)
+        if old is not None and old.sampled is not None and old.after:
+            return place  # the same words once more: what follows them stays where it is
+        step.after[form] = step.after[form.without_thinking] = new
+        return place
+
+    def own_path(self) -> list[Step]:
+        """Return the agent's own conversation, up to its newest end; empty if it has not begun."""
+        return [step for part in self._own_parts() for step in part]
+
+    def fill(self, result: AgentResult) -> None:
+        """Make the agent's own conversation that of a result: its messages, turns and calls."""
+        fresh = AgentResult()
+        parts = self._own_parts()
+        for number, part in enumerate(parts):
+            summary = part[-1] if number < len(parts) - 1 else None
+            _add_part(fresh, _gone_on(part, parts[0]) if number else part, summary)
+        fresh.tool_calls_attempted = len(fresh.calls)
+        for name in _FILLED:
+            setattr(result, name, getattr(fresh, name))
+
+    def _holds(self, form: Canonical) -> bool:
+        return form.role == "user" and self._text in _squeezed(form.text)
+
+    def _roots(self) -> list[Step]:
+        """Return the first answers of all conversations that may be the agent's own, oldest first."""
+        found = []
+        waiting = [(self._top, False)]
+        while waiting:
+            step, holds = waiting.pop()
+            for after in {id(each): each for each in step.after.values()}.values():
+                if after.sampled is None:
+                    waiting.append((after, holds or self._holds(after.form)))
+                elif holds:
+                    found.append(after)
+        return sorted(found, key=_number)
+
+    def _own_parts(self) -> list[list[Step]]:
+        """Return the agent's own conversation, in several parts if it went on from summaries."""
+        roots = self._roots()
+        begin = next((root for root in roots if root.sampled and root.sampled.offered), roots[0] if roots else None)
+        if begin is None:
+            return []
+        beginning = begin.before
+        parts = [_longest([root for root in roots if root.before is beginning])]
+        for root in roots:
+            if root.before is beginning or _number(root) < _number(begin):
+                continue
+            if (part := self._up_to_summary(parts[-1], root)) is not None:
+                parts[-1] = part
+                parts.append(_longest([root]))
+        return parts
+
+    def _up_to_summary(self, part: list[Step], root: Step) -> list[Step] | None:
+        """Return the part up to the summary from which a conversation goes on; None if it does not go on from one."""
+        told = [step.form.text for step in root.path() if step.form.role == "user"]
+        answered = [
+            step
+            for step in self._top.following()
+            if step.sampled and _number(step) < _number(root) and len(step.form.text) >= _SHORTEST_SUMMARY
+        ]
+        for step in sorted(answered, key=_number, reverse=True):
+            if any(step.form.text in text for text in told):
+                own = step.path()
+                if own[0] is part[0] and any(each in part for each in own if each.sampled):
+                    return own
+                asked = [step.before] if step.before is not None and step.before.form.role == "user" else []
+                return [*part, *asked, step]
+        return None
+
+
+def _below(step: Step) -> Iterator[Step]:
+    return (each for each in step.following() if each is not step)
+
+
+def _number(step: Step) -> int:
+    return step.sampled.number if step.sampled else -1
+
+
+def _longest(roots: Sequence[Step]) -> list[Step]:
+    """Return the path with the most answers that begins at one of these; the newest of several."""
+    ends = [step for root in roots for step in root.following() if step.sampled]
+    return max(ends, key=lambda step: (step.answers, _number(step))).path()
+
+
+def _gone_on(part: list[Step], first: list[Step]) -> list[Step]:
+    """Return a later part as it follows a summary: without the messages that the first one began with, and with what
+    the user says before the first answer in one message, as ours do."""
+    begin = next(index for index, step in enumerate(part) if step.sampled)
+    known = {step.form for step in first[: next(index for index, step in enumerate(first) if step.sampled)]}
+    last = next((step.form for step in reversed(first) if step.form.role == "user" and step.form in known), None)
+    told = [step for step in part[:begin] if step.form.role == "user" and (step.form not in known or step.form == last)]
+    text = "\n\n".join(step.form.text for step in told)
+    message: Message = {"role": "user", "content": text}
+    return [Step(message, canonical(message), None, heard_at=told[-1].heard_at if told else 0.0), *part[begin:]]
+
+
+def _add_part(result: AgentResult, steps: Sequence[Step], summary: Step | None) -> None:
+    """Add messages to a result. What answers a call replaces the note that it was interrupted."""
+    open_calls: dict[str, int] = {}
+    offered: frozenset[str] = frozenset()
+    for step in steps:
+        message = step.message
+        if (sampled := step.sampled) is not None:
+            reasoning = message.get("reasoning_content")
+            about = {**sampled.about, "compacted": step is summary}
+            numbers = result.add_turn(dict(message), reasoning=reasoning, **about)
+            open_calls = {result.calls[number].id: number for number in numbers}
+            offered = sampled.offered
+            result.tool_calls_schema_valid += sampled.valid_calls
+        elif message["role"] == "tool" and message.get("tool_call_id") in open_calls:
+            _answer_call(result, open_calls.pop(message["tool_call_id"]), step, offered)
+        else:
+            result.messages.append(dict(message))
+
+
+def _answer_call(result: AgentResult, number: int, step: Step, offered: frozenset[str]) -> None:
+    """Record what a call was answered with. The agent ran it, so its times are those of the answer and of the next
+    request."""
+    call = result.calls[number]
+    text = step.form.text
+    kind = CallErrorKind.FAILED if call.name in offered else CallErrorKind.UNKNOWN_TOOL
+    error = CallError(kind, text[:2000]) if step.failed else None
+    result.calls[number] = replace(call, started=result.turns[call.turn].ended, ended=step.heard_at, error=error)
+    result.messages[call.message] = {**step.message, "name": call.name}
+    if error is None:
+        result.tool_calls_executed_ok += 1
+        return
+    result.tool_calls_exec_error += 1
+    result.tool_errors.append(ToolError(call.turn + 1, call.name, call.arguments, error.message, text))
+
+
+def _squeezed(text: str) -> str:
+    """Return the text with all space between words alike."""
+    return " ".join(text.split())
+
+
+def task_text(messages: Sequence[Message]) -> str:
+    """Return what the user asks for in a prompt: the text of its last message of the user."""
+    texts = [canonical(message).text for message in messages if message["role"] == "user"]
+    return joined(texts[-1:])

@@ -1,0 +1,197 @@
+"""What all dialects have in common: a request that was read, an answer and a refusal that are to be written."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from hermes_core.agents.base import Message
+from hermes_core.agents.canonical import joined
+from hermes_core.agents.replies import Reply, sayable
+
+Event = tuple[str, Mapping[str, Any] | str]
+"""A server-sent event: its name, empty for one without, and its data."""
+
+Tool = dict[str, Any]
+"""A tool in the OpenAI function form."""
+
+
+class BadRequest(Exception):
+    """A request that no answer can be given to; says why."""
+
+
+@dataclass
+class Asked:
+    """What a request asks for, in the OpenAI form."""
+
+    messages: list[Message] = field(default_factory=list)
+    tools: list[Tool] = field(default_factory=list)
+    stream: bool = False
+    model: str | None = None
+    max_tokens: int | None = None
+    no_calls: bool = False
+    """Whether the answer is to have no calls (`tool_choice` is `none`)."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """What it says of the sampling, which is ours to decide: recorded and not followed."""
+    dropped: list[str] = field(default_factory=list)
+    """Tools that the provider would have run."""
+    failed: set[str] = field(default_factory=set)
+    """The ids of the calls whose results it calls errors."""
+    unknown: Counter[str] = field(default_factory=Counter)
+    """Kinds of blocks that are not known, and were replaced by a text that says so."""
+    names: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """Tools that this dialect calls by other names or in other forms."""
+    include_usage: bool = True
+    """Whether a stream ends with the counts of tokens."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer of the model, as it is given to the agent: whole or as a stream, and again if it was lost."""
+
+    id: str
+    """Ours, and hard to guess. It is in the ids of the answer's calls and blocks, which agents send back."""
+    created: int
+    """When it was sampled, in seconds since the epoch."""
+    model: str
+    """The name of our model, whatever the agent asked for."""
+    reply: Reply
+
+    def call_id(self, index: int) -> str:
+        """Return the id of a call, as the agent is told it."""
+        return f"call_{self.id}_{index}"
+
+    @property
+    def cut(self) -> bool:
+        """Return whether the answer was cut off at its maximum length."""
+        return self.reply.finish_reason == "length"
+
+    @property
+    def withheld(self) -> bool:
+        """Return whether the endpoint withheld the answer."""
+        return self.reply.finish_reason == "content_filter"
+
+
+RefusalKind = Literal["invalid", "too_long", "key", "unknown_path", "too_large"]
+_STATUS: Mapping[RefusalKind, int] = {
+    "invalid": 400,
+    "too_long": 400,
+    "key": 401,
+    "unknown_path": 404,
+    "too_large": 413,
+}
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A refusal for good. An agent that gets it ends, or shortens its conversation."""
+
+    message: str
+    kind: RefusalKind = "invalid"
+
+    @property
+    def status(self) -> int:
+        """Return its HTTP status."""
+        return _STATUS.get(self.kind, 400)
+
+
+class Dialect(Protocol):
+    """An API that agents speak."""
+
+    name: str
+
+    def read(self, body: Mapping[str, Any]) -> Asked:
+        """Read a request leniently.
+
+        Raises:
+            BadRequest: it can't be answered.
+        """
+        ...
+
+    def whole(self, answer: Answer, asked: Asked) -> dict[str, Any]:
+        """Return an answer as one JSON value."""
+        ...
+
+    def events(self, answer: Answer, asked: Asked) -> Iterator[Event]:
+        """Yield an answer as a stream's events."""
+        ...
+
+    def refusal(self, refusal: Refusal) -> dict[str, Any]:
+        """Return a refusal as one JSON value."""
+        ...
+
+    def late_refusal(self, refusal: Refusal) -> Iterator[Event]:
+        """Yield a refusal in a stream that has begun."""
+        ...
+
+
+KEEP_ALIVE = b": keepalive\n\n"
+
+
+def sse(events: Iterable[Event]) -> bytes:
+    """Return events as bytes of a stream."""
+    parts = []
+    for name, data in events:
+        text = data if isinstance(data, str) else json.dumps(data, separators=(",", ":"))
+        parts.append(f"event: {name}\ndata: {text}\n\n" if name else f"data: {text}\n\n")
+    return "".join(parts).encode()
+
+
+def pieces(text: str, size: int = 4096) -> Iterator[str]:
+    """Yield a text in pieces for the deltas of a stream; nothing for an empty text."""
+    for begin in range(0, len(text), size):
+        yield text[begin : begin + size]
+
+
+def mappings(value: Any) -> list[Mapping[str, Any]]:
+    """Return the mappings of a list; nothing if it is no list."""
+    return [each for each in value if isinstance(each, Mapping)] if isinstance(value, list) else []
+
+
+def string(value: Any) -> str:
+    """Return a text that can be recorded and sent; empty if it is none."""
+    return sayable(value) if isinstance(value, str) else ""
+
+
+def whole_number(value: Any) -> int | None:
+    """Return a number of tokens; None if it is none."""
+    known = isinstance(value, int) and not isinstance(value, bool) and value > 0
+    return value if known else None
+
+
+def content(parts: Sequence[Mapping[str, Any]]) -> str | list[dict[str, Any]]:
+    """Return the content of a message with these parts in the OpenAI form: a text, unless there are images."""
+    if all(part["type"] == "text" for part in parts):
+        return joined([part["text"] for part in parts])
+    return [dict(part) for part in parts]
+
+
+def text_part(text: str) -> dict[str, Any]:
+    """Return a part of a content."""
+    return {"type": "text", "text": text}
+
+
+def image_part(url: str) -> dict[str, Any]:
+    """Return an image as a part of a content."""
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def placeholder(kind: str, asked: Asked) -> dict[str, Any]:
+    """Return the part that stands for one of an unknown kind, and count it."""
+    asked.unknown[kind[:64]] += 1
+    return text_part(f"[{kind[:64] or 'something'} is not shown]")
+
+
+def function_tool(name: str, description: Any, parameters: Any) -> Tool:
+    """Return a tool in the OpenAI form."""
+    schema = dict(parameters) if isinstance(parameters, Mapping) else {"type": "object", "properties": {}}
+    said = {"description": string(description)} if description else {}
+    return {"type": "function", "function": {"name": name, **said, "parameters": schema}}
+
+
+def function_call(identifier: str, name: str, arguments: str) -> dict[str, Any]:
+    """Return a call in the OpenAI form."""
+    return {"id": identifier, "type": "function", "function": {"name": name, "arguments": arguments}}

@@ -1,0 +1,688 @@
+"""The model server for one slot: what its programs ask is answered by the rollout's own model, within bounds."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import json
+import logging
+import secrets
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass, field, replace
+from types import TracebackType
+from typing import Any
+
+from hermes_core.agents.base import AgentSettings, AgentTask, StopReason, Usage
+from hermes_core.agents.canonical import Canonical, canonical
+from hermes_core.agents.failures import (
+    ContextLengthExceeded,
+    ConversationRefused,
+    RequestTooLarge,
+    ResponseTooLarge,
+    as_model_error,
+)
+from hermes_core.agents.loop import ChatServer
+from hermes_core.agents.model import derived_seed
+from hermes_core.agents.replies import Reply, read_reply, sayable
+from hermes_core.agents.serving.anthropic import AnthropicDialect
+from hermes_core.agents.serving.chat import ChatDialect
+from hermes_core.agents.serving.conversations import Conversations, Sampled, task_text
+from hermes_core.agents.serving.dialects import (
+    KEEP_ALIVE,
+    Answer,
+    Asked,
+    BadRequest,
+    Dialect,
+    Refusal,
+    sse,
+)
+from hermes_core.agents.serving.http import Exchange, HttpLimits, Refused, Room, serve_http
+from hermes_core.agents.serving.responses import ResponsesDialect
+from hermes_core.agents.traffic import counted_waits
+from hermes_core.aio import BrokenOff, SingleFlight, TaskSet, cancel
+from hermes_core.errors import ModelError, UsageError
+from hermes_core.sandbox.commands import Connection
+
+logger = logging.getLogger(__name__)
+
+_CHAT, _ANTHROPIC = ChatDialect(), AnthropicDialect()
+_DIALECTS: Mapping[str, Dialect] = {
+    "/chat/completions": _CHAT,
+    "/responses": ResponsesDialect(),
+    "/messages": _ANTHROPIC,
+}
+_COUNT = "/messages/count_tokens"
+_JSON = {"content-type": "application/json"}
+_STREAM = {"content-type": "text/event-stream", "cache-control": "no-cache"}
+_FOR_GOOD = {"x-should-retry": "false"}
+_PIECE = 256 << 10
+_MOST_VALUES = 1_000_000
+"""The most values in the JSON of one request: each takes some sixty bytes here, and time."""
+_LOGGED = 4000
+"""The most calls in the log. Those after them are only counted."""
+_SETTING = 200
+"""The most characters of an overridden setting in the log."""
+_LIKELY_MAX_TOKENS = 16_384
+"""Agents name the longest answer that the model which they know can give, and an endpoint refuses more than its model's
+context has room for. So without a limit of ours, what is above this is not passed on."""
+_CHARACTERS_PER_TOKEN = 4
+
+_ENDS: Mapping[type[Exception], StopReason] = {
+    ContextLengthExceeded: StopReason.CONTEXT_LENGTH,
+    ConversationRefused: StopReason.REFUSED,
+    ResponseTooLarge: StopReason.LENGTH,
+}
+"""Errors that end a conversation that had begun, and are not the server's failure."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What the programs of one slot may take."""
+
+    calls: int = 500
+    """Model calls, repeated ones included. Those after them get a refusal that ends each agent."""
+    tokens: int | None = None
+    """Tokens of all prompts and answers together; None is no limit."""
+    concurrent: int = 4
+    """Calls that are sampled at the same time. Others wait for their turn."""
+    waiting: int = 32
+    """Calls that may wait for their turn. Others are refused."""
+    connections: int = 64
+    """Open connections. Others are closed at once."""
+    kept_bytes: int = 256 << 20
+    """Bytes of the requests that begin a conversation or leave one before its end, all of them together: they are kept
+    until the rollout ends. Those after them are refused."""
+    http: HttpLimits = field(default_factory=HttpLimits)
+    quiet_s: float = 10.0
+    """Seconds without an answer after which a stream begins. Until then, a refusal can have a status of its own."""
+    keep_alive_s: float = 5.0
+    """Seconds between two signs of life in a stream that has begun."""
+
+
+@dataclass
+class CallLog:
+    """One call, as it is recorded. Times are seconds since the epoch."""
+
+    number: int
+    dialect: str
+    path: str
+    model: str | None
+    """The model that was asked for. It is answered by ours."""
+    streamed: bool
+    started: float
+    ended: float | None = None
+    waited_s: float = 0.0
+    """For how much of this time the request waited for the endpoint's turn."""
+    outcome: str = "open"
+    """`answered`, `replayed` (an answer that was lost, or is shared with a call that was under way), `refused`,
+    `failed` (the endpoint), `open` (it never ended)."""
+    place: str = ""
+    """What it is to the calls before it: `root`, `continues` or `fork`."""
+    own: bool = False
+    """Whether it may belong to the agent's own conversation, by its first messages."""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    stop_reason: str | None = None
+    refusal: str | None = None
+    overridden: dict[str, str] = field(default_factory=dict)
+    """Settings that it asked for and did not get."""
+    dropped_tools: list[str] = field(default_factory=list)
+    """Tools that its provider would have run."""
+    unknown: dict[str, int] = field(default_factory=dict)
+    """Blocks of unknown kinds."""
+    delivered: bool = False
+    """Whether the whole answer was taken from us."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the call as JSON values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class _Request:
+    """A request that was read."""
+
+    asked: Asked
+    forms: Sequence[Canonical]
+    """The canonical forms of its messages."""
+    digest: str
+    """The same for every request with the same answer."""
+    size: int
+    """The length of its body."""
+
+    @property
+    def characters(self) -> int:
+        """Return about how many characters its prompt has, images aside."""
+        said = sum(len(form.text) + len(form.thinking) + sum(map(len, sum(form.calls, ()))) for form in self.forms)
+        return said + (len(json.dumps(self.asked.tools)) if self.asked.tools else 0)
+
+
+class Gateway:
+    """Answers the model calls of the programs in one slot. `serve` is the `Serve` of a forward.
+
+    Answers are sampled whole, and only then written, as a stream if the agent wants one. A request that is made again
+    while it is being answered, or because the answer was lost, gets the same answer. Trouble with the endpoint is
+    waited out here; what can't be is a refusal with status 400 that ends each agent.
+
+    Args:
+        server: answers the calls; the caller closes it.
+        task: `result` is filled after each answer, and `waiting` is entered while calls are sampled.
+        settings: the model and how to sample. What the agent asks for does not count.
+        prompt: the task's text as the agent was given it; None is that of the task's messages.
+        bounds: what the slot may take.
+    """
+
+    def __init__(
+        self,
+        server: ChatServer,
+        task: AgentTask,
+        settings: AgentSettings,
+        *,
+        prompt: str | None = None,
+        bounds: Bounds | None = None,
+    ) -> None:
+        self.bounds = bounds or Bounds()
+        self.key = secrets.token_urlsafe(24)
+        """What a program must name to be answered. It is worth nothing outside of the slot, and after `aclose`."""
+        self.failure: ModelError | None = None
+        """Set if the endpoint failed. Then the rollout has no result, whatever the agent makes of it."""
+        self.last_call_failed = False
+        """Whether the last call that may be the agent's own was refused or failed."""
+        self.log: list[CallLog] = []
+        self._counts: Counter[str] = Counter()
+        self.conversations = Conversations(task_text(task.messages) if prompt is None else prompt)
+        self._server = server
+        self._task = task
+        self._settings = settings
+        self._model = settings.model or "model"
+        self._work = TaskSet()
+        self._answers: SingleFlight[Answer | Refusal] = SingleFlight("a model call", keep=True, go_on=True)
+        self._places = asyncio.Semaphore(self.bounds.concurrent)
+        self._room = Room(2 * self.bounds.http.body_bytes)
+        self._time = _SharedTime(task, self._work)
+        self._ids: dict[str, str] = {}
+        """The server's own id of each call, by the one that the agent was told."""
+        self._turns: dict[int, str] = {}
+        """For each call by its number, the key under which its answer is kept."""
+        self._usage = Usage()
+        self._waited_s = 0.0
+        self._connections = self._waiting = self._number = self._kept_bytes = 0
+        self._end: StopReason | None = None
+        self._characters = self._tokens = 0
+        task.result.model = settings.model
+
+    async def __aenter__(self) -> Gateway:
+        """Return the gateway, which is closed at the end of the block."""
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close it."""
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Refuse everything from now on, and give up what is being sampled. Idempotent."""
+        await self._work.aclose()
+
+    @property
+    def stop_reason(self) -> StopReason:
+        """Return why the agent's own conversation has ended, as far as it can be seen here."""
+        result = self._task.result
+        if self.failure is not None:
+            return StopReason.MODEL_ERROR
+        if self.last_call_failed and self._end is not None:
+            return self._end
+        if not result.turns or result.messages[-1]["role"] != "assistant":
+            return StopReason.INTERRUPTED
+        reason = result.turns[-1].stop_reason
+        if reason == "content_filter":
+            return StopReason.CONTENT_FILTER
+        if reason == "length":
+            return StopReason.LENGTH
+        return StopReason.FINISHED if result.messages[-1]["content"].strip() else StopReason.EMPTY_RESPONSE
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Return how many calls there were, by what became of them and what they were to each other."""
+        return {**self._counts, **{str(place): count for place, count in self.conversations.places.items()}}
+
+    async def serve(self, connection: Connection) -> None:
+        """Serve one connection of a program to its end.
+
+        Raises:
+            ConnectionError: an answer could not be completed.
+        """
+        if self._work.closing or self._connections >= self.bounds.connections:
+            self._counts["connections_refused"] += 1
+            await connection.finish()
+            return
+        self._connections += 1
+        try:
+            await serve_http(connection, self._handle, self.bounds.http)
+        except ConnectionError:
+            raise
+        except Exception as error:
+            logger.warning("trajectory %s: a request broke the gateway", self._task.trajectory_id, exc_info=True)
+            raise ConnectionResetError("the request can't be answered") from error
+        finally:
+            self._connections -= 1
+
+    async def _handle(self, exchange: Exchange) -> None:
+        """Answer one request."""
+        path = exchange.path.rstrip("/")
+        while path.startswith("/v1/v1/"):  # a base URL with /v1 in an agent that adds its own
+            path = path[3:]
+        path = path.removeprefix("/v1")
+        dialect = _DIALECTS.get(path) or _by_headers(exchange.headers)
+        if not path and exchange.method in ("HEAD", "GET"):
+            await exchange.answer(200, b"{}", _JSON)
+        elif not self._knows(exchange.headers):
+            self._counts["wrong_key"] += 1
+            await _refuse(exchange, dialect, Refusal("the API key is not valid here", "key"))
+        elif self._work.closing:
+            await _refuse(exchange, dialect, Refusal("the rollout has ended"))
+        elif path in _DIALECTS and exchange.method == "POST":
+            await self._call(exchange, _DIALECTS[path])
+        elif path == _COUNT and exchange.method == "POST":
+            await self._count_tokens(exchange)
+        elif (path == "/models" or path.startswith("/models/")) and exchange.method in ("GET", "HEAD"):
+            await exchange.answer(200, _bytes(self._models(one=path != "/models")), _JSON)
+        else:
+            self._counts["unknown_paths"] += 1
+            unknown = f"there is no {exchange.method} {path[:_SETTING]} here"
+            await _refuse(exchange, dialect, Refusal(unknown, "unknown_path"))
+
+    def _knows(self, headers: Mapping[str, str]) -> bool:
+        """Return whether a request has the key."""
+        scheme, _, bearer = headers.get("authorization", "").partition(" ")
+        named = (headers.get("x-api-key", ""), bearer if scheme.lower() == "bearer" else "")
+        return any(hmac.compare_digest(each.strip().encode("utf-8", "replace"), self.key.encode()) for each in named)
+
+    def _models(self, *, one: bool) -> dict[str, Any]:
+        model = {"id": self._model, "object": "model", "created": 0, "owned_by": "hermes-rl"}
+        model |= {"type": "model", "display_name": self._model, "created_at": "2025-01-01T00:00:00Z"}
+        if one:
+            return model
+        return {"object": "list", "data": [model], "has_more": False, "first_id": self._model, "last_id": self._model}
+
+    async def _count_tokens(self, exchange: Exchange) -> None:
+        """Answer with about how many tokens a prompt has, by what the endpoint counted for the last one."""
+        request = await self._read(exchange, _ANTHROPIC)
+        if isinstance(request, Refusal):
+            await _refuse(exchange, _ANTHROPIC, request)
+            return
+        per_token = self._characters / self._tokens if self._tokens else _CHARACTERS_PER_TOKEN
+        await exchange.answer(200, _bytes({"input_tokens": max(1, int(request.characters / per_token))}), _JSON)
+
+    async def _read(self, exchange: Exchange, dialect: Dialect) -> _Request | Refusal:
+        """Return what a request asks for, with the server's own ids of calls."""
+        try:
+            body = await exchange.body(self._room)
+        except Refused as refused:
+            return Refusal(refused.message, "too_large" if refused.status == 413 else "invalid")
+        try:
+            if body.count(b",") + body.count(b"[") + body.count(b"{") > _MOST_VALUES:
+                return Refusal("the body has too many values", "too_large")
+            value = _sayable(json.loads(body))
+            if not isinstance(value, dict):
+                return Refusal("the body must be a JSON object")
+            asked = dialect.read(value)
+            self._take_own_ids(asked)
+            forms = [canonical(message) for message in asked.messages]
+            return _Request(asked, forms, _digest(asked, forms), len(body))
+        except (BadRequest, ValueError, RecursionError) as error:
+            return Refusal(f"the request can't be read: {str(error)[:_SETTING]}")
+
+    def _take_own_ids(self, asked: Asked) -> None:
+        """Replace the ids of calls that agents are told by those that the server gave."""
+        for message in asked.messages:
+            if message["role"] == "tool":
+                message["tool_call_id"] = self._ids.get(message["tool_call_id"], message["tool_call_id"])
+            for call in message.get("tool_calls") or ():
+                call["id"] = self._ids.get(call["id"], call["id"])
+        asked.failed = {self._ids.get(each, each) for each in asked.failed}
+
+    async def _call(self, exchange: Exchange, dialect: Dialect) -> None:
+        """Answer a model call."""
+        request = await self._read(exchange, dialect)
+        if isinstance(request, Refusal):
+            await self._refuse(self._note(exchange, dialect, Asked()), exchange, dialect, request)
+            return
+        asked = request.asked
+        call = self._note(exchange, dialect, asked)
+        call.own, call.place = self.conversations.is_own(request.forms), self.conversations.place(request.forms)
+        self._forget_continued(request)
+        outcome = await self._outcome(call, request, exchange)
+        if isinstance(outcome, Refusal):
+            await self._refuse(call, exchange, dialect, outcome)
+            return
+        call.ended = time.time()
+        self.last_call_failed = self.last_call_failed and not call.own
+        call.outcome = "answered" if call.outcome == "open" else call.outcome
+        call.stop_reason = outcome.reply.finish_reason
+        self._counts[call.outcome] += 1
+        if not asked.stream:
+            await exchange.answer(200, _bytes(dialect.whole(outcome, asked)), _JSON)
+        else:
+            if not exchange.begun:
+                await exchange.begin(_STREAM)
+            await _send(exchange, sse(dialect.events(outcome, asked)))
+        call.delivered = True
+
+    async def _outcome(self, call: CallLog, request: _Request, exchange: Exchange) -> Answer | Refusal:
+        """Return the answer, or why there is none. Meanwhile, keep a stream alive.
+
+        Raises:
+            ConnectionError: the agent is gone. What is being sampled for it goes on, since it may ask again.
+        """
+        if (refusal := self._exceeded()) is not None:
+            return refusal
+        again = request.digest in self._answers.kept
+        begun = False
+
+        async def begin() -> Answer | Refusal:
+            nonlocal begun
+            begun = True
+            return await self._sample(call, request)
+
+        waiter = asyncio.ensure_future(self._answers.get(self._work, begin, request.digest))
+        try:
+            pause_s = self.bounds.quiet_s
+            while not (await asyncio.wait({waiter}, timeout=pause_s))[0]:
+                if not request.asked.stream:
+                    continue
+                if not exchange.begun:
+                    await exchange.begin(_STREAM)
+                await exchange.send(KEEP_ALIVE)
+                pause_s = self.bounds.keep_alive_s
+            outcome = waiter.result()
+        except BrokenOff:
+            return Refusal("the rollout has ended")
+        finally:
+            if not waiter.done():
+                await cancel([waiter])
+        if again or not begun:
+            call.outcome = "replayed"
+        return outcome
+
+    def _exceeded(self) -> Refusal | None:
+        """Return the refusal of a call that is out of bounds."""
+        bounds = self.bounds
+        if self.failure is not None:
+            return Refusal("the rollout has ended: its model can't be reached")
+        if self._number > bounds.calls:
+            self._end = StopReason.MAX_TURNS
+            return Refusal(f"the rollout has ended: it had {bounds.calls} model calls")
+        used = self._usage.prompt_tokens + self._usage.completion_tokens
+        if bounds.tokens is not None and used >= bounds.tokens:
+            self._end = StopReason.MAX_TURNS
+            return Refusal(f"the rollout has ended: it had {used} tokens")
+        if self._kept_bytes >= bounds.kept_bytes:
+            self._end = StopReason.MAX_TURNS
+            return Refusal("the rollout has ended: its conversations are too long")
+        if self._waiting >= bounds.waiting:
+            return Refusal(f"more than {bounds.waiting} model calls are waiting")
+        return None
+
+    async def _sample(self, call: CallLog, request: _Request) -> Answer | Refusal:
+        """Have the server answer, and record it."""
+        self._waiting += 1
+        try:
+            await self._places.acquire()
+        finally:
+            self._waiting -= 1
+        try:
+            with counted_waits() as waits:
+                reply = await self._time.measured(self._ask(call, request.asked))
+            call.waited_s = round(waits.seconds, 6)
+            return self._record(call, request, reply)
+        except Exception as error:
+            return self._failed(call, error)
+        finally:
+            self._places.release()
+            self._waited_s += waits.seconds
+
+    async def _ask(self, call: CallLog, asked: Asked) -> Reply:
+        """Return the server's reply to a request with our settings."""
+        settings = self._settings
+        extra = dict(settings.extra_body or {})
+        if settings.seed is not None:
+            extra.setdefault("seed", derived_seed(settings.seed, self._task.seed_key or self._task.trajectory_id))
+        options = {
+            "tools": asked.tools or None,
+            "temperature": settings.temperature,
+            "max_tokens": self._max_tokens(asked),
+            "extra_body": extra or None,
+            "tool_choice": "none" if asked.no_calls and asked.tools else None,
+        }
+        given = {key: value for key, value in options.items() if value is not None}
+        completion = await self._server.chat_completion(messages=asked.messages, n=1, **given)
+        reply = read_reply(completion, call.number + 1)
+        sent = {"temperature": settings.temperature, "max_tokens": options["max_tokens"], **extra}
+        kept = {key: value for key, value in sent.items() if value is not None}
+        return reply if reply.sampling is not None else replace(reply, sampling=kept)
+
+    def _max_tokens(self, asked: Asked) -> int | None:
+        """Return the longest answer: the agent may only lower it."""
+        ours, theirs = self._settings.max_tokens, asked.max_tokens
+        if ours is None and theirs is not None and theirs > _LIKELY_MAX_TOKENS:
+            return None
+        return min((each for each in (ours, theirs) if each is not None), default=None)
+
+    def _record(self, call: CallLog, request: _Request, reply: Reply) -> Answer:
+        """Add an answer to the record, and return it as the agent gets it."""
+        asked = request.asked
+        answer = Answer(secrets.token_hex(12), int(time.time()), self._model, reply)
+        for index, made in enumerate(reply.calls):
+            self._ids[answer.call_id(index)] = made.id
+        call.prompt_tokens, call.completion_tokens = reply.prompt_tokens, reply.completion_tokens
+        cost = self._cost(reply)
+        self._usage.add(Usage(1, reply.prompt_tokens, reply.completion_tokens, reply.cached_tokens or 0, cost))
+        about = {
+            "started": call.started,
+            "ended": time.time(),
+            "model": reply.model or self._settings.model,
+            "waited_s": call.waited_s,
+            "prompt_tokens": reply.prompt_tokens,
+            "completion_tokens": reply.completion_tokens,
+            "cached_tokens": reply.cached_tokens,
+            "reasoning_tokens": reply.reasoning_tokens,
+            "cost": cost,
+            "sampling": reply.sampling or {},
+            "stop_reason": reply.finish_reason,
+            "weight_version": reply.weight_version,
+            "parts": reply.parts,
+        }
+        offered = frozenset(tool["function"]["name"] for tool in asked.tools)
+        valid = sum(made.error is None and not made.repaired and made.name in offered for made in reply.calls)
+        sampled = Sampled(call.number, offered, about, valid)
+        call.place = self.conversations.add(
+            *(asked.messages, request.forms, reply.as_message(), sampled),
+            heard_at=call.started,
+            failed=frozenset(asked.failed),
+        )
+        self._turns[call.number] = request.digest
+        self._kept_bytes += 0 if call.place == "continues" else request.size
+        if reply.prompt_tokens:
+            self._characters, self._tokens = request.characters, reply.prompt_tokens
+        self._fill_result()
+        return answer
+
+    def _fill_result(self) -> None:
+        result = self._task.result
+        self.conversations.fill(result)
+        result.usage, result.waited_s = replace(self._usage), self._waited_s
+        get_state = getattr(self._server, "get_state", None)
+        result.managed_state = get_state() if get_state is not None else None
+
+    def _cost(self, reply: Reply) -> float | None:
+        price = self._settings.price
+        if price is None:
+            return reply.cost
+        return price.cost(reply.prompt_tokens, reply.completion_tokens, reply.cached_tokens or 0)
+
+    def _failed(self, call: CallLog, error: Exception) -> Refusal:
+        """Remember why a call failed, and return what the agent is told of it.
+
+        What a model can bring about by what it writes, once it has begun, is no failure: it could get rid of its bad
+        rollouts by that.
+        """
+        call.outcome = "failed"
+        begun = bool(self._task.result.turns_used)
+        if isinstance(error, UsageError):
+            failure: ModelError = ConversationRefused(error.message, hint=error.hint)
+        else:
+            failure = as_model_error(error)
+        if not isinstance(error, ModelError | UsageError):
+            logger.warning("trajectory %s: a model call failed", self._task.trajectory_id, exc_info=error)
+        end = next((reason for kind, reason in _ENDS.items() if isinstance(failure, kind)), None)
+        forged = begun and not call.own and isinstance(failure, RequestTooLarge)
+        if not forged and (end is None or (call.own and not begun)):
+            self._fail(failure)
+        elif call.own:
+            self._end = end
+        if isinstance(failure, ContextLengthExceeded):
+            return Refusal("the conversation has more tokens than the model takes", "too_long")
+        return Refusal("the model can't answer this conversation" if end or forged else "the model can't be reached")
+
+    def _fail(self, failure: ModelError) -> None:
+        if self.failure is None:
+            failure.result = self._task.result
+            failure.trajectory_id = failure.trajectory_id or self._task.trajectory_id
+            self._task.result.stop(StopReason.MODEL_ERROR)
+            self.failure = failure
+
+    def _forget_continued(self, request: _Request) -> None:
+        """Keep no longer the answers that this request goes on from: they have arrived."""
+        for step in self.conversations.known(request.forms):
+            if step.sampled is not None and (digest := self._turns.pop(step.sampled.number, None)) is not None:
+                self._answers.kept.pop(digest, None)
+
+    def _note(self, exchange: Exchange, dialect: Dialect, asked: Asked) -> CallLog:
+        """Begin a call's entry in the log."""
+        self._number += 1
+        self._counts["calls"] += 1
+        overridden = {key[:_SETTING]: repr(value)[:_SETTING] for key, value in list(asked.settings.items())[:32]}
+        limit = self._max_tokens(asked)
+        if asked.max_tokens is not None and limit != asked.max_tokens:
+            overridden["max_tokens"] = str(asked.max_tokens)
+        call = CallLog(
+            number=self._number - 1,
+            dialect=dialect.name,
+            path=exchange.path[:_SETTING],
+            model=asked.model[:_SETTING] if asked.model else None,
+            streamed=asked.stream,
+            started=time.time(),
+            overridden=overridden,
+            dropped_tools=[each[:_SETTING] for each in asked.dropped[:32]],
+            unknown=dict(asked.unknown.most_common(32)),
+        )
+        self._counts["overridden"] += len(overridden)
+        self._counts["dropped_tools"] += len(asked.dropped)
+        self._counts["unknown_blocks"] += asked.unknown.total()
+        if len(self.log) < _LOGGED:
+            self.log.append(call)
+        return call
+
+    async def _refuse(self, call: CallLog, exchange: Exchange, dialect: Dialect, refusal: Refusal) -> None:
+        """Refuse a model call for good, and record it."""
+        call.ended, call.refusal = time.time(), refusal.message
+        call.outcome = "failed" if call.outcome == "failed" else "refused"
+        self._counts[call.outcome] += 1
+        self.last_call_failed = self.last_call_failed or call.own
+        if exchange.begun:
+            await _send(exchange, sse(dialect.late_refusal(refusal)))
+        else:
+            await _refuse(exchange, dialect, refusal)
+        call.delivered = True
+
+
+@dataclass(eq=False)
+class _SharedTime:
+    """Enters `AgentTask.waiting` once for all calls that overlap, since its clock can only be stopped once."""
+
+    task: AgentTask
+    work: TaskSet
+    calls: int = 0
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+    clock: asyncio.Task[None] | None = None
+
+    async def measured(self, ask: Any) -> Any:
+        """Return what the call returns.
+
+        Raises:
+            ModelError: the rollout has waited for its model for longer than it may.
+        """
+        async with self._running() as clock:
+            call = asyncio.ensure_future(ask)
+            try:
+                await asyncio.wait({call, clock}, return_when=asyncio.FIRST_COMPLETED)
+                if not call.done():
+                    clock.result()
+                    raise ModelError("the wait for the model was given up", hint="look at what ended the rollout")
+                return call.result()
+            finally:
+                if not call.done():
+                    await cancel([call])
+                    await asyncio.wait([call])
+
+    @asynccontextmanager
+    async def _running(self) -> AsyncIterator[asyncio.Task[None]]:
+        if self.clock is None:
+            self.done = asyncio.Event()
+            self.clock = self.work.spawn(self._wait(self.done), "the wait for the model")
+        self.calls += 1
+        try:
+            yield self.clock
+        finally:
+            self.calls -= 1
+            if not self.calls:
+                self.done.set()
+                self.clock = None
+
+    async def _wait(self, done: asyncio.Event) -> None:
+        async with self.task.waiting():
+            await done.wait()
+
+
+def _by_headers(headers: Mapping[str, str]) -> Dialect:
+    """Return the dialect in which a program is told that something is wrong with its request."""
+    return _ANTHROPIC if "anthropic-version" in headers or "x-api-key" in headers else _CHAT
+
+
+async def _refuse(exchange: Exchange, dialect: Dialect, refusal: Refusal) -> None:
+    await exchange.answer(refusal.status, _bytes(dialect.refusal(refusal)), {**_JSON, **_FOR_GOOD})
+
+
+async def _send(exchange: Exchange, stream: bytes) -> None:
+    for begin in range(0, len(stream), _PIECE):
+        await exchange.send(stream[begin : begin + _PIECE])
+    await exchange.end()
+
+
+def _sayable(value: Any) -> Any:
+    """Return a JSON value without characters that some endpoint refuses, or that can't be sent at all."""
+    if isinstance(value, str):
+        return sayable(value)
+    if isinstance(value, dict):
+        return {sayable(key): _sayable(item) for key, item in value.items()}
+    return [_sayable(item) for item in value] if isinstance(value, list) else value
+
+
+def _bytes(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def _digest(asked: Asked, forms: Sequence[Canonical]) -> str:
+    """Return what identifies a request: everything that its answer depends on."""
+    said = [
+        *(form.digest for form in forms),
+        json.dumps(asked.tools, sort_keys=True),
+        f"{asked.max_tokens} {asked.no_calls}",
+    ]
+    return hashlib.sha256("\0".join(said).encode()).hexdigest()

@@ -1,0 +1,303 @@
+"""HTTP/1.1 over the connections of a slot. Who sends is not trusted: everything is limited, in size and in time."""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+from hermes_core.sandbox.commands import Connection
+
+if TYPE_CHECKING:
+    import h11
+
+_HEAD_BYTES = 64 << 10
+_LINGER_S = 2.0
+"""How long a client that is still sending may do so after its refusal. Without it, the end of the connection can reach
+the client before the refusal."""
+_DECODERS = {"gzip": 31, "x-gzip": 31, "deflate": 15}
+"""The encodings of a body that are read, with what zlib wants for each."""
+
+
+@dataclass(frozen=True)
+class HttpLimits:
+    """What one connection may take."""
+
+    body_bytes: int = 32 << 20
+    """The longest body of a request, before and after it is decompressed."""
+    request_s: float = 120.0
+    """Seconds from a request's first byte to its last."""
+    idle_s: float = 900.0
+    """Seconds for which a connection may wait for its next request."""
+    write_s: float = 120.0
+    """Seconds for which a client may leave a part of its answer unread."""
+
+
+class Refused(Exception):
+    """A request can't be read, and nothing more is read from its connection."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+
+
+@dataclass(eq=False)
+class Room:
+    """How many bytes of bodies may be held at once, by all connections that share it."""
+
+    limit: int
+    held: int = 0
+
+    def take(self, size: int) -> None:
+        """Take room for some bytes.
+
+        Raises:
+            Refused: there is too little.
+        """
+        if self.held + size > self.limit:
+            raise Refused(413, "too much is being sent at once")
+        self.held += size
+
+    def give(self, size: int) -> None:
+        """Give room back."""
+        self.held -= size
+
+
+Handle = Callable[["Exchange"], Awaitable[None]]
+"""Answers one request. It may raise `Refused` and `ConnectionError`."""
+
+
+@dataclass(eq=False)
+class Exchange:
+    """One request, and the way to answer it."""
+
+    method: str
+    path: str
+    """Without the query."""
+    headers: Mapping[str, str]
+    """By their names in lower case; of several with one name, the last."""
+    _wire: _Wire = field(repr=False)
+    begun: bool = False
+    """Whether the answer has begun: then its status is settled."""
+
+    async def body(self, room: Room) -> bytes:
+        """Return the body, decompressed.
+
+        Args:
+            room: where there has to be room for it, until this returns.
+
+        Raises:
+            Refused: it is too long, comes too slowly, or has an unknown encoding.
+        """
+        encoding = self.headers.get("content-encoding", "identity").strip().lower()
+        if encoding != "identity" and encoding not in _DECODERS:
+            raise Refused(415, f"the encoding {encoding[:40]!r} is not known; send the body as it is")
+        body = await self._wire.body(self.headers, room)
+        return body if encoding == "identity" else _decompressed(body, encoding, self._wire.limits.body_bytes)
+
+    async def answer(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
+        """Send a whole answer."""
+        self.begun = True
+        await self._wire.begin(status, {**headers, "content-length": str(len(body))})
+        if self.method != "HEAD":
+            await self._wire.send(body)
+        await self._wire.end()
+
+    async def begin(self, headers: Mapping[str, str]) -> None:
+        """Begin an answer that comes in pieces."""
+        self.begun = True
+        await self._wire.begin(200, headers)
+
+    async def send(self, piece: bytes) -> None:
+        """Send a piece of the answer."""
+        await self._wire.send(piece)
+
+    async def end(self) -> None:
+        """End an answer that came in pieces."""
+        await self._wire.end()
+
+
+async def serve_http(connection: Connection, handle: Handle, limits: HttpLimits) -> None:
+    """Serve one connection to its end, one request after the other.
+
+    Raises:
+        ConnectionError: the answer that was begun can't be completed.
+    """
+    wire = _Wire(connection, limits)
+    with suppress(ConnectionError, TimeoutError):
+        while (exchange := await wire.next_request()) is not None:
+            try:
+                await handle(exchange)
+            except Refused as refused:
+                if not exchange.begun:
+                    await exchange.answer(refused.status, refused.message.encode(), {"connection": "close"})
+            if not await wire.next_cycle():
+                break
+        await connection.finish()
+        await wire.linger()
+        return
+    raise ConnectionResetError("the client is gone, or does not read")
+
+
+class _Wire:
+    """The bytes of a connection as the events of `h11`."""
+
+    def __init__(self, connection: Connection, limits: HttpLimits) -> None:
+        import h11
+
+        self.limits = limits
+        self._connection = connection
+        self._h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=_HEAD_BYTES)
+        self._due: float | None = None
+        """When the request has to be complete; None while there is none."""
+
+    async def next_request(self) -> Exchange | None:
+        """Return the next request; None if there is none any more."""
+        import h11
+
+        self._due = None
+        try:
+            event = await self._event()
+            if isinstance(event, h11.Request) and not _has_body(event):
+                await self._event()  # its end, which costs nothing to read
+        except h11.RemoteProtocolError as error:
+            await self._refuse(error.error_status_hint, str(error))
+            return None
+        except TimeoutError:
+            if self._due is not None:
+                await self._refuse(408, "the request did not come in time")
+            return None
+        if not isinstance(event, h11.Request):
+            return None
+        target = event.target.decode("latin-1")
+        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in event.headers}
+        return Exchange(event.method.decode("latin-1"), unquote(target.partition("?")[0]), headers, self)
+
+    async def body(self, headers: Mapping[str, str], room: Room) -> bytes:
+        """Return the body of the request whose head was read."""
+        import h11
+
+        limit = self.limits.body_bytes
+        length = headers.get("content-length", "0")
+        if not length.isdecimal() or len(length) > 19 or int(length) > limit:
+            raise Refused(413, f"the body is longer than {limit} bytes")
+        taken, body = 0, bytearray()
+        try:
+            if self._h11.they_are_waiting_for_100_continue:
+                await self._write(self._h11.send(h11.InformationalResponse(status_code=100, headers=[])))
+            while not isinstance(event := await self._event(), h11.EndOfMessage):
+                if not isinstance(event, h11.Data):
+                    raise Refused(400, "the request ended before its body")
+                if len(body) + len(event.data) > limit:
+                    raise Refused(413, f"the body is longer than {limit} bytes")
+                room.take(len(event.data))
+                taken += len(event.data)
+                body += event.data
+        except h11.RemoteProtocolError as error:
+            raise Refused(400, str(error)) from error
+        except TimeoutError as error:
+            raise Refused(408, "the request did not come in time") from error
+        finally:
+            room.give(taken)
+        return bytes(body)
+
+    async def begin(self, status: int, headers: Mapping[str, str]) -> None:
+        """Send the head of an answer. If the request was not read to its end, it is the last one."""
+        import h11
+
+        last = {} if self._h11.their_state is h11.DONE else {"connection": "close"}
+        sent = [(name.encode("ascii"), value.encode("ascii", "replace")) for name, value in {**headers, **last}.items()]
+        await self._write(self._h11.send(h11.Response(status_code=status, headers=sent)))
+
+    async def send(self, data: bytes) -> None:
+        """Send a part of an answer's body."""
+        import h11
+
+        if data:
+            await self._write(self._h11.send(h11.Data(data=data)))
+
+    async def end(self) -> None:
+        """End the answer."""
+        import h11
+
+        await self._write(self._h11.send(h11.EndOfMessage()))
+
+    async def next_cycle(self) -> bool:
+        """Get ready for the next request; return whether there may be one."""
+        import h11
+
+        if self._h11.our_state is not h11.DONE or self._h11.their_state is not h11.DONE:
+            return False
+        self._h11.start_next_cycle()
+        return True
+
+    async def linger(self) -> None:
+        """Drop what the client still sends, for a short time."""
+        import h11
+
+        if self._h11.their_state in (h11.SEND_BODY, h11.MUST_CLOSE, h11.ERROR):
+            with suppress(TimeoutError, ConnectionError):
+                async with asyncio.timeout(_LINGER_S):
+                    while await self._connection.read():
+                        pass
+
+    async def _event(self) -> Any:
+        """Return the next event of the client.
+
+        Raises:
+            TimeoutError: it did not come in time.
+            h11.RemoteProtocolError: it is not HTTP.
+        """
+        import h11
+
+        clock = asyncio.get_running_loop().time
+        while (event := self._h11.next_event()) is h11.NEED_DATA:
+            if self._due is None and self._h11.trailing_data[0]:
+                self._due = clock() + self.limits.request_s
+            async with asyncio.timeout_at(clock() + self.limits.idle_s if self._due is None else self._due):
+                data = await self._connection.read()
+            if self._due is None:
+                self._due = clock() + self.limits.request_s
+            self._h11.receive_data(data)
+        if self._due is None:  # it had come with the request before
+            self._due = clock() + self.limits.request_s
+        return event
+
+    async def _refuse(self, status: int, message: str) -> None:
+        """Answer what is not a request, if an answer can be sent."""
+        import h11
+
+        if self._h11.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            body = message.encode()
+            await self.begin(status, {"content-length": str(len(body)), "connection": "close"})
+            await self.send(body)
+            await self.end()
+
+    async def _write(self, data: bytes | None) -> None:
+        if data:
+            async with asyncio.timeout(self.limits.write_s):
+                await self._connection.write(data)
+
+
+def _has_body(request: h11.Request) -> bool:
+    return any(
+        name == b"transfer-encoding" or (name == b"content-length" and value.strip(b"0"))
+        for name, value in request.headers
+    )
+
+
+def _decompressed(body: bytes, encoding: str, limit: int) -> bytes:
+    """Return a decompressed body. Never more than the limit is held."""
+    decoder = zlib.decompressobj(_DECODERS[encoding])
+    try:
+        plain = decoder.decompress(body, limit + 1)
+    except zlib.error as error:
+        raise Refused(400, f"the body is not {encoding}: {error}") from error
+    if len(plain) > limit:
+        raise Refused(413, f"the body is longer than {limit} bytes")
+    return plain
