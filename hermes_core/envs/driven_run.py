@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, TypeVar
 
+from hermes_core.agents.base import AgentSettings
+from hermes_core.agents.chat import Chat
+from hermes_core.agents.generate import TokenServer
 from hermes_core.aio import LoopThread, SingleFlight, TaskSet
 from hermes_core.environment import Environment, Item
 from hermes_core.envs.driven import DrivenRollout
@@ -72,6 +75,14 @@ class DrivenRun:
             LoopEnded: the run is closed.
         """
         return self._loop.call(work)
+
+    async def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Await `work`, which runs in the run's loop, in any other loop. It is cancelled with the caller.
+
+        Raises:
+            LoopEnded: the run is closed.
+        """
+        return await self._loop.run(work)
 
     def close(self) -> None:
         """End the rollouts and the sandboxes. Idempotent. It also happens when the program ends."""
@@ -152,8 +163,18 @@ class DrivenRun:
         context = await self.context()
         if self._roller is None:
             room, tools = self.session.room, self.session.tools
-            self._roller = GroupRoller(context, tools, room=room, refills=self._refills, exact=True)
+            self._roller = GroupRoller(context, tools, room=room, refills=self._refills, exact=self.exact)
         return self._roller
+
+    async def model(
+        self, runtime: Runtime, agent: Mapping[str, Any]
+    ) -> tuple[AgentSettings, Callable[[Chat], TokenServer] | None]:
+        """Return the settings of the agent `model`, and what makes its server; None is the one at its `base_url`.
+
+        Raises:
+            UnknownNameError, ConfigError: a key or a value is wrong.
+        """
+        return runtime.agent_settings({"tool_call_parser": "auto", **agent}, "model"), None
 
     async def _open(
         self,
@@ -163,11 +184,19 @@ class DrivenRun:
         options: RunOptions,
     ) -> Session:
         runtime = await self._stack.enter_async_context(Runtime())
-        # Where the trainer runs the model, the agent is the caller. `nop` only stands for it: `model` decides the
-        # isolation.
-        settings = None if agent is None else runtime.agent_settings({"tool_call_parser": "auto", **agent}, "model")
-        name = "nop" if settings is None else "model"
-        opening = open_session(runtime, environment, name, options, env=env, settings=settings, work_of="model")
+        settings, server = (None, None) if agent is None else await self.model(runtime, agent)
+        opening = open_session(
+            runtime,
+            environment,
+            # Where the trainer runs the model, the agent is the caller. `nop` only stands for it: `model` decides the
+            # isolation.
+            "nop" if agent is None else "model",
+            options,
+            env=env,
+            settings=settings,
+            work_of="model",
+            server=server,
+        )
         session = await self._stack.enter_async_context(opening)
         check_scored(session.environment)
         return session

@@ -115,12 +115,12 @@ async def test_a_sandbox_that_dies_under_the_policy_is_an_error(rollouts: Callab
     observation, stop = await env.initial_observation()
 
     async def kill() -> None:
-        backend = shared.run.roller.context.backend.backend
+        backend = (await shared.run.context()).backend.backend
         for sandbox in await backend.list():
             if f"-{os.getpid()}-" in sandbox.owner:  # the others are of other tests and programs
                 await backend.terminate_id(sandbox.sandbox_id)
 
-    await shared.run.loop.run(kill())
+    await shared.run.run(kill())
     action = await policy(observation, stop)
     with pytest.raises(InfraError):
         await env.step(action.tokens)
@@ -145,7 +145,7 @@ async def test_cleanup_ends_what_was_begun(rollouts: Callable[..., Any]) -> None
     await first.initial_observation()
     await builder.cleanup()
     await builder.cleanup()
-    assert not shared.run.tasks
+    assert not shared.run._tasks
 
 
 async def test_a_dataset_has_each_item_once_and_its_copies_share_the_run(tokenizer: Any, tmp_path: Path) -> None:

@@ -213,13 +213,13 @@ def test_a_sandbox_that_is_killed_is_no_reward(opened: Callable[..., Any], troub
             await backend.terminate_id(sandbox_id)
 
     async def roll_and_kill() -> Any:
-        backend = run._roller.context.backend.backend
-        rolling = asyncio.ensure_future(run._roll(list(run.items.values())[:1], 8))
+        backend = (await run._run.context()).backend.backend
+        rolling = asyncio.ensure_future(run._run.roll([(next(iter(run.items)), 8)]))
         await asyncio.sleep(0.2)
         await kill(backend)
         return await rolling
 
-    (group,) = run._loop.call(roll_and_kill())
+    (group,) = run._run.call(roll_and_kill())
     assert {each.failure_kind for each in group.failed} == {"infra"}
     assert [each.reward for each in group.failed] == [None] * len(group.failed)
     assert group.failed

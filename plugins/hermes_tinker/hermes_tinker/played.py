@@ -8,7 +8,6 @@ import threading
 import uuid
 import weakref
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any
 
@@ -17,32 +16,28 @@ from hermes_core import (
     AgentSettings,
     AgentTask,
     Chat,
+    DrivenRun,
     Endpoint,
     Environment,
     ExactAgent,
     FailureKind,
-    GroupRoller,
     HermesError,
     ImageError,
     InfraError,
     Item,
-    LoopThread,
     ModelError,
     Record,
     Rolled,
     RolloutEnded,
     RunOptions,
-    Runtime,
     Served,
     SetupFailed,
-    TaskSet,
     VerifierError,
     open_exact_agent,
-    open_session,
     validated,
 )
 from hermes_core.agents.wires import Sampled
-from hermes_core.envs.session import check_scored, parsers_with
+from hermes_core.envs.session import parsers_with
 
 _ERRORS: Mapping[str, type[HermesError]] = {
     FailureKind.INFRA: InfraError,
@@ -139,7 +134,7 @@ class PlayedRollout:
 
     async def begin(self) -> list[int] | None:
         """Begin, and return the first prompt; None if the rollout ended without one."""
-        return await self._run.loop.run(self._begin())
+        return await self._run.run(self._begin())
 
     async def step(self, tokens: Sequence[int], finish_reason: str) -> list[int] | None:
         """Answer the prompt, and return the next one; None if the rollout has ended.
@@ -147,11 +142,11 @@ class PlayedRollout:
         Args:
             finish_reason: `stop`, or `length` if the answer was cut.
         """
-        return await self._run.loop.run(self._step(tokens, finish_reason))
+        return await self._run.run(self._step(tokens, finish_reason))
 
     async def aclose(self) -> None:
         """End the rollout as cancelled, unless it has ended; the slot is released. Idempotent."""
-        await self._run.loop.run(self._end())
+        await self._run.run(self._end())
 
     def record(self) -> Record:
         """Return the record of the rollout, which has ended and was scored.
@@ -175,8 +170,8 @@ class PlayedRollout:
 
     async def _begin(self) -> list[int] | None:
         played = _Played(self._run.agent.on(self._player))
-        work = self._run.roller.roll_one(self._item, agent=played, group_id=self._group)
-        self._rolling = self._run.tasks.spawn(work, f"a rollout of {self._group}")
+        work = (await self._run.roller()).roll_one(self._item, agent=played, group_id=self._group)
+        self._rolling = await self._run.start(work, f"a rollout of {self._group}")
         return await self._next(self._rolling)
 
     async def _step(self, tokens: Sequence[int], finish_reason: str) -> list[int] | None:
@@ -199,7 +194,7 @@ class PlayedRollout:
             await asyncio.wait([self._rolling])
 
 
-class OpenRun:
+class OpenRun(DrivenRun):
     """The run that the rollouts of a process share.
 
     Raises:
@@ -213,52 +208,32 @@ class OpenRun:
         agent: Mapping[str, Any],
         options: RunOptions,
     ) -> None:
-        self.tasks = TaskSet()
+        super().__init__(environment, env, None, options)
         self.agent: ExactAgent
-        self.roller: GroupRoller
-        self.items: Mapping[str, Item]
         self.ends: list[int]
         """The tokens that end an answer."""
-        self._stack = AsyncExitStack()
-        self._stack.push_async_callback(self.tasks.aclose)
-        self.loop = LoopThread("hermes-rl for Tinker's cookbook", self._close)
         try:
-            self.loop.call(self._open(environment, env, agent, options))
+            self.call(self._open_agent(agent))
         except BaseException:
-            self.loop.close()
+            self.close()
             raise
 
-    async def _open(
-        self,
-        environment: str | Environment,
-        env: Mapping[str, Any] | None,
-        agent: Mapping[str, Any],
-        options: RunOptions,
-    ) -> None:
-        runtime = await self._stack.enter_async_context(Runtime())
-        given: Any = runtime.agent_settings({"tool_call_parser": "auto", **agent}, "model")
-        opening = open_session(runtime, environment, "nop", options, env=env, work_of="model")
-        session = await self._stack.enter_async_context(opening)
-        made = session.environment
-        check_scored(made)
+    async def _open_agent(self, agent: Mapping[str, Any]) -> None:
+        session = self.session
+        settings: Any
+        settings, _ = await self.model(session.runtime, agent)
         self.agent = await open_exact_agent(
-            given,
-            parsers_with(runtime, given.tool_call_parser),
+            settings,
+            parsers_with(session.runtime, settings.tool_call_parser),
             tools=bool(session.tools.names()),
-            system=bool(made.config.system_prompt),
-            server=partial(self._nobody, given),
+            system=bool(session.environment.config.system_prompt),
+            server=partial(self._nobody, settings),
         )
-        context = await self._stack.enter_async_context(session.sandboxes())
-        self.roller = GroupRoller(context, session.tools, room=session.room, refills=0, exact=False)
-        self.items = {made.item_id(item): item for item in made.selected_items()}
+        await self.context()
 
     def _nobody(self, settings: AgentSettings, chat: Chat) -> Player:
         self.ends = sorted(chat.end_tokens)
         return Player(settings)
-
-    async def _close(self) -> None:
-        await self.tasks.aclose()
-        await self._stack.aclose()
 
 
 class Rollouts:
@@ -305,7 +280,7 @@ class Rollouts:
     def close(self) -> None:
         """End the rollouts and the sandboxes of this process. Idempotent. It also happens when the program ends."""
         if self._run is not None:
-            self._run.loop.close()
+            self._run.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _copy, (self.key, self._given)

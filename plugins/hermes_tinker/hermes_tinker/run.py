@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Mapping
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 from hermes_core import (
     AgentSettings,
+    Chat,
     ConfigError,
+    DrivenRun,
     Environment,
     Group,
-    GroupRoller,
     Item,
-    LoopThread,
     RunOptions,
     Runtime,
-    open_session,
     validated,
 )
-from hermes_core.envs.session import check_scored
 from hermes_tinker.server import Policy, TinkerServer
 from hermes_tinker.versions import check_version
 
@@ -68,16 +65,15 @@ class TinkerRun:
         given = validated(RunOptions, options, "the options of TinkerRun")
         self.training = training
         self._policy = Policy(training)
-        self._stack = AsyncExitStack()
-        self._loop = LoopThread("hermes-rl for Tinker", self._stack.aclose)
+        self._run = _Run(self._policy, environment, env, agent or {}, given, refills=refills)
         try:
-            self._roller, items = self._loop.call(self._open(environment, env, agent or {}, given, refills))
+            self._run.call(self._run.context())
         except BaseException:
-            self._loop.close()
+            self._run.close()
             raise
-        self.items: Mapping[str, Item] = items
+        self.items: Mapping[str, Item] = self._run.items
         """The items of the environment, by id."""
-        self._upcoming = itertools.cycle(items.values())
+        self._upcoming = itertools.cycle(self.items)
 
     @property
     def version(self) -> int:
@@ -93,7 +89,7 @@ class TinkerRun:
         Raises:
             HermesError: as `GroupRoller.roll` says.
         """
-        return self._loop.call(self._roll(list(itertools.islice(self._upcoming, groups)), size))
+        return self._run.call(self._run.roll([(item_id, size) for item_id in itertools.islice(self._upcoming, groups)]))
 
     def use_new_weights(self) -> None:
         """Save the weights as they are trained now. What is rolled out from now on is sampled from them."""
@@ -101,7 +97,7 @@ class TinkerRun:
 
     def close(self) -> None:
         """End the rollouts and the sandboxes. Idempotent."""
-        self._loop.close()
+        self._run.close()
 
     def __enter__(self) -> Self:
         return self
@@ -109,48 +105,30 @@ class TinkerRun:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    async def _roll(self, items: list[Item], size: int) -> list[Group]:
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                groups = [tasks.create_task(self._roller.roll(item, size)) for item in items]
-        except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from None
-        return [group.result() for group in groups]
 
-    async def _open(
-        self,
-        environment: str | Environment,
-        env: Mapping[str, Any] | None,
-        agent: Mapping[str, Any],
-        options: RunOptions,
-        refills: int,
-    ) -> tuple[GroupRoller, dict[str, Item]]:
-        runtime = await self._stack.enter_async_context(Runtime())
-        settings = await self._settings(runtime, agent)
-        await asyncio.to_thread(self._policy.save)
-        opening = open_session(
-            runtime,
-            environment,
-            "model",
-            options,
-            env=env,
-            settings=settings,
-            server=lambda chat: TinkerServer(settings, self._policy, chat),
-        )
-        session = await self._stack.enter_async_context(opening)
-        check_scored(session.environment)
-        context = await self._stack.enter_async_context(session.sandboxes())
-        roller = GroupRoller(context, session.tools, room=session.room, refills=refills, exact=True)
-        made = session.environment
-        return roller, {made.item_id(item): item for item in made.selected_items()}
+class _Run(DrivenRun):
+    """A run whose agent samples with Tinker."""
 
-    async def _settings(self, runtime: Runtime, agent: Mapping[str, Any]) -> AgentSettings:
+    def __init__(self, policy: Policy, *given: Any, refills: int) -> None:
+        self._policy = policy
+        super().__init__(*given, refills=refills)
+
+    async def model(
+        self, runtime: Runtime, agent: Mapping[str, Any]
+    ) -> tuple[AgentSettings, Callable[[Chat], TinkerServer]]:
+        """Return the settings of the agent, and what makes its server. The first weights are saved.
+
+        Raises:
+            ConfigError: the temperature is not 1, or another setting is wrong.
+        """
         data = (await self._policy.info()).model_data
-        own = {"tool_call_parser": "auto", "model": data.model_name, "tokenizer_name": data.tokenizer_id}
-        settings = runtime.agent_settings({**own, **agent, "base_url": self._policy.name, "api_key": None}, "model")
+        own = {"model": data.model_name, "tokenizer_name": data.tokenizer_id}
+        given = {**own, **agent, "base_url": self._policy.name, "api_key": None}
+        settings, _ = await super().model(runtime, given)
         if settings.temperature != 1:
             raise ConfigError(
                 f"the agent samples at temperature {settings.temperature:g}, and Tinker computes logprobs at 1",
                 hint="leave the temperature at 1",
             )
-        return settings
+        await asyncio.to_thread(self._policy.save)
+        return settings, lambda chat: TinkerServer(settings, self._policy, chat)
