@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from hermes_core import InfraError, SetupFailed, VerifierError, hookimpl
+from hermes_core import InfraError, SetupFailed, hookimpl
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "learning_run"
 
@@ -128,7 +128,7 @@ def troubled(example: Callable[[str], Any]) -> Callable[..., Any]:
 
         @hookimpl
         async def verify_and_score_trajectory(self, item: Mapping[str, Any], exec_tool: Any) -> Any:
-            self._break(item, "verifier", VerifierError("the judge sleeps"))
+            self._break(item, "verifier", ValueError("the judge sleeps"))
             return await super().verify_and_score_trajectory(item, exec_tool)
 
     return Troubled
