@@ -11,7 +11,7 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from hermes_core.agents.model import ModelSettings
 from hermes_core.environment import EnvironmentConfig
-from hermes_core.envs.options import MOST_AT_A_TIME, MOST_PREFETCHED, RunOptions
+from hermes_core.envs.options import MOST_AT_A_TIME, RolloutOptions, RunOptions
 
 _RENAMED = {"acquire_timeout": "acquire_timeout_s", "execution_timeout": "execution_timeout_s"}
 """Users' names for some settings of sandboxes."""
@@ -21,7 +21,7 @@ _BACKENDS = ("local", "docker", "ssh", "modal")
 use."""
 
 
-class HermesAgentEnvConfig(BaseEnvConfig):  # type: ignore[misc]  # atroposlib has no types
+class HermesAgentEnvConfig(RolloutOptions, BaseEnvConfig):  # type: ignore[misc]  # atroposlib has no types
     """Atropos' own settings, and ours. Unknown keys are errors.
 
     Settings of sandboxes are written `BACKEND_KEY`: `modal_image`, `docker_memory`, …: any that the backend's profiles
@@ -75,29 +75,10 @@ class HermesAgentEnvConfig(BaseEnvConfig):  # type: ignore[misc]  # atroposlib h
     terminal_timeout: float = Field(default=120, gt=0, description="Seconds for a command that names no limit")
     terminal_lifetime: float = Field(default=3600, gt=0, description="Seconds after which an unused sandbox is ended")
     tool_pool_size: int = Field(default=128, ge=1, le=MOST_AT_A_TIME, description="Rollouts at the same time, at most")
-    isolation: str | None = Field(default=None, description="The level between slots [user, or what the tasks ask for]")
-    allow_unisolated: bool = Field(default=False, description="Accept a weaker level than is asked for")
     mcp: str | None = Field(default=None, description="File of MCP servers whose tools rollouts get [none]")
     sandbox: dict[str, dict[str, Any]] = Field(default_factory=dict, description="Settings of sandboxes by backend")
 
-    rollout_timeout: float = Field(
-        default=3600, gt=0, description="Agent time limit in seconds; what was done by then is scored"
-    )
-    model_timeout: float = Field(default=3600, gt=0, description="Seconds to wait for the model, in a rollout")
     endpoint_patience: float = Field(default=300, ge=0, description="Seconds to wait for a model server that fails")
-    setup_timeout: float = Field(default=1800, gt=0, description="Seconds to set a workspace up")
-    verify_timeout: float = Field(default=3600, gt=0, description="Seconds to verify a rollout")
-    deadline: float | None = Field(
-        default=None, gt=0, description="Seconds for a whole rollout, release included [all of these and 600 more]"
-    )
-    stall_timeout: float | None = Field(
-        default=1800, gt=0, description="Seconds without the end of a rollout before all stacks are written down"
-    )
-    prefetch: int = Field(
-        default=4, ge=0, le=MOST_PREFETCHED, description="Groups whose images are made ahead, while others run"
-    )
-    infra_retries: int = Field(default=2, ge=0, description="Fresh slots for a rollout whose sandbox failed")
-    quarantine: str | None = Field(default=None, description="File of `validate` with the items to leave out")
     group_refills: int = Field(default=4, ge=0, description="Rollouts of a group that may be replaced by others")
     trainer_timeout: float = Field(
         default=1800, gt=0, description="Seconds without the API, or without a step of the trainer, before serve ends"
@@ -151,24 +132,12 @@ class HermesAgentEnvConfig(BaseEnvConfig):  # type: ignore[misc]  # atroposlib h
 
     def run_options(self, groups: int) -> RunOptions:
         """Return core's options for running this many groups at the same time."""
+        same = RunOptions.model_fields.keys() & HermesAgentEnvConfig.model_fields.keys()
         return RunOptions(
+            **{name: getattr(self, name) for name in same},
             backend=self.backend,
             backend_config=self.backend_config(),
-            isolation=self.isolation,
-            allow_unisolated=self.allow_unisolated,
             concurrency=min(self.tool_pool_size, groups * self.group_size),
-            group_size=self.group_size,
-            seed=self.seed,
-            rollout_timeout=self.rollout_timeout,
-            model_timeout=self.model_timeout,
-            setup_timeout=self.setup_timeout,
-            verify_timeout=self.verify_timeout,
-            deadline=self.deadline,
-            stall_timeout=self.stall_timeout,
-            prefetch=self.prefetch,
-            infra_retries=self.infra_retries,
-            mcp=self.mcp,  # type: ignore[arg-type] # the validator reads the file
-            quarantine=self.quarantine,
         )
 
     def backend_config(self) -> dict[str, Any]:

@@ -45,27 +45,13 @@ SPARE_S = 600.0
 """How much later than the sum of all other limits the deadline of a rollout is, unless it is set, in seconds."""
 
 
-class RunOptions(BaseModel):
-    """Options of a run. Frozen. Unknown keys are errors."""
+class RolloutOptions(BaseModel):
+    """The options of a run that have the same name everywhere."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-    backend: str = "local"
-    """The backend's name."""
-    backend_config: dict[str, Any] = Field(default_factory=dict)
-    """Settings of the backend's sandboxes. They override those of the profile."""
-    profile: str | None = None
-    """The profile of rollouts whose item names none. None is the `default_profile` of the settings."""
     isolation: str | None = None
     """The isolation level of slots. None is `user`, or the environment's minimum if that is higher."""
     allow_unisolated: bool = False
     """Whether to accept a level below the minimum of the environment or the agent."""
-    concurrency: int = Field(default=4, ge=1, le=MOST_AT_A_TIME)
-    """Number of rollouts at the same time."""
-    group_size: int = Field(default=1, ge=1, le=MOST_AT_A_TIME)
-    """Number of rollouts per item."""
-    seed: int | None = None
-    """Random seed for the order of items, for drawn tools and for the model's sampling, unless they have their own."""
     rollout_timeout: float | None = Field(default=3600.0, gt=0)
     """Agent time limit in seconds, without its waits for the model. What was done by then is verified. None is no
     limit."""
@@ -86,6 +72,27 @@ class RunOptions(BaseModel):
     """Number of groups whose images are built or fetched ahead, while the groups before them run. 0 is none."""
     infra_retries: int = Field(default=2, ge=0)
     """How often a rollout is started again after an infrastructure failure."""
+    quarantine: str | None = None
+    """A quarantine file that `hermes-rl validate` wrote: the run leaves out the items that it names."""
+
+
+class RunOptions(RolloutOptions):
+    """Options of a run. Frozen. Unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    backend: str = "local"
+    """The backend's name."""
+    backend_config: dict[str, Any] = Field(default_factory=dict)
+    """Settings of the backend's sandboxes. They override those of the profile."""
+    profile: str | None = None
+    """The profile of rollouts whose item names none. None is the `default_profile` of the settings."""
+    concurrency: int = Field(default=4, ge=1, le=MOST_AT_A_TIME)
+    """Number of rollouts at the same time."""
+    group_size: int = Field(default=1, ge=1, le=MOST_AT_A_TIME)
+    """Number of rollouts per item."""
+    seed: int | None = None
+    """Random seed for the order of items, for drawn tools and for the model's sampling, unless they have their own."""
     stop_on_infra: float | None = Field(default=None, ge=0, le=1)
     """Stop the run if more than this share (0 to 1) of the last 10 to 20 rollouts failed because of the infrastructure,
     their images or the model's endpoint."""
@@ -96,8 +103,6 @@ class RunOptions(BaseModel):
     max_cost: float | None = Field(default=None, gt=0)
     """Begin no rollout once the model's tokens have cost this much, in US dollars, in all sessions of the run together.
     Rollouts that run then are finished. It needs the agent's `prices`."""
-    quarantine: str | None = None
-    """A quarantine file that `hermes-rl validate` wrote: the run leaves out the items that it names."""
 
     @property
     def limits(self) -> Limits:
