@@ -155,5 +155,10 @@ from hermes_core.tool_backend import ToolBackend as ToolBackend
 from hermes_core.tools.base import CallContext as CallContext, Tool as Tool, ToolParams as ToolParams
 from hermes_core.tools.functions import function_tool as function_tool
 from hermes_core.validation import validated as validated
-from hermes_core.version import PLUGIN_API as PLUGIN_API, __version__ as __version__
+from hermes_core.version import (
+    PLUGIN_API as PLUGIN_API,
+    __version__ as __version__,
+    check_tested as check_tested,
+    tested_import as tested_import,
+)
 from hermes_core.workers import Workers as Workers, begin_thread as begin_thread

@@ -1,28 +1,15 @@
-"""The version of Inspect that this package was tested with, and a warning when it meets another."""
+"""The version of Inspect that this package was tested with."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
-from importlib.metadata import version
+from contextlib import AbstractContextManager
+
+from hermes_core import tested_import
 
 TESTED = "0.3.285"
 """The version of Inspect that this package was tested with."""
 
 
-@contextmanager
-def tested() -> Iterator[None]:
-    """Warn if Inspect is not of the tested version.
-
-    Raises:
-        ImportError: what the block imports is not there; names both versions.
-    """
-    found = version("inspect-ai")
-    said = f"hermes-rl-inspect was tested with inspect-ai {TESTED}, and this is inspect-ai {found}"
-    if found != TESTED:
-        logging.getLogger(__name__).warning(said)
-    try:
-        yield
-    except ImportError as error:
-        raise ImportError(f"{said}: {error}") from error
+def tested() -> AbstractContextManager[None]:
+    """Import the package's modules in the block; see `tested_import`."""
+    return tested_import("hermes-rl-inspect", "inspect-ai", TESTED)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.metadata
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import count, groupby
 from typing import Any, Self, TypeVar
@@ -22,10 +20,9 @@ from hermes_core import (
     RolloutEnded,
     RunOptions,
     TokenSequence,
+    check_tested,
     validated,
 )
-
-log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -65,7 +62,7 @@ class HermesSessionFactory(ResourceSessionFactory[ResourceSession]):
         agent: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
-        _check_version()
+        check_tested("hermes-rl-openenv", "openenv", TESTED)
         checked = validated(RunOptions, options, "the options of HermesSessionFactory")
         more_room = "close the sessions that are done, or raise concurrency of HermesSessionFactory"
         self.run = DrivenRun(environment, env, agent, checked, more_room=more_room)
@@ -261,9 +258,3 @@ def _item_id(task: Any) -> str:
             hint=f"give an item's id, or a mapping that has it under {ITEM!r}",
         )
     return item_id
-
-
-def _check_version() -> None:
-    found = importlib.metadata.version("openenv")
-    if found.split(".")[:2] != TESTED.split(".")[:2]:
-        log.warning("hermes-rl-openenv was tested with openenv %s, and this is openenv %s", TESTED, found)

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import logging
 from collections.abc import Mapping
 from typing import Any
 
-from hermes_core import ConfigError, DrivenRun, Environment, RunOptions, UsageError
-
-log = logging.getLogger(__name__)
+from hermes_core import DrivenRun, Environment, RunOptions, UsageError, check_tested
 
 TESTED = "1.16.0"
 """The version of TRL with which this package was tested."""
@@ -77,9 +73,4 @@ def check_version() -> None:
     Raises:
         ConfigError: TRL is not installed.
     """
-    try:
-        found = importlib.metadata.version("trl")
-    except importlib.metadata.PackageNotFoundError as error:
-        raise ConfigError("TRL is not installed", hint="pip install hermes-rl-trl, which brings it") from error
-    if found.split(".")[:2] != TESTED.split(".")[:2]:
-        log.warning("hermes-rl-trl was tested with trl %s, and this is trl %s", TESTED, found)
+    check_tested("hermes-rl-trl", "trl", TESTED)
