@@ -41,6 +41,7 @@ from hermes_core.cheats import (
     shell_cheats as shell_cheats,
     usual_cheats as usual_cheats,
 )
+from hermes_core.cli.progress import progress_for as progress_for
 from hermes_core.cli.run_command import RunCommand as RunCommand, carry_out as carry_out, chosen_agent as chosen_agent
 from hermes_core.environment import (
     Environment as Environment,
@@ -70,7 +71,12 @@ from hermes_core.envs.session import Session as Session, open_session as open_se
 from hermes_core.envs.soundness import Finding as Finding, ItemResult as ItemResult
 from hermes_core.envs.starved import watched as watched
 from hermes_core.envs.store import read_records as read_records
-from hermes_core.envs.summary import RunSummary as RunSummary
+from hermes_core.envs.summary import (
+    NoProgress as NoProgress,
+    Progress as Progress,
+    RunSummary as RunSummary,
+    Standing as Standing,
+)
 from hermes_core.envs.tokens import TokenSequence as TokenSequence
 from hermes_core.envs.tool_context import ToolContext as ToolContext
 from hermes_core.envs.validate import Validation as Validation, validate as validate

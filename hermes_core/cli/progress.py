@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TextIO
 
-from hermes_core.envs.summary import RATED_FROM_S, NoProgress, Progress, Tally
+from hermes_core.envs.summary import NoProgress, Progress, Standing
 from hermes_core.errors import UnknownNameError, UsageError
 
 if TYPE_CHECKING:
@@ -22,41 +22,39 @@ LINE_EVERY_S = 2.0
 
 
 class PlainProgress:
-    """Prints a line now and then: done, solved, failed, rate, time left."""
+    """Prints a line when another stage begins, and now and then: done, solved, failed, rate, time left."""
 
     def __init__(self, stream: TextIO, title: str = "", every_s: float = LINE_EVERY_S) -> None:
         self._stream = stream
         self._prefix = f"{title}: " if title else ""
         self._every_s = every_s
         self._total = 0
-        self._shown: tuple[int, int] | None = None
-        self._next = 0.0
+        self._shown: object = None
+        self._next, self._stage = 0.0, ""
 
-    def begin(self, total: int, tally: Tally) -> None:
-        """Print a line with the number of rollouts to do."""
+    def begin(self, total: int, tally: Standing) -> None:
+        """Print a line with the number to do."""
         self._total = total
-        earlier = f", {_done(tally)} of them done before" if _done(tally) else ""
-        self._write(f"{total} rollout{'' if total == 1 else 's'}{earlier}")
+        earlier = f", {tally.done} of them done before" if tally.done else ""
+        self._write(f"{total} {tally.noun}{'' if total == 1 else 's'}{earlier}")
         self._next = time.monotonic() + self._every_s
 
-    def update(self, tally: Tally) -> None:
-        """Print a line, if the last one is old enough and says something else."""
-        if time.monotonic() >= self._next and self._shown != (tally.finished, tally.failed):
-            self._write_status(tally)
-            self._next = time.monotonic() + self._every_s
+    def update(self, tally: Standing) -> None:
+        """Print a line, if the last one is old enough or of another stage, and says something else."""
+        if time.monotonic() >= self._next or tally.stage != self._stage:
+            self.end(tally)
+            self._next, self._stage = time.monotonic() + self._every_s, tally.stage
 
-    def end(self, tally: Tally) -> None:
+    def end(self, tally: Standing) -> None:
         """Print the last line."""
-        if self._shown != (tally.finished, tally.failed):
-            self._write_status(tally)
-
-    def _write_status(self, tally: Tally) -> None:
-        self._shown = tally.finished, tally.failed
-        self._write(status_line(tally, self._total))
+        if self._shown != tally.news:
+            self._shown = tally.news
+            self._write(status_line(tally, self._total))
 
     def _write(self, line: str) -> None:
-        self._stream.write(f"{self._prefix}{line}\n")
-        self._stream.flush()
+        with contextlib.suppress(OSError):
+            self._stream.write(f"{self._prefix}{line}\n")
+            self._stream.flush()
 
 
 class LiveProgress:
@@ -79,69 +77,56 @@ class LiveProgress:
         )
         self._task: TaskID | None = None
 
-    def begin(self, total: int, tally: Tally) -> None:
+    def begin(self, total: int, tally: Standing) -> None:
         """Show the bar."""
         self._total = total
-        self._task = self._display.add_task("starting", total=total, completed=_done(tally))
+        self._task = self._display.add_task("starting", total=total, completed=tally.done)
         self._display.start()
 
-    def update(self, tally: Tally) -> None:
+    def update(self, tally: Standing) -> None:
         """Move the bar."""
         if self._task is not None:
-            done, text = _done(tally), counts(tally, self._total)
-            self._display.update(self._task, completed=done, description=text)
+            self._display.update(self._task, completed=tally.done, description=tally.counts(self._total))
 
-    def end(self, tally: Tally) -> None:
+    def end(self, tally: Standing) -> None:
         """Leave the bar in its final state."""
         self.update(tally)
         self._display.stop()
 
 
 class JsonProgress:
-    """Writes a line of JSON every two seconds, and one at the start and at the end. If its reader is slow, lines
-    are left out; if it goes away, all are."""
+    """Writes a line of JSON every two seconds, when another stage begins, at the start and at the end. If its reader is
+    slow, lines are left out; if it goes away, all are."""
 
     def __init__(self, stream: TextIO, title: str = "", every_s: float = LINE_EVERY_S) -> None:
         self._stream = stream
         self._named = {"run": title} if title else {}
         self._every_s = every_s
         self._total = 0
-        self._next = 0.0
+        self._next, self._stage = 0.0, ""
 
-    def begin(self, total: int, tally: Tally) -> None:
+    def begin(self, total: int, tally: Standing) -> None:
         """Write the first line."""
         self._total = total
         self._write("begin", tally)
 
-    def update(self, tally: Tally) -> None:
-        """Write a line, if the last one is old enough."""
-        if time.monotonic() >= self._next:
+    def update(self, tally: Standing) -> None:
+        """Write a line, if the last one is old enough or of another stage."""
+        if time.monotonic() >= self._next or tally.stage != self._stage:
             self._write("progress", tally)
 
-    def end(self, tally: Tally) -> None:
+    def end(self, tally: Standing) -> None:
         """Write the last line."""
         self._write("end", tally)
 
-    def _write(self, event: str, tally: Tally) -> None:
-        self._next = time.monotonic() + self._every_s
-        left_s, usage = tally.left_s(self._total), tally.usage
+    def _write(self, event: str, tally: Standing) -> None:
+        self._next, self._stage = time.monotonic() + self._every_s, tally.stage
         state = {
             "event": event,
             **self._named,
             "time": round(time.time(), 3),
             "total": self._total,
-            "finished": tally.finished,
-            "scored": tally.scored,
-            "solved": tally.solved,
-            "failures": tally.failures,
-            "session": tally.session,
-            "elapsed_s": round(tally.elapsed_s, 3),
-            "per_hour": round(tally.rate() * 3600, 1),
-            "left_s": None if left_s is None else round(left_s, 1),
-            "requests": usage.requests,
-            "prompt_tokens": usage.prompt_tokens,
-            "completion_tokens": usage.completion_tokens,
-            "cost": usage.cost,
+            **tally.state(self._total),
         }
         with contextlib.suppress(OSError):
             if _takes_a_line(self._stream):
@@ -194,31 +179,6 @@ def progress_for(form: str, stream: TextIO, title: str = "") -> Progress:
     return forms[form](stream, title)
 
 
-def status_line(tally: Tally, total: int) -> str:
+def status_line(tally: Standing, total: int) -> str:
     """Return `12/24 done, 10 solved, 1 failed, 431/h, 0:01:40 left`."""
-    return ", ".join(filter(None, (f"{_done(tally)}/{total} done", counts(tally, total))))
-
-
-def counts(tally: Tally, total: int) -> str:
-    """Return solved, failed by kind, cost, rate and time left, as far as they are known."""
-    parts = [f"{tally.solved} solved"] if tally.scored or not tally.finished else []
-    if tally.failed:
-        kinds = ", ".join(f"{count} {kind}" for kind, count in tally.failures.items() if kind != "cancelled")
-        parts.append(f"{tally.failed} failed ({kinds})")
-    if tally.usage.cost is not None:
-        parts.append(f"${tally.usage.cost:.2f}")
-    if tally.session and tally.elapsed_s >= RATED_FROM_S:
-        parts.append(f"{tally.rate() * 3600:.0f}/h")
-    if tally.session and (left_s := tally.left_s(total)):
-        parts.append(f"{_clock(left_s)} left")
-    return ", ".join(parts)
-
-
-def _done(tally: Tally) -> int:
-    return tally.finished + tally.failed
-
-
-def _clock(seconds: float) -> str:
-    minutes, seconds = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}"
+    return ", ".join(filter(None, (f"{tally.done}/{total} done", tally.counts(total))))

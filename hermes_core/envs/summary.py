@@ -7,6 +7,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from datetime import timedelta
 from itertools import accumulate
 from typing import Any, Protocol
 
@@ -102,6 +103,29 @@ class Spread:
         return min(rounded, self.largest)
 
 
+class Standing(Protocol):
+    """How far some work is: what a display shows."""
+
+    noun: str
+    """What there is a number of."""
+    stage: str
+    """What is being done; empty where it is always the same."""
+
+    @property
+    def done(self) -> int:
+        """Return how many are done."""
+
+    @property
+    def news(self) -> object:
+        """Return what is worth another line when it changes."""
+
+    def counts(self, total: int) -> str:
+        """Return what there is to say besides the number done."""
+
+    def state(self, total: int) -> dict[str, Any]:
+        """Return it for programs, as JSON values."""
+
+
 class Tally:
     """Adds up records as they come. A failed rollout counts until a later record of it is added.
 
@@ -110,6 +134,8 @@ class Tally:
     Args:
         window: the number of recent rollouts that `infra_rate` is computed from.
     """
+
+    noun, stage = "rollout", ""
 
     def __init__(self, window: int = 20) -> None:
         self._failed: dict[Key, FailureKind] = {}
@@ -187,6 +213,16 @@ class Tally:
         """Return the number of failed rollouts, except cancelled ones."""
         return self._kinds.total() - self._kinds[FailureKind.CANCELLED]
 
+    @property
+    def done(self) -> int:
+        """Return the number of rollouts that ended, except cancelled ones."""
+        return self.finished + self.failed
+
+    @property
+    def news(self) -> object:
+        """Return how many finished and how many failed."""
+        return self.finished, self.failed
+
     def infra_rate(self, least: int = 10) -> float:
         """Return the share of recent rollouts that failed because of our infrastructure or the model's; 0 if fewer than
         `least` ended."""
@@ -203,10 +239,42 @@ class Tally:
 
     def left_s(self, total: int) -> float | None:
         """Return the seconds until all rollouts are done, at this rate; None if it is not known."""
-        left = total - self.finished - self.failed
+        left = total - self.done
         if left <= 0:
             return 0.0
         return left / self.rate() if self.session else None
+
+    def counts(self, total: int) -> str:
+        """Return solved, failed by kind, cost, rate and time left, as far as they are known."""
+        parts = [f"{self.solved} solved"] if self.scored or not self.finished else []
+        if self.failed:
+            kinds = ", ".join(f"{count} {kind}" for kind, count in self.failures.items() if kind != "cancelled")
+            parts.append(f"{self.failed} failed ({kinds})")
+        if self.usage.cost is not None:
+            parts.append(f"${self.usage.cost:.2f}")
+        if self.session and self.elapsed_s >= RATED_FROM_S:
+            parts.append(f"{self.rate() * 3600:.0f}/h")
+        if self.session and (left_s := self.left_s(total)):
+            parts.append(f"{timedelta(seconds=int(left_s))} left")
+        return ", ".join(parts)
+
+    def state(self, total: int) -> dict[str, Any]:
+        """Return the counts, rate, time left and usage."""
+        left_s, usage = self.left_s(total), self.usage
+        return {
+            "finished": self.finished,
+            "scored": self.scored,
+            "solved": self.solved,
+            "failures": self.failures,
+            "session": self.session,
+            "elapsed_s": round(self.elapsed_s, 3),
+            "per_hour": round(self.rate() * 3600, 1),
+            "left_s": None if left_s is None else round(left_s, 1),
+            "requests": usage.requests,
+            "prompt_tokens": usage.prompt_tokens,
+            "completion_tokens": usage.completion_tokens,
+            "cost": usage.cost,
+        }
 
     def summary(
         self,
@@ -256,24 +324,24 @@ _NOT_OF_THE_AGENT = (FailureKind.INFRA, FailureKind.IMAGE, FailureKind.MODEL)
 class Progress(Protocol):
     """Displays the progress of a run."""
 
-    def begin(self, total: int, tally: Tally) -> None:
+    def begin(self, total: int, tally: Standing) -> None:
         """Begin; `tally` holds the results of earlier sessions."""
 
-    def update(self, tally: Tally) -> None:
-        """Show the state. Called when a rollout ended, and every second."""
+    def update(self, tally: Standing) -> None:
+        """Show the state. Called whenever it changes, and for rollouts every second."""
 
-    def end(self, tally: Tally) -> None:
+    def end(self, tally: Standing) -> None:
         """End the display. Called after success and failure."""
 
 
 class NoProgress:
     """Shows nothing."""
 
-    def begin(self, total: int, tally: Tally) -> None:
+    def begin(self, total: int, tally: Standing) -> None:
         """Show nothing."""
 
-    def update(self, tally: Tally) -> None:
+    def update(self, tally: Standing) -> None:
         """Show nothing."""
 
-    def end(self, tally: Tally) -> None:
+    def end(self, tally: Standing) -> None:
         """Show nothing."""

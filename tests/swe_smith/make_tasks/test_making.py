@@ -22,9 +22,9 @@ import pytest
 from click.testing import CliRunner, Result
 from hermes_swe_smith.make_tasks.kinds import kinds
 from hermes_swe_smith.make_tasks.making import Wanted, _broken, _unfit, make_tasks
-from hermes_swe_smith.make_tasks.progress import JsonProgress, PlainProgress, Standing, progress_for
+from hermes_swe_smith.make_tasks.progress import Standing
 
-from hermes_core import DatasetError, PytestReport, ReportStatus, UnknownNameError, UsageError
+from hermes_core import DatasetError, PytestReport, ReportStatus, UnknownNameError, UsageError, progress_for
 from hermes_core.cli.main import main
 from hermes_core.envs.options import RunOptions
 from hermes_core.envs.validate import validate
@@ -272,14 +272,19 @@ def test_what_makes_no_task(made: PytestReport, reason: str | None) -> None:
 
 
 def test_progress_has_the_forms_of_a_rollout(capsys: pytest.CaptureFixture[str]) -> None:
-    standing = Standing("trying changes", total=3, kept=1, tried=2)
-    for form in (JsonProgress(sys.stdout), PlainProgress(sys.stdout)):
-        form.show(standing)
-        form.show(standing, last=True)
-    begin, end, line = capsys.readouterr().out.splitlines()
-    assert [json.loads(each)["event"] for each in (begin, end)] == ["begin", "end"]
-    assert json.loads(end)["kept"] == 1
-    assert line == "0:00 1/3 tasks, 2 changes tried: trying changes"
+    for form in ("json", "plain"):
+        standing, display = Standing(), progress_for(form, sys.stdout)
+        display.begin(3, standing)
+        standing.stage, standing.kept, standing.tried = "trying changes", 1, 2
+        display.update(standing)  # at once, as the stage is another one
+        display.update(standing)
+        display.end(standing)
+    begin, progress, end, first, line = capsys.readouterr().out.splitlines()
+    assert [json.loads(each)["event"] for each in (begin, progress, end)] == ["begin", "progress", "end"]
+    assert [json.loads(each)["kept"] for each in (begin, progress, end)] == [0, 1, 1]
+    assert json.loads(progress).items() >= {"total": 3, "tried": 2, "stage": "trying changes"}.items()
+    assert first == "3 tasks"
+    assert line == "1/3 done, 2 changes tried in 0:00:00: trying changes"
     with pytest.raises(UnknownNameError):
         progress_for("jsn", sys.stdout)
     with pytest.raises(UsageError):

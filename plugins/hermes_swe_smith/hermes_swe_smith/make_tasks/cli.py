@@ -98,8 +98,8 @@ def make_tasks(ctx: click.Context, /, repo: str | None, out: Path | None, **give
 
     Exits with 0 if there are as many tasks as asked for, 3 if there are fewer, 2 for wrong use, and 130 after Ctrl-C.
     """
+    from hermes_core import progress_for
     from hermes_swe_smith.make_tasks.making import make_tasks as make
-    from hermes_swe_smith.make_tasks.progress import progress_for
 
     if given["list_kinds"]:
         _list_kinds(given["as_json"])

@@ -29,6 +29,8 @@ from hermes_core import (
     Item,
     LeasedSlot,
     NewSandbox,
+    NoProgress,
+    Progress,
     PytestReport,
     RolloutContext,
     RunOptions,
@@ -48,7 +50,7 @@ from hermes_swe_smith.make_tasks.candidates import COMBINED, Candidate, combinat
 from hermes_swe_smith.make_tasks.examples import Failed
 from hermes_swe_smith.make_tasks.folder import PROJECT, REPOS, Folder
 from hermes_swe_smith.make_tasks.origin import Origin
-from hermes_swe_smith.make_tasks.progress import NoProgress, Progress, Standing
+from hermes_swe_smith.make_tasks.progress import Standing
 from hermes_swe_smith.make_tasks.project import find_needs, import_project, read_sources
 from hermes_swe_smith.make_tasks.sources import Source as PythonSource
 from hermes_swe_smith.make_tasks.sources import Unreadable, meaning, read_source, unbound
@@ -199,6 +201,7 @@ async def make_tasks(
         await asyncio.to_thread(folder.check_same, wanted.configuration())
         display = progress or NoProgress()
         maker = _Maker(folder, wanted, origin, writer, display)
+        display.begin(wanted.count, maker.standing)
         try:
             async with (
                 maker.working(),
@@ -212,7 +215,7 @@ async def make_tasks(
                 raise
             raise expected[0] from group
         finally:
-            display.show(maker.standing, last=True)
+            display.end(maker.standing)
 
 
 def _check_level(runtime: Runtime, options: RunOptions) -> None:
@@ -242,7 +245,7 @@ class _Maker:
     """One run."""
 
     def __init__(self, folder: Folder, wanted: Wanted, origin: Origin, writer: Agent | None, display: Progress) -> None:
-        self.standing = Standing(total=wanted.count)
+        self.standing = Standing()
         self._folder = folder
         self._wanted = wanted
         self._origin = origin
@@ -797,7 +800,7 @@ class _Maker:
 
     def _show(self, stage: str) -> None:
         self.standing.stage = stage
-        self._display.show(self.standing)
+        self._display.update(self.standing)
 
 
 def _broken(names: Sequence[str], report: PytestReport) -> set[str]:
