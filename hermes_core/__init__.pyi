@@ -34,6 +34,7 @@ from hermes_core.aio import (
     complete as complete,
 )
 from hermes_core.cheats import (
+    PASS_ALL as PASS_ALL,
     Cheat as Cheat,
     shell_cheat as shell_cheat,
     file_cheats as file_cheats,

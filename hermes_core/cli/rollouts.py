@@ -32,12 +32,6 @@ _AS_BEFORE = ("backend", "profile")
 _CONFINED = {"network": "none", "process_memory": 4096}
 """The backend's settings that `--confine` sets, unless they are given."""
 
-_OPTIONS = (
-    *("profile", "isolation", "concurrency", "group_size", "seed"),
-    *("rollout_timeout", "model_timeout", "deadline", "stop_on_infra", "max_cost", "mcp", "quarantine", "prefetch"),
-)
-"""Fields of `RunOptions` that have an option of the same name."""
-
 _OF_AGENT = ("max_turns", "temperature", "model", "base_url", "tool_call_parser")
 """The agent's settings that have an option of their own."""
 
@@ -74,7 +68,10 @@ RUN_OPTIONS: tuple[Callable[[Command], Command], ...] = (
         help="Isolation level: shared, user, namespace, private-root or dedicated [user].",
     ),
     click.option(
-        "--allow-unisolated", is_flag=True, help="Accept a level below the minimum of the environment or the agent."
+        "--allow-unisolated",
+        is_flag=True,
+        default=None,  # not False, which would override the file's
+        help="Accept a level below the minimum of the environment or the agent.",
     ),
     click.option(
         *("--confine",),
@@ -429,5 +426,4 @@ def options_of(
     if section or written or given["confine"]:
         confined = _CONFINED if given["confine"] else {}
         options["backend_config"] = confined | merged(section, written, runtime.backend(backend).config_class)
-    flags = {name: given[name] for name in _OPTIONS if given.get(name) is not None}
-    return {**options, **flags, **({"allow_unisolated": True} if given["allow_unisolated"] else {})}
+    return {**options, **{name: given[name] for name in RunOptions.model_fields if given.get(name) is not None}}

@@ -13,21 +13,11 @@ import shlex
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hermes_core import Cheat, Item
+from hermes_core import PASS_ALL, Cheat, Item
 from hermes_swe_smith.rows import Task
 
 TIMEOUT_S = 60.0
 """Time limit in seconds of a cheat. What it did by then is tested."""
-
-PASS_ALL = """\
-import pytest
-@pytest.hookimpl(hookwrapper=True, tryfirst=True)
-def pytest_runtest_makereport(item, call):
-    outcome = yield
-    report = outcome.get_result()
-    report.outcome, report.longrepr = "passed", None
-"""
-"""A plugin of pytest with which every test passes."""
 
 PATCH_PYTEST = """\
 import sys
