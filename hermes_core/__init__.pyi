@@ -71,7 +71,8 @@ from hermes_core.envs.runner import run_rollouts as run_rollouts
 from hermes_core.envs.session import Session as Session, open_session as open_session
 from hermes_core.envs.soundness import Finding as Finding, ItemResult as ItemResult
 from hermes_core.envs.starved import watched as watched
-from hermes_core.envs.store import read_records as read_records
+from hermes_core.envs.run_files import LineFile as LineFile
+from hermes_core.envs.store import read_records as read_records, write_bytes as write_bytes
 from hermes_core.envs.summary import (
     NoProgress as NoProgress,
     Progress as Progress,

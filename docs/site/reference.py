@@ -28,8 +28,8 @@ API = {
         "Run rollouts from Python, read what they recorded, and use sandboxes directly.",
         (
             *("runtime", "settings", "envs.options", "envs.session", "envs.group", "envs.driven", "envs.driven_run"),
-            *("envs.tokens", "envs.runner", "envs.validate", "envs.soundness", "envs.rescore", "envs.store"),
-            "envs.summary",
+            *("envs.tokens", "envs.runner", "envs.validate", "envs.soundness", "envs.rescore"),
+            *("envs.run_files", "envs.store", "envs.summary"),
             *("export.card", "export.exporting", "export.merge", "export.selection"),
             *("envs.record", "sink", "tool_backend", "sandbox.commands", "terminal"),
         ),

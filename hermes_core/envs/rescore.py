@@ -15,14 +15,14 @@ from hermes_core.envs.options import RunOptions
 from hermes_core.envs.plain import json_line
 from hermes_core.envs.record import Record
 from hermes_core.envs.rollout import RolloutContext, run_rescoring
-from hermes_core.envs.run_files import open_to_write
+from hermes_core.envs.run_files import LineFile
 from hermes_core.envs.runner import STOPPING, each
 from hermes_core.envs.session import make_environment, open_session
 from hermes_core.envs.stalls import STALLS
 from hermes_core.envs.store import RUN, OutputFolder, read_run, records
 from hermes_core.envs.summary import Key, NoProgress, Progress, Tally
 from hermes_core.envs.trajectory import Trajectory
-from hermes_core.errors import OutputError, UsageError
+from hermes_core.errors import UsageError
 from hermes_core.runtime import Runtime
 from hermes_core.validation import validated
 
@@ -95,8 +95,10 @@ async def rescore(
             items = {made.item_id(item): item for item in made.items()}
             check_items(items, _at(path, places))
             async with session.sandboxes(len(places), stalls=path / STALLS) as context:
-                again = _Again(context, items, path / RESCORED, progress or NoProgress())
-                await again.all(_at(path, places), len(places), session.room)
+                hint = "free some space, or fix its access rights"
+                with closing(LineFile(path / RESCORED, hint, os.O_TRUNC)) as out:
+                    again = _Again(context, items, out, progress or NoProgress())
+                    await again.all(_at(path, places), len(places), session.room)
     differing = tuple(again.differing)
     return Rescoring(again.verified, again.verified - len(differing), differing, without_patch, again.stopped)
 
@@ -104,7 +106,7 @@ async def rescore(
 class _Again:
     """The second verification of a run's patches."""
 
-    def __init__(self, context: RolloutContext, items: Mapping[str, Item], out: Path, progress: Progress) -> None:
+    def __init__(self, context: RolloutContext, items: Mapping[str, Item], out: LineFile, progress: Progress) -> None:
         self.differing: list[Mapping[str, Any]] = []
         self.verified = 0
         self.stopped: str | None = None
@@ -115,7 +117,7 @@ class _Again:
         self._tally = Tally()
 
     async def all(self, patches: Iterator[Record], total: int, concurrency: int) -> None:
-        self._write(b"", os.O_TRUNC)
+        self._out.append(b"")  # so that it is there, and empty
         self._tally.start_session()
         self._progress.begin(total, self._tally)
         try:
@@ -151,20 +153,11 @@ class _Again:
         }
         self.verified += 1
         about = {key: written[key] for key in ("details", "timings", "infra_retries", "check_repeated")}
-        self._write(json_line({**line, **about}), os.O_APPEND)
+        self._out.append(json_line({**line, **about}))
         if not line["agrees"]:
             self.differing.append(line)
         self._tally.add(record)
         self._progress.update(self._tally)
-
-    def _write(self, data: bytes, flags: int) -> None:
-        try:
-            with os.fdopen(open_to_write(self._out, flags), "wb") as out:
-                out.write(data)
-        except OSError as error:
-            raise OutputError(
-                f"can't write to {self._out}: {error.strerror}", hint="free some space, or fix its access rights"
-            ) from error
 
 
 def run_configuration_of(path: Path, environment: Environment | str | None, *, trust_run: bool) -> dict[str, Any]:

@@ -9,6 +9,8 @@ import stat
 from pathlib import Path
 from typing import BinaryIO
 
+from hermes_core.errors import OutputError
+
 _LINK = "it is a link, and no link in a run's folder is written through"
 
 
@@ -55,3 +57,58 @@ def make_folder(path: Path) -> None:
     path.mkdir(parents=True, exist_ok=True)
     if path.is_symlink():
         raise OSError(errno.ELOOP, _LINK, str(path))
+
+
+class LineFile:
+    """A file of lines that one program writes. Each line is appended whole, so after `kill -9` at most the last one is
+    torn. Its methods block.
+
+    Args:
+        hint: what to do where it can't be written.
+        flags: as those of `open_to_write`.
+    """
+
+    def __init__(self, path: Path, hint: str, flags: int = 0) -> None:
+        self.path = path
+        self.size = 0
+        """Its bytes, once it is open."""
+        self._hint = hint
+        self._flags = flags | os.O_RDWR | os.O_APPEND
+        self._file = -1
+
+    def open(self) -> None:
+        """Open it; the first line does so, too.
+
+        Raises:
+            OSError: as `open_to_write` says.
+        """
+        self._file = open_to_write(self.path, self._flags)
+        self.size = os.fstat(self._file).st_size
+
+    def append(self, line: bytes) -> None:
+        """Write a line.
+
+        Raises:
+            OutputError: it can't be opened, or the disk is full or fails. The written part of the line is removed.
+        """
+        written = 0
+        try:
+            if self._file < 0:
+                self.open()
+            while written < len(line):
+                written += os.write(self._file, line[written:])
+        except OSError as error:
+            if self._file >= 0:
+                os.ftruncate(self._file, self.size)
+            raise OutputError(f"can't write to {self.path}: {error.strerror}", hint=self._hint) from error
+        self.size += len(line)
+
+    def sync(self) -> None:
+        """Wait until all of it is on the disk. It can take a while."""
+        os.fsync(self._file)
+
+    def close(self) -> None:
+        """Close it. Idempotent."""
+        if self._file >= 0:
+            os.close(self._file)
+        self._file = -1

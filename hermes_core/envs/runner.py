@@ -130,10 +130,7 @@ async def run_rollouts(
             max_cost=chosen.max_cost,
             prefetch=chosen.prefetch,
         )
-        if out_dir is not None:
-            run.folder = OutputFolder(Path(out_dir))
-        elif runs_dir is not None:
-            run.folder = OutputFolder.begin(Path(runs_dir), session.name)
+        run.folder = OutputFolder.chosen(out_dir, runs_dir, session.name)
         if run.folder is not None:
             stack.callback(run.folder.close)
             about: dict[str, Any] = {

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from hermes_core.envs.plain import json_text, json_value
 from hermes_core.envs.record import Record, parse_line
-from hermes_core.envs.run_files import open_to_read, open_to_write
+from hermes_core.envs.run_files import LineFile, open_to_read, open_to_write
 from hermes_core.envs.summary import RunSummary, Tally
 from hermes_core.errors import FailureKind, OutputError, UsageError
 from hermes_core.validation import problem_text
@@ -56,8 +56,8 @@ class OutputFolder:
 
     def __init__(self, path: Path, *, new: bool = False) -> None:
         self.path = path
-        self._lock = self._file = -1
-        self._size = 0
+        self._lock = -1
+        self._records = LineFile(path / TRAJECTORIES, f"free some space, then continue with --out {path} --resume")
         self._begun = False
         self._made: list[Path] = []
         try:
@@ -90,6 +90,13 @@ class OutputFolder:
             except FileExistsError:  # another run began in this second
                 number += 1
                 path = parent / f"{stem}-{number}"
+
+    @classmethod
+    def chosen(cls, path: str | Path | None, parent: str | Path | None, name: str) -> OutputFolder | None:
+        """Return the folder at `path`, or one that begins in `parent`, or None if neither is given. Raise as those."""
+        if path is not None:
+            return cls(Path(path))
+        return None if parent is None else cls.begin(Path(parent), name)
 
     def _take_lock(self) -> bool:
         try:
@@ -139,33 +146,18 @@ class OutputFolder:
             self._begun = not held
             if held:
                 self._recover(trajectories, tally, again, changes)
-            self._file = open_to_write(trajectories, os.O_RDWR | os.O_APPEND)
-            self._size = os.fstat(self._file).st_size
+            self._records.open()
         except OSError as error:
             raise self._unusable(error) from error
         self._write_run(configuration, about, resumed=bool(held))
 
     def append(self, line: bytes) -> None:
-        """Write the whole line of one record.
-
-        Raises:
-            OutputError: the disk is full or fails. The written part of the line is removed.
-        """
-        written = 0
-        try:
-            while written < len(line):
-                written += os.write(self._file, line[written:])
-        except OSError as error:
-            os.ftruncate(self._file, self._size)
-            message = f"can't write to {self.path / TRAJECTORIES}: {error.strerror}"
-            raise OutputError(
-                message, hint=f"free some space, then continue with --out {self.path} --resume"
-            ) from error
-        self._size += len(line)
+        """Write the whole line of one record; see `LineFile.append`."""
+        self._records.append(line)
 
     def sync(self) -> None:
         """Wait until everything appended is on the disk. Call it in a thread, because it can take a while."""
-        os.fsync(self._file)
+        self._records.sync()
 
     def write_summary(self, summary: RunSummary) -> None:
         """Replace `summary.json`, in one step."""
@@ -173,13 +165,12 @@ class OutputFolder:
 
     def close(self) -> None:
         """Close the files and release the lock. A run that was begun here and has no record is removed. Idempotent."""
-        if self._file >= 0:
-            os.close(self._file)
+        self._records.close()
         if self._lock >= 0:
-            if not self._size:
+            if not self._records.size:
                 self._remove_traces()
             os.close(self._lock)
-        self._file = self._lock = -1
+        self._lock = -1
 
     def _remove_traces(self) -> None:
         """Remove what was made here, because no record was written."""
@@ -445,10 +436,20 @@ def write_text(path: Path, text: str) -> None:
     Raises:
         OutputError: the disk is full or fails.
     """
+    write_bytes(path, text.encode("utf-8", "backslashreplace"))
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write a file so that a reader sees either the old content or the new. Its folder is made if it is missing.
+
+    Raises:
+        OutputError: the disk is full or fails.
+    """
     beside = path.with_name(f".{path.name}.new")
     try:
-        with os.fdopen(open_to_write(beside, os.O_TRUNC), "w", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(text)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with os.fdopen(open_to_write(beside, os.O_TRUNC), "wb") as file:
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         beside.replace(path)

@@ -226,7 +226,7 @@ async def validate(
         first = next(iter(sessions.values()))
         check_scored(first.environment)
         names = _named_cheats(sessions.values(), cheats)
-        folder = _folder(out_dir, runs_dir, first.name)
+        folder = OutputFolder.chosen(out_dir, runs_dir, f"validate-{first.name}")
         if folder is not None:
             stack.callback(folder.close)
         known = None if folder is None else await asyncio.to_thread(_fingerprints, first.environment)
@@ -274,12 +274,6 @@ def _named_cheats(sessions: Collection[Session], cheats: bool | Sequence[str]) -
                 hint="use --isolation user or namespace, or another backend",
             )
     return names
-
-
-def _folder(out_dir: str | Path | None, runs_dir: str | Path | None, name: str) -> OutputFolder | None:
-    if out_dir is not None:
-        return OutputFolder(Path(out_dir))
-    return None if runs_dir is None else OutputFolder.begin(Path(runs_dir), f"validate-{name}")
 
 
 def _fingerprints(environment: Environment) -> Fingerprints:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from hermes_core import OutputError, UsageError
+from hermes_core import LineFile, UsageError, write_bytes
 
 log = logging.getLogger("hermes_core.swe_smith")
 
@@ -108,27 +108,7 @@ class Folder:
     def write(self, name: str, value: object, *, beside: bool = False) -> None:
         """Replace a JSON file of `making`, or of the dataset if `beside`."""
         folder = self.path if beside else self.making
-        self.write_bytes(folder / name, json.dumps(value, indent=1).encode() + b"\n")
-
-    @staticmethod
-    def write_bytes(path: Path, data: bytes) -> None:
-        """Replace a file in one step.
-
-        Raises:
-            OutputError: the disk is full or fails.
-        """
-        beside = path.with_name(f".{path.name}.new")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with beside.open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            beside.replace(path)
-        except OSError as error:
-            raise OutputError(
-                f"can't write {path}: {error.strerror}", hint="free some space, and start again"
-            ) from error
+        write_bytes(folder / name, json.dumps(value, indent=1).encode() + b"\n")
 
     def attempts(self) -> Lines:
         """Return what was tried."""
@@ -150,8 +130,7 @@ class Lines:
         self.path = path
         self.values = [keep(value) for value in _whole_lines(path)]
         """What it had when it was opened."""
-        self._file = -1
-        self._size = 0
+        self._file = LineFile(path, "free some space, and start again with the same --out")
 
     def append(self, value: Mapping[str, Any]) -> None:
         """Add a line.
@@ -159,28 +138,11 @@ class Lines:
         Raises:
             OutputError: the disk is full or fails; the written part is removed.
         """
-        line = json.dumps(value).encode() + b"\n"
-        written = 0
-        try:
-            if self._file < 0:
-                self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-                self._size = os.fstat(self._file).st_size
-            while written < len(line):
-                written += os.write(self._file, line[written:])
-        except OSError as error:
-            if self._file >= 0:
-                os.ftruncate(self._file, self._size)
-            raise OutputError(
-                f"can't write to {self.path}: {error.strerror}",
-                hint="free some space, and start again with the same --out",
-            ) from error
-        self._size += len(line)
+        self._file.append(json.dumps(value).encode() + b"\n")
 
     def close(self) -> None:
         """Close the file. Idempotent."""
-        if self._file >= 0:
-            os.close(self._file)
-        self._file = -1
+        self._file.close()
 
 
 def _whole_lines(path: Path) -> Iterator[dict[str, Any]]:

@@ -40,6 +40,7 @@ from hermes_core import (
     UsageError,
     hookimpl,
     open_session,
+    write_bytes,
 )
 from hermes_swe_smith.config import SweSmithConfig
 from hermes_swe_smith.dependencies import installer_variables
@@ -361,7 +362,7 @@ class _Maker:
         )
         full = f"{name}.{imported.upstream[:8]}"
         bundle = f"repos/{full}.bundle"
-        await asyncio.to_thread(self._folder.write_bytes, self._folder.path / bundle, imported.bundle)
+        await asyncio.to_thread(write_bytes, self._folder.path / bundle, imported.bundle)
         return {
             "repo": f"swesmith/{full}",
             "upstream": imported.upstream,
@@ -404,7 +405,7 @@ class _Maker:
         full = project["repo"].split("/", 1)[1]
         listed = "".join(f"{pin}\n" for pin in project["pins"]).encode()
         file = f"requirements/{full}.txt"
-        self._folder.write_bytes(self._folder.path / file, listed)
+        write_bytes(self._folder.path / file, listed)
         entry = {
             "repo": project["repo"],
             "upstream": self._origin.url or self._origin.name,
