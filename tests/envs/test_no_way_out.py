@@ -52,6 +52,7 @@ CELLS = [
     pytest.param(tasks, "docker", "private-root", marks=FULL),
     pytest.param(harbor, "local", "private-root", marks=FULL),
     pytest.param(tasks, "docker", "user", marks=STRESS),
+    pytest.param(tasks, "docker", "dedicated", marks=STRESS),
     pytest.param(harbor, "docker", "private-root", marks=STRESS),
     pytest.param(harbor, "docker", "dedicated", marks=STRESS),
     pytest.param(swe_smith, "docker", "private-root", marks=STRESS),

@@ -154,12 +154,13 @@ async def test_forgeries_score_zero(runtime: Runtime, tmp_path: Path, image: str
 
 
 @pytest.mark.stress
-async def test_no_way_out(runtime: Runtime, tmp_path: Path, image: str) -> None:
+@pytest.mark.parametrize("config", [CONFIG, {"max_sandboxes": 4}], ids=["private-root", "dedicated"])
+async def test_no_way_out(runtime: Runtime, tmp_path: Path, image: str, config: Any) -> None:
     """As in tests/envs/test_no_way_out.py, by an agent that is not root."""
     ways = {name.replace(" ", "-").replace("'", ""): way.shell for name, way in WAYS.items() if not way.root}
     for name in ways:
         write_task(tmp_path / "tasks" / name, replace(TASK, description=f"{name}: do nothing"), source=image)
-    records = await rolled(runtime, tmp_path / "tasks", Chosen(ways))
+    records = await rolled(runtime, tmp_path / "tasks", Chosen(ways), config=config)
     assert {name: (each["reward"], each["failure"]) for name, each in records.items()} == dict.fromkeys(
         ways, (0.0, None)
     )
