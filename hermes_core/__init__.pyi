@@ -32,6 +32,7 @@ from hermes_core.aio import (
     TaskSet as TaskSet,
     alongside as alongside,
     complete as complete,
+    together as together,
 )
 from hermes_core.cheats import (
     PASS_ALL as PASS_ALL,

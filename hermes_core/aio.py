@@ -54,6 +54,20 @@ async def alongside(work: Coroutine[Any, Any, T]) -> AsyncIterator[asyncio.Task[
         await asyncio.gather(task, return_exceptions=True)
 
 
+@asynccontextmanager
+async def together() -> AsyncIterator[asyncio.TaskGroup]:
+    """Open a task group whose first error is raised as it is, not in a group: the others are of its cancelled
+    neighbours."""
+    failure: BaseException | None = None
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            yield tasks
+    except BaseExceptionGroup as errors:
+        failure = errors.exceptions[0]
+    if failure is not None:  # raised out here, so that it keeps its own cause
+        raise failure
+
+
 @contextmanager
 def exits_are_errors() -> Iterator[None]:
     """Turn `sys.exit` of a plugin's code into an ordinary error: in a task, it would end the loop and all other tasks.

@@ -14,7 +14,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self, TypedDict, Unpack, cast
 
-from hermes_core.aio import SingleFlight, TaskSet
+from hermes_core.aio import SingleFlight, TaskSet, together
 from hermes_core.errors import (
     ConfigError,
     Disturbed,
@@ -187,13 +187,11 @@ class ToolBackend:
         """
         pools = [self._pool(name) for name in (profiles if profiles is not None else [self.default_profile])]
         try:
-            async with asyncio.TaskGroup() as group:
+            async with together() as group:
                 for pool in pools:
                     group.create_task(pool.start())
-        except BaseException as error:
+        except BaseException:
             await self.aclose()
-            if isinstance(error, BaseExceptionGroup):
-                raise error.exceptions[0]  # noqa: B904 - the group adds nothing
             raise
 
     async def take_over(self) -> list[Slot]:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from hermes_core.aio import BrokenOff, LoopThread, SingleFlight, TaskSet, alongside, complete
+from hermes_core.aio import BrokenOff, LoopThread, SingleFlight, TaskSet, alongside, complete, together
 from hermes_core.errors import InfraError, UsageError
 
 
@@ -409,3 +409,43 @@ async def test_clean_up_gives_its_outcome_or_error():
     assert await complete(asyncio.sleep(0, 3)) == 3
     with pytest.raises(OSError, match="no"):
         await complete(fail())
+
+
+async def test_the_first_error_of_things_done_together_is_raised_as_it_is() -> None:
+    ended = []
+
+    async def last() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.append(True)
+
+    async def fail() -> None:
+        await asyncio.sleep(0)
+        raise ValueError("mine") from KeyError("its cause")
+
+    with pytest.raises(ValueError, match="mine") as raised:
+        async with together() as tasks:
+            tasks.create_task(last())
+            tasks.create_task(fail())
+            await asyncio.sleep(60)
+    assert isinstance(raised.value.__cause__, KeyError)
+    assert ended
+    with pytest.raises(ValueError, match="the block's"):
+        async with together():
+            raise ValueError("the block's")
+    async with together() as tasks:
+        done = tasks.create_task(asyncio.sleep(0, "done"))
+    assert done.result() == "done"
+
+
+async def test_things_done_together_are_cancelled_together() -> None:
+    async def work() -> None:
+        async with together() as tasks:
+            tasks.create_task(asyncio.sleep(60))
+
+    running = asyncio.create_task(work())
+    await asyncio.sleep(0)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from hermes_core.agents.base import AgentResult, AgentTask, CallError, CallErrorKind, ToolAnswer, ToolError, ToolHandler
 from hermes_core.agents.replies import ToolCall, decode_arguments, sayable
+from hermes_core.aio import together
 from hermes_core.errors import InfraError, StaleSlotError, nearest_hint
 
 logger = logging.getLogger(__name__)
@@ -72,20 +73,14 @@ class CallRunner:
         """
         if not all(call.name in self.parallel_safe for _, call in calls):
             return [await self._run_one(number, call) for number, call in calls]
-        failure: BaseException | None = None
         room = asyncio.Semaphore(PARALLEL_CALLS)
 
         async def run(number: int, call: ToolCall) -> ToolAnswer:
             async with room:
                 return await self._run_one(number, call)
 
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(run(*each)) for each in calls]
-        except BaseExceptionGroup as errors:
-            failure = errors.exceptions[0]
-        if failure is not None:  # raised outside the group, so that it keeps its own cause
-            raise failure
+        async with together() as group:
+            tasks = [group.create_task(run(*each)) for each in calls]
         if any(
             task.cancelled() for task in tasks
         ):  # cancelled by the handler itself: a group treats that as an ordinary end

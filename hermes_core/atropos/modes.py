@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from atroposlib.envs.base import BaseEnv
 
+from hermes_core.aio import together
 from hermes_core.atropos.config import HermesAgentEnvConfig
 from hermes_core.atropos.group_workers import GroupWorkers
 from hermes_core.atropos.items import ItemSource
@@ -57,12 +58,9 @@ async def process(env: BaseEnv, steps: int, at_a_time: int, roller: GroupRoller,
             while await _write_group(env, item) and roller.fatal is None:
                 pass
 
-    try:
-        async with asyncio.TaskGroup() as workers:
-            for _ in range(at_a_time):
-                workers.create_task(worker())
-    except BaseExceptionGroup as errors:
-        raise errors.exceptions[0] from None
+    async with together() as workers:
+        for _ in range(at_a_time):
+            workers.create_task(worker())
     for failure in (roller.fatal, source.failure):
         if failure is not None:
             raise failure

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from hermes_core.agents.base import AgentSettings
 from hermes_core.agents.chat import Chat
 from hermes_core.agents.generate import TokenServer
-from hermes_core.aio import LoopThread, SingleFlight, TaskSet
+from hermes_core.aio import LoopThread, SingleFlight, TaskSet, together
 from hermes_core.environment import Environment, Item
 from hermes_core.envs.driven import DrivenRollout
 from hermes_core.envs.group import Group, GroupRoller
@@ -151,11 +151,8 @@ class DrivenRun:
             HermesError: as `GroupRoller.roll` says.
         """
         roller = await self.roller()
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                groups = [tasks.create_task(roller.roll(self.item(item_id), size)) for item_id, size in sizes]
-        except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from None
+        async with together() as tasks:
+            groups = [tasks.create_task(roller.roll(self.item(item_id), size)) for item_id, size in sizes]
         return [group.result() for group in groups]
 
     async def roller(self) -> GroupRoller:

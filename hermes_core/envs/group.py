@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from hermes_core.agents.base import Agent, AgentResult
+from hermes_core.aio import together
 from hermes_core.environment import Item
 from hermes_core.envs.record import Record
 from hermes_core.envs.rollout import RolloutContext, begin, run_rollout
@@ -171,12 +172,12 @@ class GroupRoller:
                 self.fatal = self.fatal or error
 
         try:
-            async with asyncio.TaskGroup() as tasks:
+            async with together() as tasks:
                 for _ in range(size):
                     tasks.create_task(until_used())
-        except BaseExceptionGroup as errors:
-            self.fatal = self.fatal or errors.exceptions[0]
-            raise errors.exceptions[0] from None
+        except Exception as error:
+            self.fatal = self.fatal or error
+            raise
         if self._records is not None:
             self._records.add_group(group)
         if stopped and not group.whole:

@@ -16,7 +16,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from hermes_core.agents.base import Agent, AgentSettings
 from hermes_core.agents.failures import EndpointDown
-from hermes_core.aio import alongside
+from hermes_core.aio import alongside, together
 from hermes_core.environment import Environment, Item
 from hermes_core.envs.options import RunOptions, agent_settings, check_price
 from hermes_core.envs.plain import Redact, changed_fields, json_line
@@ -444,12 +444,9 @@ async def each(jobs: Iterator[T], work: Callable[[T], Awaitable[None]], concurre
             except STOPPING as error:
                 stopped.append(error)
 
-    try:
-        async with asyncio.TaskGroup() as group:
-            for _ in range(concurrency):
-                group.create_task(worker())
-    except BaseExceptionGroup as failed:
-        raise failed.exceptions[0]  # noqa: B904 - the others are its cancelled neighbours
+    async with together() as group:
+        for _ in range(concurrency):
+            group.create_task(worker())
     if stopped:
         raise stopped[0]
 

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapp
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from hermes_core.aio import together
 from hermes_core.errors import ConfigError, HermesError, InfraError, SetupFailed
 from hermes_core.mcp.servers import McpServer
 from hermes_core.sandbox.commands import SlotCommands
@@ -90,11 +91,8 @@ async def open_servers(
             await connection.reopen()
 
     try:
-        try:
-            async with asyncio.TaskGroup() as group:
-                opening = [group.create_task(opened(connection)) for connection in connections]
-        except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from None
+        async with together() as group:
+            opening = [group.create_task(opened(connection)) for connection in connections]
         yield OpenServers([tool for task in opening for tool in task.result()], reopen)
     finally:
         async with asyncio.TaskGroup() as group:

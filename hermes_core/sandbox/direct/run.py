@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 
+from hermes_core.aio import together
 from hermes_core.errors import ChannelLost, CommandError, InfraError
 from hermes_core.sandbox.commands import CommandResult, Sink
 from hermes_core.sandbox.contract import Channel
@@ -122,20 +123,17 @@ class RunningCommand:
         out: HeadTail | _PassedOn,
         err: HeadTail | None,
     ) -> sh.Status:
-        try:
-            async with asyncio.TaskGroup() as group:
-                reading = None if err is None else group.create_task(self._stderr(err))
-                feeding = None if isinstance(stdin, bytes) else group.create_task(self._stdin(stdin))
-                clock = None if timeout_s is None else group.create_task(self._clock(timeout_s))
-                outcome = await group.create_task(self._stdout(stdin, out, err is None))
-                if feeding is not None:
-                    feeding.cancel()
-                if reading is not None:
-                    await asyncio.wait([reading])
-                if clock is not None and not self._timed_out:
-                    clock.cancel()
-        except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from None
+        async with together() as group:
+            reading = None if err is None else group.create_task(self._stderr(err))
+            feeding = None if isinstance(stdin, bytes) else group.create_task(self._stdin(stdin))
+            clock = None if timeout_s is None else group.create_task(self._clock(timeout_s))
+            outcome = await group.create_task(self._stdout(stdin, out, err is None))
+            if feeding is not None:
+                feeding.cancel()
+            if reading is not None:
+                await asyncio.wait([reading])
+            if clock is not None and not self._timed_out:
+                clock.cancel()
         return outcome
 
     async def open_background(self) -> tuple[Channel, str, bytes]:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from hermes_core import Group, TaskSet
+from hermes_core import Group, TaskSet, together
 from hermes_core.errors import describe
 from hermes_trl.rollouts import check_exact, ids_and_mask
 from hermes_trl.run import Run
@@ -114,12 +114,9 @@ class HermesRolloutWorker:
                     await asyncio.sleep(FULL_S)
                 await self._roll(item_id, next(numbers))
 
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                for _ in range(self._groups):
-                    tasks.create_task(work())
-        except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from None
+        async with together() as tasks:
+            for _ in range(self._groups):
+                tasks.create_task(work())
 
     async def _roll(self, item_id: str, number: int) -> None:
         assert self._run is not None  # see start
