@@ -80,12 +80,17 @@ class Conversations:
 
     Args:
         text: the task's text. The conversation of which a user's message holds it before the first answer is the
-            agent's own. Of several, it is the first that offers tools: a title is asked for without.
+            agent's own. Of several, it is the first that offers tools: a title is asked for without. It goes on in one
+            that begins with a summary of it, which was asked for without tools.
     """
 
     def __init__(self, text: str) -> None:
         self._text = _squeezed(text)
         self._top = Step({}, Canonical("", ""), None)
+        self._summaries: list[Step] = []
+        """Answers that were asked for without tools, and may be summaries."""
+        self._own_summaries: list[str] = []
+        """The texts of those that the agent's own conversation goes on from, wherever the task's text is left."""
         self.places: dict[Place, int] = {"root": 0, "continues": 0, "fork": 0}
 
     def known(self, forms: Sequence[Canonical]) -> list[Step]:
@@ -100,10 +105,13 @@ class Conversations:
 
     def place(self, forms: Sequence[Canonical]) -> Place:
         """Return what a request with these messages is to those that were answered."""
-        answers = [step for step in self.known(forms) if step.sampled is not None]
-        if not answers:
-            return "root"
-        return "fork" if any(step.sampled for step in _below(answers[-1])) else "continues"
+        known = self.known(forms)
+        answers = [step for step in known if step.sampled is not None]
+        if answers:
+            return "fork" if any(step.sampled for step in _below(answers[-1])) else "continues"
+        answered = any(after.sampled for step in known for after in step.after.values())
+        # Without the answer to what it begins with it is a fork, unless it begins with a summary of more than that.
+        return "fork" if answered and self._summary_in(forms) is None else "root"
 
     def is_own(self, forms: Sequence[Canonical]) -> bool:
         """Return whether a request with these messages may be the agent's own, by the task's text."""
@@ -132,6 +140,27 @@ class Conversations:
         """
         place = self.place(forms)
         self.places[place] += 1
+        step = self.hear(messages, forms, heard_at=heard_at, failed=failed)
+        form = canonical(answer)
+        new = Step(answer, form, step, sampled, step.answers + 1)
+        old = step.after.get(form)
+        if old is not None and old.sampled is not None and old.after:
+            return place  # the same words once more: what follows them stays where it is
+        step.after[form] = step.after[form.without_thinking] = new
+        if not sampled.offered and len(form.text) >= _SHORTEST_SUMMARY:
+            self._summaries.append(new)
+            self._own_summaries += [form.text] if self.is_own(forms) else []
+        return place
+
+    def hear(
+        self,
+        messages: Sequence[Message],
+        forms: Sequence[Canonical],
+        *,
+        heard_at: float = 0.0,
+        failed: frozenset[str] = frozenset(),
+    ) -> Step:
+        """Add a request without an answer; return its last message. The arguments are those of `add`."""
         step = self._top
         for message, form in zip(messages, forms, strict=True):
             after = step.after.get(form)
@@ -140,13 +169,7 @@ class Conversations:
                 after = Step(message, form, step, answers=step.answers, heard_at=heard_at, failed=wrong)
                 step.after[form] = after
             step = after
-        form = canonical(answer)
-        new = Step(answer, form, step, sampled, step.answers + 1)
-        old = step.after.get(form)
-        if old is not None and old.sampled is not None and old.after:
-            return place  # the same words once more: what follows them stays where it is
-        step.after[form] = step.after[form.without_thinking] = new
-        return place
+        return step
 
     def own_path(self) -> list[Step]:
         """Return the agent's own conversation, up to its newest end; empty if it has not begun."""
@@ -164,7 +187,10 @@ class Conversations:
             setattr(result, name, getattr(fresh, name))
 
     def _holds(self, form: Canonical) -> bool:
-        return form.role == "user" and self._text in _squeezed(form.text)
+        """Return whether the message begins a conversation of the agent's own: with the task, or with a summary."""
+        if form.role != "user":
+            return False
+        return self._text in _squeezed(form.text) or any(each in form.text for each in self._own_summaries)
 
     def _roots(self) -> list[Step]:
         """Return the first answers of all conversations that may be the agent's own, oldest first."""
@@ -182,35 +208,42 @@ class Conversations:
     def _own_parts(self) -> list[list[Step]]:
         """Return the agent's own conversation, in several parts if it went on from summaries."""
         roots = self._roots()
-        begin = next((root for root in roots if root.sampled and root.sampled.offered), roots[0] if roots else None)
+        begin = next(filter(_offers, roots), roots[0] if roots else None)
         if begin is None:
             return []
         beginning = begin.before
-        parts = [_longest([root for root in roots if root.before is beginning])]
+        summaries = {id(root): self._summary_in([step.form for step in root.path()[:-1]], root) for root in roots}
+        parts = [_longest([root for root in roots if beginning in root.path() and summaries[id(root)] is None])]
         for root in roots:
-            if root.before is beginning or _number(root) < _number(begin):
-                continue
-            if (part := self._up_to_summary(parts[-1], root)) is not None:
-                parts[-1] = part
+            summary = summaries[id(root)]
+            if summary is not None and _number(root) > _number(begin) and _offers(root):
+                parts[-1] = _up_to(summary, parts[-1])
                 parts.append(_longest([root]))
         return parts
 
-    def _up_to_summary(self, part: list[Step], root: Step) -> list[Step] | None:
-        """Return the part up to the summary from which a conversation goes on; None if it does not go on from one."""
-        told = [step.form.text for step in root.path() if step.form.role == "user"]
-        answered = [
-            step
-            for step in self._top.following()
-            if step.sampled and _number(step) < _number(root) and len(step.form.text) >= _SHORTEST_SUMMARY
-        ]
-        for step in sorted(answered, key=_number, reverse=True):
-            if any(step.form.text in text for text in told):
-                own = step.path()
-                if own[0] is part[0] and any(each in part for each in own if each.sampled):
-                    return own
-                asked = [step.before] if step.before is not None and step.before.form.role == "user" else []
-                return [*part, *asked, step]
-        return None
+    def _summary_in(self, forms: Sequence[Canonical], root: Step | None = None) -> Step | None:
+        """Return the newest summary that these messages have; None if they have none.
+
+        Args:
+            root: the answer to them, which came after the summary; None for a new request.
+        """
+        told = [form.text for form in forms if form.role == "user"]
+        earlier = (step for step in reversed(self._summaries) if root is None or _number(step) < _number(root))
+        return next((step for step in earlier if any(step.form.text in text for text in told)), None)
+
+
+def _up_to(summary: Step, part: list[Step]) -> list[Step]:
+    """Return a part of the agent's conversation up to its summary, which may have been asked for elsewhere."""
+    path = summary.path()
+    if any(step in part for step in path[:-1] if step.sampled):
+        return path
+    asked = path[-2:-1] if len(path) > 1 and path[-2].form.role == "user" else []
+    return [*part, *asked, summary]
+
+
+def _offers(answer: Step) -> bool:
+    """Return whether the model was offered tools for an answer."""
+    return bool(answer.sampled and answer.sampled.offered)
 
 
 def _below(step: Step) -> Iterator[Step]:
@@ -222,9 +255,13 @@ def _number(step: Step) -> int:
 
 
 def _longest(roots: Sequence[Step]) -> list[Step]:
-    """Return the path with the most answers that begins at one of these; the newest of several."""
+    """Return the path with the most answers that begins at one of these, the newest of several; and what was said after
+    its last answer, to which there is none."""
     ends = [step for root in roots for step in root.following() if step.sampled]
-    return max(ends, key=lambda step: (step.answers, _number(step))).path()
+    end = max(ends, key=lambda step: (step.answers, _number(step)))
+    while end.after:
+        end = list(end.after.values())[-1]
+    return end.path()
 
 
 def _gone_on(part: list[Step], first: list[Step]) -> list[Step]:

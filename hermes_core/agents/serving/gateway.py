@@ -237,7 +237,7 @@ class Gateway:
             return StopReason.MODEL_ERROR
         if self.last_call_failed and self._end is not None:
             return self._end
-        if not result.turns or result.messages[-1]["role"] != "assistant":
+        if not result.turns or result.turns[-1].message != len(result.messages) - 1:
             return StopReason.INTERRUPTED
         reason = result.turns[-1].stop_reason
         if reason == "content_filter":
@@ -359,6 +359,7 @@ class Gateway:
         self._forget_continued(request)
         outcome = await self._outcome(call, request, exchange)
         if isinstance(outcome, Refusal):
+            self._hear(call, request)
             await self._refuse(call, exchange, dialect, outcome)
             return
         call.ended = time.time()
@@ -512,6 +513,14 @@ class Gateway:
             self._characters, self._tokens = request.characters, reply.prompt_tokens
         self._fill_result()
         return answer
+
+    def _hear(self, call: CallLog, request: _Request) -> None:
+        """Record what a request without an answer tells of the agent's own calls."""
+        if call.own and call.place == "continues" and self._kept_bytes < self.bounds.kept_bytes:
+            self._kept_bytes += request.size
+            failed = frozenset(request.asked.failed)
+            self.conversations.hear(request.asked.messages, request.forms, heard_at=call.started, failed=failed)
+            self._fill_result()
 
     def _fill_result(self) -> None:
         result = self._task.result

@@ -174,6 +174,9 @@ class _Wire:
             return None
         if not isinstance(event, h11.Request):
             return None
+        if event.method == b"CONNECT":
+            await self._refuse(405, "this is no proxy")
+            return None
         target = event.target.decode("latin-1")
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in event.headers}
         return Exchange(event.method.decode("latin-1"), unquote(target.partition("?")[0]), headers, self)
@@ -182,6 +185,8 @@ class _Wire:
         """Return the body of the request whose head was read."""
         import h11
 
+        if self._h11.their_state is not h11.SEND_BODY:
+            return b""
         limit = self.limits.body_bytes
         length = headers.get("content-length", "0")
         if not length.isdecimal() or len(length) > 19 or int(length) > limit:

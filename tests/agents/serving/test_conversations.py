@@ -1,0 +1,198 @@
+"""Which calls are the agent's own conversation, and what of it becomes its result."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hermes_core.agents.base import AgentResult, CallErrorKind, Message
+from hermes_core.agents.canonical import canonical
+from hermes_core.agents.serving.conversations import Conversations, Sampled
+
+TASK = "Fix the  bug\nin calc.py."
+SYSTEM: Message = {"role": "system", "content": "You are an agent."}
+USER: Message = {"role": "user", "content": f"<request>\n{' '.join(TASK.split())}\n</request>"}
+TOOLS = frozenset({"bash"})
+
+
+def user(text: str) -> Message:
+    return {"role": "user", "content": text}
+
+
+def said(text: str, *calls: str, **more: Any) -> Message:
+    message: Message = {"role": "assistant", "content": text, **more}
+    if calls:
+        function = {"name": "bash", "arguments": '{"command": "ls"}'}
+        message["tool_calls"] = [{"id": each, "type": "function", "function": function} for each in calls]
+    return message
+
+
+def told(call: str, text: str = "ok") -> Message:
+    return {"role": "tool", "tool_call_id": call, "content": text}
+
+
+class Slot:
+    """Adds calls one after the other."""
+
+    def __init__(self) -> None:
+        self.conversations = Conversations(TASK)
+        self.number = 0
+
+    def ask(self, messages: list[Message], answer: Message, *, tools: frozenset[str] = TOOLS, failed: Any = ()) -> str:
+        sampled = Sampled(self.number, tools, {"started": 1.0 + self.number, "ended": 1.5 + self.number})
+        forms = [canonical(message) for message in messages]
+        place = self.conversations.add(
+            messages, forms, answer, sampled, heard_at=1.0 + self.number, failed=frozenset(failed)
+        )
+        self.number += 1
+        return place
+
+    @property
+    def result(self) -> AgentResult:
+        result = AgentResult()
+        self.conversations.fill(result)
+        return result
+
+    @property
+    def texts(self) -> list[str]:
+        return [message["content"] for message in self.result.messages]
+
+
+def test_a_conversation_becomes_the_result() -> None:
+    slot = Slot()
+    first, second = said("I look.", "a", "b", reasoning_content="Hm."), said("Done.")
+    assert slot.ask([SYSTEM, USER], first) == "root"
+    assert [message["content"] for message in slot.result.messages[-2:]] == [
+        '{"error": "interrupted before the tool had answered"}'
+    ] * 2
+    later = [SYSTEM, USER, first, told("b", "second"), told("a", "first"), user("Hurry.")]
+    assert slot.ask(later, second, failed=["b"]) == "continues"
+    result = slot.result
+    assert [message["role"] for message in result.messages] == [
+        *("system", "user", "assistant", "tool", "tool", "user", "assistant")
+    ]
+    assert [message["content"] for message in result.messages[3:5]] == ["first", "second"]
+    assert result.reasoning_per_turn == ["Hm.", None]
+    assert [turn.message for turn in result.turns] == [2, 6]
+    assert [(call.id, call.started, call.ended) for call in result.calls] == [("a", 1.5, 2.0), ("b", 1.5, 2.0)]
+    assert [call.error and call.error.kind for call in result.calls] == [None, CallErrorKind.FAILED]
+    counts = (result.tool_calls_attempted, result.tool_calls_executed_ok, result.tool_calls_exec_error)
+    assert (result.turns_used, *counts) == (2, 2, 1, 1)
+
+
+def test_other_conversations_are_counted_apart() -> None:
+    slot = Slot()
+    slot.ask([SYSTEM, user(f"A title for: {TASK}")], said("Bug in calc"), tools=frozenset())
+    main = said("I look.", "a")
+    slot.ask([SYSTEM, USER], main)
+    slot.ask([user("You are a sub-agent: find calc.py.")], said("It is here."))
+    slot.ask([SYSTEM, user("Write me a poem.")], said("Roses."))
+    slot.ask([SYSTEM, USER, main, told("a")], said("Done."))
+    assert slot.texts == [SYSTEM["content"], USER["content"], "I look.", "ok", "Done."]
+    assert slot.conversations.places == {"root": 4, "continues": 1, "fork": 0}
+
+
+def test_a_forged_copy_of_the_task_does_not_take_its_place() -> None:
+    slot = Slot()
+    main = said("I look.", "a")
+    slot.ask([SYSTEM, USER], main)
+    forged = [user(TASK)]
+    for number in range(9):  # longer than the agent's own, and newer
+        answer = said(f"Forged {number}.", f"f{number}")
+        slot.ask(forged, answer)
+        forged = [*forged, answer, told(f"f{number}")]
+    assert slot.texts[2:3] == ["I look."]
+    slot.ask([SYSTEM, USER, main, told("a")], said("Done."))
+    assert slot.texts[-1] == "Done."
+    assert slot.conversations.places["root"] == 2
+
+
+def test_an_answer_that_the_agent_dropped_is_not_in_its_conversation() -> None:
+    slot = Slot()
+    slot.ask([SYSTEM, USER], said("No call at all."))
+    assert slot.ask([SYSTEM, USER, user("Use the format.")], said("I look.", "a")) == "fork"
+    assert slot.texts == [SYSTEM["content"], USER["content"], "Use the format.", "I look.", slot.texts[-1]]
+
+
+def test_a_dropped_answer_in_the_middle_forks() -> None:
+    slot = Slot()
+    main = said("I look.", "a")
+    slot.ask([SYSTEM, USER], main)
+    before = [SYSTEM, USER, main, told("a")]
+    slot.ask(before, said("Bad format."))
+    assert slot.ask([*before, user("Use the format.")], said("Done.")) == "fork"
+    assert slot.texts[-2:] == ["Use the format.", "Done."]
+    assert slot.result.turns_used == 2
+
+
+def test_a_conversation_goes_on_without_the_thinking_that_the_agent_drops() -> None:
+    slot = Slot()
+    slot.ask([SYSTEM, USER], said("I look.", "a", reasoning_content="Hm."))
+    assert slot.ask([SYSTEM, USER, said("I look.", "a"), told("a")], said("Done.")) == "continues"
+    assert slot.result.reasoning_per_turn == ["Hm.", None]
+
+
+def test_a_conversation_goes_on_from_a_summary() -> None:
+    """As Codex does: it asks at the end of its conversation, and begins another with the task and the summary."""
+    slot = Slot()
+    main, summary = said("I look.", "a"), said("A summary of all that was done.")
+    slot.ask([SYSTEM, USER], main)
+    slot.ask([SYSTEM, USER, main, told("a"), user("Summarise.")], summary, tools=frozenset())
+    begin = [SYSTEM, USER, user(f"Another model wrote: {summary['content']}")]
+    after = said("I go on.", "b")
+    assert slot.ask(begin, after) == "root"
+    slot.ask([*begin, after, told("b")], said("Done."))
+    result = slot.result
+    roles = ["system", "user", "assistant", "tool", "user", "assistant", "user", "assistant", "tool", "assistant"]
+    assert [message["role"] for message in result.messages] == roles
+    assert result.messages[6]["content"] == f"{USER['content']}\n\n{begin[2]['content']}"
+    assert [turn.compacted for turn in result.turns] == [False, True, False, False]
+
+
+def test_a_summary_may_be_asked_for_elsewhere() -> None:
+    """As pi does: it sends the conversation as a text to another system prompt."""
+    slot = Slot()
+    main, summary = said("I look.", "a"), said("A summary of all that was done.")
+    slot.ask([SYSTEM, USER], main)
+    slot.conversations.hear(messages := [SYSTEM, USER, main, told("a")], [canonical(each) for each in messages])
+    slot.ask([user("Summarise: …")], summary, tools=frozenset())
+    begin = [SYSTEM, user(f"<summary>{summary['content']}</summary>"), USER]
+    slot.ask(begin, said("Done."))
+    assert [turn.compacted for turn in slot.result.turns] == [False, True, False]
+    assert slot.texts[3:6] == ["ok", "Summarise: …", summary["content"]]
+    assert slot.texts[-1] == "Done."
+
+
+def test_what_was_heard_without_an_answer_is_in_the_result() -> None:
+    slot = Slot()
+    main = said("I look.", "a")
+    slot.ask([SYSTEM, USER], main)
+    heard = [SYSTEM, USER, main, told("a", "calc.py")]
+    slot.conversations.hear(heard, [canonical(each) for each in heard], heard_at=9.0)
+    assert slot.texts[-1] == "calc.py"
+    assert slot.result.calls[0].ended == 9.0
+
+
+ANSWERS = st.sampled_from([said("One."), said("Two.", "a"), said("Three.", "a", "b"), said("A long enough summary.")])
+NEXT = st.sampled_from(
+    [told("a"), told("b", "no"), user("Go on."), USER, SYSTEM, said("Never sampled."), said("x", "z")]
+)
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.lists(NEXT, max_size=3), ANSWERS, st.booleans()), max_size=12))
+def test_any_calls_make_a_whole_result(calls: list[tuple[int, list[Message], Message, bool]]) -> None:
+    slot = Slot()
+    known: list[list[Message]] = [[SYSTEM, USER], [USER], [user("Other.")]]
+    for base, more, answer, tools in calls:
+        messages = [*known[base % len(known)], *more]
+        slot.ask(messages, answer, tools=TOOLS if tools else frozenset())
+        known.append([*messages, answer])
+    result = slot.result
+    assert result.turns_used == len(result.turns) == len(result.reasoning_per_turn)
+    for turn in result.turns:
+        assert result.messages[turn.message]["role"] == "assistant"
+    for call in result.calls:
+        assert result.messages[call.message]["role"] == "tool"
+        assert result.messages[call.message]["tool_call_id"] == call.id
