@@ -142,6 +142,10 @@ class CallLog:
         return asdict(self)
 
 
+class _Crowded(Exception):
+    """Too many calls are waiting for their turn."""
+
+
 @dataclass(frozen=True)
 class _Request:
     """A request that was read."""
@@ -404,6 +408,8 @@ class Gateway:
             outcome = waiter.result()
         except BrokenOff:
             return Refusal("the rollout has ended")
+        except _Crowded:
+            return Refusal(f"more than {self.bounds.waiting} model calls are waiting")
         finally:
             if not waiter.done():
                 await cancel([waiter])
@@ -426,12 +432,16 @@ class Gateway:
         if self._kept_bytes >= bounds.kept_bytes:
             self._end = StopReason.MAX_TURNS
             return Refusal("the rollout has ended: its conversations are too long")
-        if self._waiting >= bounds.waiting:
-            return Refusal(f"more than {bounds.waiting} model calls are waiting")
         return None
 
     async def _sample(self, call: CallLog, request: _Request) -> Answer | Refusal:
-        """Have the server answer, and record it."""
+        """Have the server answer, and record it.
+
+        Raises:
+            _Crowded: too many calls are waiting already.
+        """
+        if self._places.locked() and self._waiting >= self.bounds.waiting:
+            raise _Crowded
         self._waiting += 1
         try:
             await self._places.acquire()

@@ -1,0 +1,414 @@
+"""What a gateway promises of a slot's calls: whose settings count, what a retry gets, bounds, failures, the record."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from hermes_core.agents.base import StopReason
+from hermes_core.agents.failures import (
+    BadCompletion,
+    ContextLengthExceeded,
+    ConversationRefused,
+    EndpointDown,
+    RequestTooLarge,
+)
+from hermes_core.agents.prices import TokenPrices
+from hermes_core.agents.replies import Reply
+from hermes_core.agents.serving.gateway import Bounds
+from hermes_core.errors import ModelError, UsageError
+from tests.agents.serving.slot import TASK, Answer, Slot, call, reply, slot, task_of
+
+BEGIN = [{"role": "user", "content": TASK}]
+TOOLS = [{"type": "function", "function": {"name": "bash", "parameters": {"type": "object"}}}]
+LS = call("bash", '{"command": "ls"}', "srv_1")
+
+
+class Agent:
+    """A program of the slot that speaks Chat Completions."""
+
+    def __init__(self, one: Slot, client: httpx.AsyncClient) -> None:
+        self.one = one
+        self.client = client
+        self.messages: list[dict[str, Any]] = list(BEGIN)
+
+    async def post(self, **body: Any) -> httpx.Response:
+        given = {"model": "any", "messages": self.messages, "tools": TOOLS, **body}
+        return await self.client.post("/v1/chat/completions", json=given)
+
+    async def ask(self, **body: Any) -> dict[str, Any]:
+        answer = await self.post(**body)
+        assert answer.status_code == 200, answer.text
+        message: dict[str, Any] = answer.json()["choices"][0]["message"]
+        return message
+
+    async def work(self, result: str = "ok") -> dict[str, Any]:
+        """Take one turn, and answer its calls."""
+        message = await self.ask()
+        calls = message.get("tool_calls", [])
+        told = [{"role": "tool", "tool_call_id": each["id"], "content": result} for each in calls]
+        self.messages = [*self.messages, message, *told]
+        return message
+
+
+@asynccontextmanager
+async def agent(*answers: Answer, **options: Any) -> AsyncIterator[Agent]:
+    async with slot(*answers, **options) as one, client_of(one) as client:
+        yield Agent(one, client)
+
+
+def client_of(one: Slot) -> httpx.AsyncClient:
+    headers = {"authorization": f"Bearer {one.gateway.key}"}
+    return httpx.AsyncClient(base_url=one.url, headers=headers, timeout=30, verify=False)
+
+
+def gate() -> tuple[asyncio.Event, asyncio.Event, Any]:
+    """Return an answer of the model that waits, when it has begun to, and what lets it go on."""
+    begun, go = asyncio.Event(), asyncio.Event()
+
+    async def answer(_: Any) -> Reply:
+        begun.set()
+        await go.wait()
+        return reply("Done.")
+
+    return begun, go, answer
+
+
+async def test_the_runs_settings_count_and_not_the_agents() -> None:
+    settings = {"temperature": 0.7, "max_tokens": 100, "seed": 1, "extra_body": {"top_k": 5}}
+    async with agent(reply("Done."), **settings) as one:
+        await one.ask(temperature=0, n=8, logit_bias={"1": 100}, stop=["x"], max_tokens=1_000, tool_choice="required")
+        await one.ask(max_tokens=10, tool_choice="none", messages=[{"role": "user", "content": "Another."}])
+        first, second = one.one.model.requests
+    log, _ = one.one.gateway.log
+    seed = first["extra_body"].pop("seed")
+    assert first == {
+        **{"messages": BEGIN, "tools": TOOLS, "n": 1, "temperature": 0.7, "max_tokens": 100},
+        "extra_body": {"top_k": 5},
+    }
+    assert (second["max_tokens"], second["tool_choice"], second["extra_body"]["seed"]) == (10, "none", seed)
+    asked = {"temperature": "0", "n": "8", "logit_bias": "{'1': 100}", "stop": "['x']", "max_tokens": "1000"}
+    assert log.overridden == {**asked, "tool_choice": "'required'"}
+    sampling = {"temperature": 0.7, "max_tokens": 100, "top_k": 5, "seed": seed}
+    assert one.one.task.result.turns[0].sampling == sampling
+
+
+async def test_tools_that_a_provider_would_run_are_dropped_and_recorded() -> None:
+    async with agent(reply("Done.")) as one:
+        await one.ask(tools=[{"type": "web_search"}, *TOOLS])
+    assert one.one.model.requests[0]["tools"] == TOOLS
+    assert one.one.gateway.log[0].dropped_tools == ["web_search"]
+
+
+@pytest.mark.parametrize(("asked", "given"), [(10, 10), (131_072, None)])
+async def test_without_a_limit_of_ours_the_agents_counts_unless_it_only_names_its_models(
+    asked: int, given: int | None
+) -> None:
+    async with agent(reply("Done.")) as one:
+        await one.ask(max_tokens=asked)
+    assert one.one.model.requests[0].get("max_tokens") == given
+
+
+async def test_the_agents_conversation_is_its_result() -> None:
+    price = {"ours": TokenPrices(prompt=1.0, completion=2.0)}
+    async with agent(reply("I look.", LS, thinking="Hm."), reply("Done."), prices=price) as one:
+        await one.work("calc.py")
+        assert one.one.gateway.stop_reason is StopReason.INTERRUPTED
+        await one.work()
+    result = one.one.task.result
+    assert [message["content"] for message in result.messages] == [TASK, "I look.", "calc.py", "Done."]
+    assert (result.model, result.turns_used, result.reasoning_per_turn) == ("ours", 2, ["Hm.", None])
+    assert (result.usage.requests, result.usage.prompt_tokens, result.usage.cached_tokens) == (2, 200, 60)
+    assert result.usage.cost == pytest.approx(2 * (100 * 1.0 + 20 * 2.0) / 1e6, rel=0.5)
+    assert [(each.id, each.name, each.error) for each in result.calls] == [("srv_1", "bash", None)]
+    assert one.one.gateway.stop_reason is StopReason.FINISHED
+    assert [each.place for each in one.one.gateway.log] == ["root", "continues"]
+
+
+async def test_the_server_sees_its_own_ids_of_calls_and_the_agent_others() -> None:
+    async with agent(reply("", LS), reply("Done.")) as one:
+        message = await one.work()
+        await one.work()
+    assert message["tool_calls"][0]["id"] != "srv_1"
+    _, answer, told = one.one.model.requests[1]["messages"]
+    assert (answer["tool_calls"][0]["id"], told["tool_call_id"]) == ("srv_1", "srv_1")
+
+
+async def test_a_retry_while_the_first_call_is_sampled_gets_its_answer() -> None:
+    begun, go, answer = gate()
+    async with agent(answer) as one, asyncio.TaskGroup() as group:
+        first = group.create_task(one.ask())
+        await begun.wait()
+        second = group.create_task(one.post(stream=True))
+        while one.one.gateway.counts["calls"] < 2:
+            await asyncio.sleep(0)
+        go.set()
+        message, stream = await first, await second
+        assert message["content"] == "Done."
+        assert '"content":"Done."' in stream.text
+        assert len(one.one.model.requests) == 1
+    assert {each.outcome for each in one.one.gateway.log} == {"answered", "replayed"}
+    assert one.one.task.result.turns_used == 1
+
+
+async def test_a_retry_after_a_lost_answer_gets_it_again() -> None:
+    begun, go, answer = gate()
+    async with agent(answer, reply("Another.")) as one:
+        with pytest.raises(httpx.ReadTimeout):
+            await one.client.post(
+                "/v1/chat/completions", json={"messages": BEGIN, "tools": TOOLS}, timeout=httpx.Timeout(30, read=0.2)
+            )
+        assert begun.is_set()
+        go.set()
+        # An agent's retry may differ in what makes no difference.
+        again = await one.ask(
+            metadata={"try": 2}, messages=[{"role": "user", "content": [{"type": "text", "text": TASK}]}]
+        )
+        assert again["content"] == "Done."
+        assert await one.ask() == again
+        assert len(one.one.model.requests) == 1
+
+
+async def test_a_request_whose_answer_arrived_is_sampled_anew() -> None:
+    async with agent(reply("I look.", LS), reply("Done."), reply("Another.")) as one:
+        await one.work()
+        await one.work()
+        assert (await one.ask(messages=BEGIN))["content"] == "Another."
+    assert [each.place for each in one.one.gateway.log] == ["root", "continues", "fork"]
+
+
+async def test_a_stream_is_kept_alive_while_its_answer_is_sampled() -> None:
+    begun, go, answer = gate()
+    async with agent(answer, bounds=Bounds(quiet_s=0.01, keep_alive_s=0.01)) as one:
+        request = {"messages": BEGIN, "stream": True}
+        async with one.client.stream("POST", "/v1/chat/completions", json=request) as stream:
+            assert begun.is_set()
+            assert stream.headers["content-type"] == "text/event-stream"
+            lines = stream.aiter_lines()
+            assert [await anext(lines) for _ in range(4)] == [": keepalive", ""] * 2
+            go.set()
+            rest = [line async for line in lines if line.startswith("data: ")]
+    assert rest[-1] == "data: [DONE]"
+
+
+async def test_a_stream_that_has_begun_can_still_be_refused() -> None:
+    begun, go, _ = gate()
+
+    async def answer(_: Any) -> Reply:
+        begun.set()
+        await go.wait()
+        raise ContextLengthExceeded("40000 tokens")
+
+    async with agent(answer, bounds=Bounds(quiet_s=0.01)) as one:
+        request = {"messages": BEGIN, "stream": True}
+        async with one.client.stream("POST", "/v1/chat/completions", json=request) as stream:
+            go.set()
+            lines = [line async for line in stream.aiter_lines() if line.startswith("data: ")]
+        assert json.loads(lines[0][6:])["error"]["code"] == "context_length_exceeded"
+        again = await one.post(stream=True, tools=None)  # it is refused with a status now
+        assert again.status_code == 400
+        assert len(one.one.model.requests) == 1
+
+
+TROUBLE = {
+    "too long": (ContextLengthExceeded("x"), StopReason.CONTEXT_LENGTH),
+    "refused": (ConversationRefused("x"), StopReason.REFUSED),
+    "template": (UsageError("the chat template refuses it"), StopReason.REFUSED),
+    "down": (EndpointDown("x"), None),
+    "nonsense": (BadCompletion("x"), None),
+    "unknown": (RuntimeError("x"), None),
+    "time": (TimeoutError(), None),
+}
+
+
+@pytest.mark.parametrize("kind", TROUBLE)
+async def test_trouble_ends_the_agent_with_one_call(kind: str) -> None:
+    """What the model can bring about is the end of its conversation; the rest is no result at all."""
+    error, end = TROUBLE[kind]
+    async with agent(reply("", LS), error) as one:
+        await one.work()
+        answer = await one.post()
+    gateway = one.one.gateway
+    assert (answer.status_code, answer.headers["x-should-retry"]) == (400, "false")
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+    assert gateway.last_call_failed
+    assert gateway.log[-1].outcome == "failed"
+    assert one.one.task.result.messages[-1]["content"] == "ok"  # what the call was answered with is not lost
+    if end is not None:
+        assert (gateway.failure, gateway.stop_reason) == (None, end)
+    else:
+        assert isinstance(gateway.failure, ModelError)
+        assert gateway.failure.result is one.one.task.result
+        assert gateway.stop_reason is StopReason.MODEL_ERROR
+
+
+@pytest.mark.parametrize("kind", TROUBLE)
+async def test_trouble_before_the_first_answer_is_a_failure(kind: str) -> None:
+    async with agent(TROUBLE[kind][0]) as one:
+        assert (await one.post()).status_code == 400
+    assert isinstance(one.one.gateway.failure, ModelError)
+
+
+async def test_after_a_failure_nothing_more_is_asked() -> None:
+    async with agent(EndpointDown("x"), reply("Done.")) as one:
+        await one.post()
+        answer = await one.post(messages=[*BEGIN, *BEGIN])
+    assert (answer.status_code, len(one.one.model.requests)) == (400, 1)
+
+
+async def test_a_forged_call_that_fails_is_not_the_rollouts_failure() -> None:
+    forged = [{"role": "user", "content": "x" * 1000}]
+    async with agent(reply("", LS), RequestTooLarge("x"), ContextLengthExceeded("x"), reply("Done.")) as one:
+        await one.work()
+        assert (await one.post(messages=forged)).status_code == 400
+        assert (await one.post(messages=[*forged, *forged])).status_code == 400
+        await one.work()
+    assert one.one.gateway.failure is None
+    assert one.one.gateway.stop_reason is StopReason.FINISHED
+    assert not one.one.gateway.last_call_failed
+
+
+async def test_the_bound_on_calls_refuses_and_is_the_end() -> None:
+    async with agent(reply("", LS), bounds=Bounds(calls=2)) as one:
+        await one.work()
+        await one.work()
+        answer = await one.post()
+    assert answer.status_code == 400
+    assert "2 model calls" in answer.text
+    assert one.one.gateway.stop_reason is StopReason.MAX_TURNS
+    assert one.one.gateway.failure is None
+
+
+async def test_the_bound_on_tokens_counts_all_conversations() -> None:
+    async with agent(reply("", LS), bounds=Bounds(tokens=200)) as one:
+        await one.work()
+        await one.ask(messages=[{"role": "user", "content": "Another."}])
+        assert (await one.post()).status_code == 400
+    assert len(one.one.model.requests) == 2
+    assert one.one.gateway.stop_reason is StopReason.MAX_TURNS
+
+
+async def test_calls_wait_for_their_turn_up_to_a_bound() -> None:
+    _, go, _ = gate()
+    now = most = 0
+
+    async def answer(_: Any) -> Reply:
+        nonlocal now, most
+        now += 1
+        most = max(most, now)
+        await go.wait()
+        now -= 1
+        return reply("Done.")
+
+    async with agent(answer, bounds=Bounds(concurrent=2, waiting=3)) as one:
+        requests = [[{"role": "user", "content": str(number)}] for number in range(6)]
+        tasks = [asyncio.create_task(one.post(messages=each)) for each in requests]
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        assert [(await each).status_code for each in done] == [400]
+        go.set()
+        answers = await asyncio.gather(*tasks)
+    assert sorted(each.status_code for each in answers) == [200] * 5 + [400]
+    assert most == 2
+
+
+async def test_the_wait_for_the_model_is_measured_once_for_calls_that_overlap() -> None:
+    waits: list[str] = []
+
+    @asynccontextmanager
+    async def waiting() -> AsyncIterator[None]:
+        waits.append("begin")
+        try:
+            yield
+        finally:
+            waits.append("end")
+
+    begun, go, answer = gate()
+    async with agent(answer, task=task_of(waiting=waiting)) as one, asyncio.TaskGroup() as group:
+        first = group.create_task(one.ask())
+        await begun.wait()
+        second = group.create_task(one.ask(messages=[{"role": "user", "content": "Another."}]))
+        while len(one.one.model.requests) < 2:
+            await asyncio.sleep(0)
+        assert waits == ["begin"]
+        go.set()
+        await first
+        await second
+        await one.ask(messages=[{"role": "user", "content": "A third."}])
+    assert waits == ["begin", "end"] * 2
+
+
+async def test_a_wait_that_is_too_long_is_a_failure() -> None:
+    @asynccontextmanager
+    async def waiting() -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(0.05):
+                yield
+        except TimeoutError as error:
+            raise ModelError("the model took too long") from error
+
+    _, _, answer = gate()
+    async with agent(answer, task=task_of(waiting=waiting)) as one:
+        assert (await one.post()).status_code == 400
+    assert "took too long" in str(one.one.gateway.failure)
+
+
+@pytest.mark.parametrize("key", ["", "wrong", "é"])
+async def test_a_request_without_the_key_is_refused_and_not_counted(key: str) -> None:
+    async with slot(reply("Done.")) as one, client_of(one) as client:
+        headers = {"authorization": f"Bearer {key}".encode() if key else b""}
+        answer = await client.post("/v1/chat/completions", json={"messages": BEGIN}, headers=headers)
+        assert (answer.status_code, answer.headers["x-should-retry"]) == (401, "false")
+        assert (await client.head("/")).status_code == 200
+    assert (one.gateway.counts["wrong_key"], one.gateway.log) == (1, [])
+
+
+async def test_after_the_end_everything_is_refused_and_late_answers_are_dropped() -> None:
+    begun, go, answer = gate()
+    async with agent(answer) as one, asyncio.TaskGroup() as group:
+        late = group.create_task(one.post())
+        await begun.wait()
+        await one.one.gateway.aclose()
+        go.set()
+        assert (await late).status_code == 400
+        assert (await one.post()).status_code == 400
+    assert one.one.task.result.turns_used == 0
+    assert len(one.one.model.requests) == 1
+
+
+async def test_odd_paths_reach_the_same_place() -> None:
+    async with agent(reply("Done.")) as one:
+        for path in ("/v1/chat/completions/", "/chat/completions", "/v1/v1/chat/completions?beta=true"):
+            assert (await one.client.post(path, json={"messages": BEGIN})).status_code == 200
+        for method, path in (("GET", "/v1/chat/completions"), ("POST", "/v1/embeddings"), ("POST", "/api/show")):
+            answer = await one.client.request(method, path)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff", b'{"messages": 1}', b"[" * 100_000, b'{"a":"\\ud800"}'])
+async def test_a_body_that_is_no_request_is_refused(body: bytes) -> None:
+    async with agent(reply("Done.")) as one:
+        answer = await one.client.post("/v1/chat/completions", content=body)
+    assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request_error")
+    assert one.one.gateway.log[0].outcome == "refused"
+
+
+async def test_what_no_endpoint_takes_is_not_passed_on() -> None:
+    async with agent(reply("Done.")) as one:
+        tool = {"type": "function", "function": {"name": "x", "parameters": {"k\udfff": "\ud801"}}}
+        body = json.dumps({"messages": [{"role": "user", "content": "a\ud800\0b"}], "tools": [tool]})
+        assert (await one.client.post("/v1/chat/completions", content=body)).status_code == 200
+    (request,) = one.one.model.requests
+    assert request["messages"][0]["content"] == "a\ufffd\ufffdb"
+    assert request["tools"][0]["function"]["parameters"] == {"k\ufffd": "\ufffd"}
+
+
+async def test_a_body_of_too_many_values_is_refused() -> None:
+    async with agent(reply("Done.")) as one:
+        answer = await one.client.post("/v1/chat/completions", content=b"[" + b"0," * 1_100_000 + b"0]")
+    assert answer.status_code == 413
