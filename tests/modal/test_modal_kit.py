@@ -42,6 +42,12 @@ def test_background_processes_and_terminals(emulator: ModalEmulator, version: st
     assert failures(tmp_path, "--group", "processes") == []
 
 
+@pytest.mark.parametrize("version", ["v2", pytest.param("v1", marks=pytest.mark.stress)], indirect=True)
+@pytest.mark.full
+def test_ports_that_lead_to_the_driver(emulator: ModalEmulator, version: str, tmp_path: Path) -> None:
+    assert failures(tmp_path, "--group", "forwards") == []
+
+
 @pytest.mark.stress
 def test_the_whole_kit(emulator: ModalEmulator, version: str, tmp_path: Path) -> None:
     assert failures(tmp_path) == []

@@ -9,6 +9,8 @@ import hermes_docker
 import hermes_ssh
 import pytest
 
+from hermes_core.sandbox.contract import Isolation
+from hermes_core.sandbox.local.backend import LocalBackend
 from hermes_core.testing.conformance import GROUPS
 
 pytest_plugins = ["hermes_core.testing.conformance.plugin"]
@@ -20,7 +22,7 @@ OF_THE_GUEST = ("commands", "processes", "files")
 ELSEWHERE = [group for group in GROUPS if group not in (*OF_THE_GUEST, "speed")]
 """The groups that other backends than `local` are tried with; `speed` makes no promise, and needs a quiet machine."""
 
-OF_A_BACKEND = ("contract", "pools", "failure")
+OF_A_BACKEND = ("contract", "forwards", "pools", "failure")
 """The groups that no other tests of `make test` stand for: those of the guest do for most, on local sandboxes."""
 
 
@@ -55,6 +57,17 @@ def test_a_guest_on_docker(conformance_check: Callable[[], None]) -> None:
 @pytest.mark.usefixtures("docker_images")
 @pytest.mark.conformance(
     "docker",
+    config={"image": "hermes-test-python:bookworm", "network": "none", "read_only": True},
+    groups=["forwards"],
+    plugins=(hermes_docker,),
+)
+def test_docker_without_a_network(conformance_check: Callable[[], None]) -> None:
+    conformance_check()
+
+
+@pytest.mark.usefixtures("docker_images")
+@pytest.mark.conformance(
+    "docker",
     config={"image": "hermes-test-python:bookworm", "slot_user": "root"},
     isolation="dedicated",
     groups=OF_THE_GUEST,
@@ -81,4 +94,18 @@ def test_ssh(conformance_check: Callable[[], None]) -> None:
 @pytest.mark.usefixtures("ssh_config")
 @pytest.mark.conformance("ssh", groups=[*OF_THE_GUEST, "speed"], **ON_SSH)
 def test_a_guest_on_ssh(conformance_check: Callable[[], None]) -> None:
+    conformance_check()
+
+
+SHARED_NETWORK = (
+    "a_port_leads_to_the_driver[private-root]",
+    "a_neighbour_s_port_to_the_driver_is_closed[private-root]",
+)
+
+
+@pytest.mark.skipif(
+    Isolation.PRIVATE_ROOT not in LocalBackend().capabilities.isolation, reason="this host grants no roots of their own"
+)
+@pytest.mark.conformance("local", config={"share_network": True}, isolation="private-root", names=SHARED_NETWORK)
+def test_local_slots_that_share_a_network(conformance_check: Callable[[], None]) -> None:
     conformance_check()

@@ -65,7 +65,7 @@ async def upper(connection: Connection) -> None:
     await connection.write((await rest(connection)).upper())
 
 
-@check("slots", levels=True, documented=SHARED, needs=FORWARD)
+@check("forwards", levels=True, documented=SHARED, needs=FORWARD)
 async def a_port_leads_to_the_driver(kit: Kit) -> None:
     """A program's connection to a port in its slot ends on the driver, and either side may end its half first."""
     slot = await kit.slot()
@@ -91,7 +91,7 @@ async def a_port_leads_to_the_driver(kit: Kit) -> None:
     same(heard, [b"after"], "what the program sent after the driver's end")
 
 
-@check("slots", levels=True, documented=SHARED, needs=FORWARD)
+@check("forwards", levels=True, documented=SHARED, needs=FORWARD)
 async def a_neighbour_s_port_to_the_driver_is_closed(kit: Kit) -> None:
     """A slot gets nothing from a neighbour's port to the driver."""
     slot, other = await kit.neighbours()
@@ -110,7 +110,7 @@ async def a_neighbour_s_port_to_the_driver_is_closed(kit: Kit) -> None:
     same(served, [b"own"], "what was served")
 
 
-@check("slots", needs=FORWARD, least=Isolation.USER)
+@check("forwards", needs=FORWARD, least=Isolation.USER)
 async def a_port_carries_large_bodies(kit: Kit) -> None:
     """10 MB each way at once through one connection are exact."""
     slot = await kit.slot()
@@ -138,7 +138,7 @@ async def _exchange(slot: SlotCommands, data: bytes) -> None:
     expect(got == data, f"the driver got other bytes than the program sent: {len(got)} of {len(data)}")
 
 
-@check("slots", needs=FORWARD, least=Isolation.USER)
+@check("forwards", needs=FORWARD, least=Isolation.USER)
 async def a_port_has_a_limit_of_connections(kit: Kit) -> None:
     """No more connections than asked for are open at once; the others wait and are served later."""
     slot = await kit.slot()
@@ -170,7 +170,7 @@ print(b"".join(rest(each) for each in many if not each.shutdown(1)))
     same(most, 2, "the most connections at once")
 
 
-@check("slots", needs=FORWARD, least=Isolation.USER)
+@check("forwards", needs=FORWARD, least=Isolation.USER)
 async def a_port_ends_with_its_lease(kit: Kit) -> None:
     """At the end of its lease a slot's port is closed and its connections are reset; the next lease finds nothing."""
     async with kit.tools(seats=1, per_sandbox=1) as tools, contextlib.AsyncExitStack() as stack:
@@ -196,7 +196,7 @@ async def a_port_ends_with_its_lease(kit: Kit) -> None:
         expect("Refused" in found.error_text, f"the next lease found the port open: {found.error_text[-200:]}")
 
 
-@check("slots")
+@check("forwards")
 async def no_port_is_told(kit: Kit) -> None:
     """Where nothing can keep others from a port, or nothing can carry its connections, there is none, with a reason."""
     if not (kit.direct or kit.level is Isolation.SHARED):
@@ -210,7 +210,7 @@ async def no_port_is_told(kit: Kit) -> None:
     await refused(attempt(), "a port that leads to the driver", "no_forward" if kit.direct else "unguarded")
 
 
-@check("failure", needs=FORWARD, least=Isolation.USER, limit_s=120)
+@check("forwards", needs=FORWARD, least=Isolation.USER, limit_s=120)
 async def a_cut_channel_loses_nothing_of_a_connection(kit: Kit) -> None:
     """What flows through a port while the channel is cut, again and again, arrives once and whole, both ways."""
     async with tampered(kit) as (backend, slot):
