@@ -136,7 +136,7 @@ class Forward:
     the kernel. `on_end(forward)` is called once; `error` is why.
 
     Args:
-        users: the first and the last user whose connections are served; None if nobody else's programs are there.
+        guard: says which connections are served, one after the other.
     """
 
     cancel_grace = 0.0
@@ -147,7 +147,7 @@ class Forward:
         loop: Loop,
         outlet: Outlet,
         identity: str,
-        users: tuple[int, int] | None,
+        guard: peers.Guard,
         on_end: Callable[[Forward], object],
     ) -> None:
         self.id = identity
@@ -159,9 +159,11 @@ class Forward:
         """Says which port it is."""
         self._loop = loop
         self._outlet = outlet
-        self._users = users
+        self._guard = guard
         self._on_end = on_end
         self._listener: socket.socket | None = None
+        self._guarded: socket.socket | None = None
+        """A connection that the guard has not judged yet."""
         self._waiting: collections.OrderedDict[Carrier, None] = collections.OrderedDict()
         self._connected: set[Carrier] = set()
 
@@ -206,6 +208,8 @@ class Forward:
         if self._listener is not None:
             self._loop.remove(self._listener.fileno())
             self._listener.close()
+        if self._guarded is not None:
+            peers.reset(self._guarded)
         for carrier in [*self._waiting, *self._connected]:
             carrier.failed(error)
         self._on_end(self)
@@ -230,13 +234,13 @@ class Forward:
         """Wait for connections for as long as carriers do."""
         if self._listener is None or self.ended:
             return
-        if self._waiting:
+        if self._waiting and self._guarded is None:
             self._loop.add(self._listener.fileno(), select.POLLIN, self._accept)
         else:
             self._loop.remove(self._listener.fileno())
 
     def _accept(self, _events: int) -> None:
-        if self._listener is None or self.ended or not self._waiting:
+        if self._listener is None or self.ended or self._guarded is not None:
             return
         try:
             sock, _ = self._listener.accept()
@@ -246,8 +250,17 @@ class Forward:
             self._rest()
             return
         sock.setblocking(False)
-        if not self._serves(sock):
+        self._guarded = sock
+        self._watch()
+        self._guard(sock, self._judged)
+
+    def _judged(self, served: bool) -> None:
+        if self._guarded is None or self.ended:
+            return
+        sock, self._guarded = self._guarded, None
+        if not served or not self._waiting:
             peers.reset(sock)
+            self._watch()
             return
         carrier = next(iter(self._waiting))
         try:
@@ -259,15 +272,6 @@ class Forward:
         del self._waiting[carrier]
         self._connected.add(carrier)
         self._watch()
-
-    def _serves(self, sock: socket.socket) -> bool:
-        if self._users is None:
-            return True
-        try:
-            uid = peers.owner(sock)
-        except OSError:  # it is gone, or there is no way to tell
-            return False
-        return uid is not None and self._users[0] <= uid <= self._users[1]
 
     def _rest(self) -> None:
         if self._listener is not None:

@@ -58,11 +58,6 @@ class IdMap:
         self.lines = lines
         self.root = root
 
-    @property
-    def last(self) -> int:
-        """Return the sandbox's id for the last one, if root is none of its own users."""
-        return self.root + _IDS - 1
-
     def outside(self, number: int) -> int:
         """Return the sandbox's id for one of an image's; ids without one become root's."""
         return number if self.root == 0 else self.root + (number if number < _IDS else 0)

@@ -163,11 +163,10 @@ class Operations:
             raise Refusal(**slot.error)
 
         def ended(forward: Forward) -> None:
-            del slot.executions[forward.id]
+            slot.executions.pop(forward.id, None)
             self.requests.refuse(request, forward.error)
 
-        users = slot.users_of_loopback()
-        forward = Forward(self._site.loop, self._site.outlet, request.identity, users, ended)
+        forward = Forward(self._site.loop, self._site.outlet, request.identity, slot.guard(), ended)
         request.execution = forward
         slot.listen(forward, header["port"])
 

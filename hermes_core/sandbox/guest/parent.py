@@ -150,6 +150,8 @@ class Parent:
                 self._end(message["end"], message["grace"], message.get("mark"))
             elif "listen" in message:
                 self._listen(message["id"], message["listen"])
+            elif "socket" in message:
+                self._tell({"socket": message["socket"], "held": processes.have_socket(message["socket"])})
             else:
                 self._start(message, fds)
         finally:

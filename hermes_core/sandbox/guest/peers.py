@@ -1,4 +1,7 @@
-"""Who is at the other end of a connection over the loopback: the user whose socket it is, by the kernel."""
+"""Who is at the other end of a connection over the loopback, and guards that say by this whether it is served.
+
+A guard is called with a connection, and answers by a call, at once or later.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,11 @@ import sys
 
 TYPE_CHECKING = False  # `typing` is slow to import
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     Address = tuple[str, int]
+    Answer = Callable[[bool], object]
+    Guard = Callable[[socket.socket, Answer], object]
 
 _SOCK_DIAG, _BY_FAMILY, _REQUEST, _ERROR = 4, 20, 1, 2  # of linux/netlink.h and linux/sock_diag.h
 _ASK = struct.Struct("=IHHII BBBBI 2s2s 4s12x4s12x IQ")
@@ -23,21 +28,48 @@ _ESTABLISHED, _FIN_WAIT1, _FIN_WAIT2, _CLOSE_WAIT, _LISTEN = 1, 4, 5, 8, 10
 _TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
 
 
-def owner(sock: socket.socket) -> int | None:
-    """Return the user of the program that holds the other end of a connection; None if there is no such program.
+def everybody(_sock: socket.socket, answer: Answer) -> None:
+    """Serve every connection: nobody else's programs are there."""
+    answer(True)
 
-    Whoever has closed its socket already is nobody's. While our own end is connected, nobody else's can have the same
+
+def of_users(first: int, last: int) -> Guard:
+    """Return a guard that serves the programs of these users."""
+
+    def guard(sock: socket.socket, answer: Answer) -> None:
+        found = holder(sock)
+        answer(found is not None and first <= found[0] <= last)
+
+    return guard
+
+
+def of_processes(ask: Callable[[int, Answer], object]) -> Guard:
+    """Return a guard that serves the programs of some processes; `ask` says whether one of them has a socket."""
+
+    def guard(sock: socket.socket, answer: Answer) -> None:
+        found = holder(sock)
+        if found is None:
+            answer(False)
+        else:
+            ask(found[1], lambda holds: answer(holds and holder(sock) == found))
+
+    return guard
+
+
+def holder(sock: socket.socket) -> tuple[int, int] | None:
+    """Return the user and the inode of the socket at the other end of a connection; None if no program has it open.
+
+    Whoever has closed its socket already is nobody. While our own end is connected, nobody else's can have the same
     addresses, save one that only tries to connect: so neither can one be shown that has taken a closed one's place.
-
-    Raises:
-        OSError: the kernel does not tell, or the connection is gone.
     """
-    find = _by_netlink if _has_netlink() else _by_tables
-    state, uid, inode = find(sock.getpeername(), sock.getsockname())
-    if not inode or state not in (_ESTABLISHED, _FIN_WAIT1, _FIN_WAIT2):
+    try:
+        find = _by_netlink if _has_netlink() else _by_tables
+        state, uid, inode = find(sock.getpeername(), sock.getsockname())
+        own = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
+    except OSError:  # it is gone, or the kernel does not tell
         return None
-    own = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
-    return uid if own in (_ESTABLISHED, _CLOSE_WAIT) else None
+    is_open = inode and state in (_ESTABLISHED, _FIN_WAIT1, _FIN_WAIT2) and own in (_ESTABLISHED, _CLOSE_WAIT)
+    return (uid, inode) if is_open else None
 
 
 def reset(sock: socket.socket) -> None:

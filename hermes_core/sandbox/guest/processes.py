@@ -112,6 +112,24 @@ def family(leader: int, start: int, adopted: Callable[[int, Process], bool]) -> 
     return sorted(found, key=lambda pid: (table[pid].start, pid))
 
 
+def have_socket(inode: int) -> bool:
+    """Return whether a visible process has the socket with this inode open. The newest are looked at first."""
+    wanted = "socket:[%d]" % inode
+    for pid in sorted((int(name) for name in os.listdir("/proc") if name.isdigit()), reverse=True):
+        folder = "/proc/%d/fd/" % pid
+        try:
+            names = os.listdir(folder)
+        except OSError:  # it has ended, or it is hidden even from us
+            continue
+        for name in names:
+            try:
+                if os.readlink(folder + name) == wanted:
+                    return True
+            except OSError:
+                continue
+    return False
+
+
 def send_signal(pid: int, number: int) -> None:
     """Send a signal; a process that is gone, or not ours, is no error."""
     try:

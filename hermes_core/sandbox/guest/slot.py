@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 
-from . import processes, removal, users
+from . import peers, processes, removal, users
 from .confine import Plan
 from .link import Link, Spawn, out_of_resources
 from .parent import encode_message, in_parts
@@ -92,6 +92,8 @@ class Slot:
         self.on_forget: Callable[[], object] | None = None
         """Called when nobody will ask for the background processes any more."""
         self._sweeps: dict[str, list[Callable[[int], object]]] = {}
+        self._asked: dict[int, Callable[[bool], object]] = {}
+        """Who wants to know whether a process of ours has the socket with that inode."""
         self._state = NEW
         self._lived_in = False
         """Whether commands may have changed it since it was empty."""
@@ -139,22 +141,20 @@ class Slot:
         shares = self.mechanism == "root" and self.site.config["share_network"]
         return self._has_namespaces and self.index != PREPARE and not shares
 
-    def users_of_loopback(self) -> tuple[int, int] | None:
-        """Return its first and last user, to tell by whose programs on the loopback are its own; None if all are.
+    def guard(self) -> peers.Guard:
+        """Return what tells the connections of its programs on the loopback from those of others.
 
         Raises:
-            Refusal: there is nothing to tell by.
+            Refusal: nothing does.
         """
-        site = self.site
         if self._has_network:
-            return None
-        if self.mechanism != "root" and self.uid is not None:
-            return self.uid, self.uid
-        if site.config["slots"] == 1 and (self.mechanism == "root" or site.is_dedicated):
-            if site.owns_system:
-                return None
-            ids = site.layers.ids if self.mechanism == "root" and site.layers is not None else None
-            return (os.geteuid(), os.geteuid()) if ids is None else (ids.root, ids.last)
+            return peers.everybody
+        if self.mechanism == "root":  # the slots have the same users
+            return peers.of_processes(self._ask_for_socket)
+        if self.uid is not None:
+            return peers.of_users(self.uid, self.uid)
+        if self.site.is_dedicated:
+            return peers.everybody if self.site.owns_system else peers.of_users(os.geteuid(), os.geteuid())
         message = "the slot shares its loopback with others, and nothing tells its connections from theirs"
         raise Refusal("command", "unguarded", message)
 
@@ -228,6 +228,7 @@ class Slot:
         for execution in list(self.executions.values()):
             execution.killed_with_slot(error)
         self._waiting = []
+        self._asked.clear()
         self._swept(list(self._sweeps), 0)
         self.drains.close()
         if forget and self.on_forget is not None:
@@ -357,6 +358,8 @@ class Slot:
             self.site.empty_trash()  # what was discarded may take the room that is wanting
             if self._round.refusals >= _REFUSALS:
                 self._break(self._blamed(message["errno"]), "it could not be confined: %s" % message["refused"])
+        elif "socket" in message:
+            self._heard_of_socket(message["socket"], message["held"])
         else:
             self._heard_of_command(message, fds)
 
@@ -364,6 +367,11 @@ class Slot:
         """Return the code for a slot that can't be entered: what is in it is to blame, if the host is not."""
         of_host = number in _OF_THE_HOST or (number in _FULL_DISK and self.crowded)
         return "unclean" if self._lived_in and not self._round.wipe and not of_host else "unready"
+
+    def _heard_of_socket(self, inode: int, held: bool) -> None:
+        answer = self._asked.pop(inode, None)
+        if answer is not None:
+            answer(held)
 
     def _heard_of_command(self, message: dict[str, Any], fds: list[int]) -> None:
         identity = message.get("started") or message.get("exit") or message.get("failed") or ""
@@ -401,6 +409,7 @@ class Slot:
         if link is None:
             return
         self._link = None
+        self._asked.clear()
         self._swept(list(self._sweeps), 0)
         self._waiting = link.drop() + self._waiting
         if self._closing or self._state == BROKEN:
@@ -491,6 +500,14 @@ class Slot:
         if self._state == NEW:
             self.open(lambda _error: None)
         self._hand_over(Spawn(forward, in_parts(encode_message({"id": forward.id, "listen": port})), []))
+
+    def _ask_for_socket(self, inode: int, answer: Callable[[bool], object]) -> None:
+        """Ask the parent, who sees the slot's processes alone, whether one of them has this socket."""
+        if self._link is None or self._state != READY:
+            answer(False)
+            return
+        self._asked[inode] = answer
+        self._link.send(encode_message({"socket": inode}))
 
     def _hand_over(self, spawn: Spawn) -> None:
         if spawn.execution.ended:

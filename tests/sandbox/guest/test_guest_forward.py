@@ -127,15 +127,43 @@ print(hashlib.sha256(rest(s)).hexdigest())
     assert heard == [data[::-1]]
 
 
-async def test_a_slow_reader_gets_all_of_a_long_answer(own_rig):
+async def test_a_slow_reader_gets_all_of_an_answer(own_rig):
+    """What it has not received when the connection is closed, as it did not end its half in time, still arrives."""
     slot = await own_rig.slot()
 
     async def serve(connection):
-        await connection.write(b"x" * 9_000_000)
+        await connection.write(b"x" * 900_000)
+
+    program = """
+import time
+t = socket.socket(); t.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+t.connect(s.getpeername())
+time.sleep(3); print(len(rest(t)))
+"""
+    async with slot.forward(serve) as forward:
+        assert (await client(slot, forward.port, program)).text == "900000\n"
+
+
+async def test_what_a_program_does_not_read_waits(own_rig):
+    slot = await own_rig.slot()
+    written = 0
+    full = asyncio.Event()
+
+    async def serve(connection):
+        nonlocal written
+        try:
+            while written < 64 << 20:
+                await asyncio.wait_for(connection.write(b"x" * 65536), 1)
+                written += 65536
+        except TimeoutError:
+            full.set()
+            raise
 
     async with slot.forward(serve) as forward:
-        done = await client(slot, forward.port, "import time; time.sleep(3); print(len(rest(s)))")
-        assert done.text == "9000000\n"
+        running = asyncio.ensure_future(client(slot, forward.port, "import time; time.sleep(50)"))
+        await asyncio.wait_for(full.wait(), 20)
+        running.cancel()
+    assert written < 32 << 20  # the kernel's buffers, and a window
 
 
 async def test_what_nobody_reads_waits(own_rig):
@@ -220,7 +248,7 @@ async def test_a_program_that_breaks_its_connection(own_rig):
     slot = await own_rig.slot()
 
     async def serve(connection):
-        assert await connection.read() == b"x"
+        await connection.write(await connection.read())
         for use in (connection.read, lambda: connection.write(b"y" * 1000)):
             try:
                 while True:
@@ -230,7 +258,7 @@ async def test_a_program_that_breaks_its_connection(own_rig):
                 heard.append(error)
 
     heard = []
-    program = "import struct; s.sendall(b'x'); s.setsockopt(1, 13, struct.pack('ii', 1, 0)); s.close()"
+    program = "import struct; s.sendall(b'x'); s.recv(1); s.setsockopt(1, 13, struct.pack('ii', 1, 0)); s.close()"
     async with slot.forward(serve) as forward:
         await client(slot, forward.port, program)
         await until(lambda: len(heard) == 2, "both errors")
@@ -242,6 +270,7 @@ async def holding(slot, serve=upper):
     open_now = asyncio.Event()
 
     async def served(connection):
+        assert await connection.read() == b"x"
         open_now.set()
         try:
             await serve(connection)

@@ -154,6 +154,37 @@ def test_a_stream_stops_at_its_window_and_resumes_where_the_reader_is():
     assert sent[-1][0] + len(sent[-1][1]) == stream.total
 
 
+def test_the_end_of_a_stream_is_said_again_with_the_rest():
+    sent = []
+    stream = Stream(
+        "id", lambda header, data: sent.append((header["off"], data, header.get("eof", False))), lambda: False
+    )
+    stream.feed(b"abc")
+    stream.end()
+    first = sent.copy()
+    assert first == [(0, b"abc", False), (3, b"", True)]
+    stream.hold()
+    sent.clear()
+    stream.resend(0)
+    assert sent == first
+    sent.clear()
+    stream.resend(3)
+    assert sent == [(3, b"", True)]
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_the_end_of_an_input_says_whether_all_was_taken(loop, whole):
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    ends = []
+    stdin = Input(loop, writer, "id", lambda *_: None, on_end=ends.append)
+    stdin.add(0, b"abc" if whole else bytes(200_000), True)
+    os.close(reader)
+    run_for(loop, 0.02)
+    stdin.close()
+    assert ends == [whole]
+
+
 def test_input_takes_each_byte_once(loop):
     reader, writer = os.pipe()
     os.set_blocking(writer, False)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from hermes_core.sandbox.guest import peers
+from hermes_core.sandbox.guest.processes import have_socket
 
 USER = 61_234
 BY_ANOTHER = "import socket, sys; s = socket.create_connection(('127.0.0.1', int(sys.argv[1]))); input(); s.close()"
@@ -43,18 +44,14 @@ def test_the_user_of_an_open_connection(listener: socket.socket, family: int, ad
     client.connect((address, listener.getsockname()[1]))
     sock, _ = listener.accept()
     with client, sock:
-        assert peers.owner(sock) == os.geteuid()
+        inode = os.fstat(client.fileno()).st_ino
+        assert peers.holder(sock) == (os.geteuid(), inode)
+        assert have_socket(inode)
         client.shutdown(socket.SHUT_WR)
-        assert peers.owner(sock) == os.geteuid()
+        assert peers.holder(sock) == (os.geteuid(), inode)
         client.close()
-        eventually(lambda: _owner(sock), None)
-
-
-def _owner(sock: socket.socket) -> int | None:
-    try:
-        return peers.owner(sock)
-    except OSError:
-        return None
+        assert not have_socket(inode)
+        eventually(lambda: peers.holder(sock), None)
 
 
 @pytest.mark.root
@@ -63,9 +60,9 @@ def test_another_user_s_connection(listener: socket.socket) -> None:
     with subprocess.Popen(["/usr/bin/setpriv", f"--reuid={USER}", "--clear-groups", *argv], stdin=-1) as other:
         sock, _ = listener.accept()
         with sock:
-            assert peers.owner(sock) == USER
+            assert (peers.holder(sock) or ())[:1] == (USER,)
             other.communicate(b"\n")
-            eventually(lambda: _owner(sock), None)
+            eventually(lambda: peers.holder(sock), None)
 
 
 def test_one_that_was_reset_is_nobody_s(listener: socket.socket) -> None:
@@ -78,4 +75,4 @@ def test_one_that_was_reset_is_nobody_s(listener: socket.socket) -> None:
     sock, _ = listener.accept()
     with sock:
         peers.reset(client)
-        eventually(lambda: _owner(sock), None)
+        eventually(lambda: peers.holder(sock), None)
