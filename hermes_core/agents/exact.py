@@ -6,7 +6,8 @@ import asyncio
 import math
 import zlib
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -102,7 +103,7 @@ class ExactSession:
         self._server = server
         self._chat = chat
         self._parser = parser
-        self._max_length = max_length
+        self.max_length = max_length
         self._end_thinking = end_thinking
         self._answers = 0
         self.nodes: list[Node] = []
@@ -136,10 +137,10 @@ class ExactSession:
             await asyncio.sleep(0)
             node, prompt = self._next(messages, offered)
         asked = len(node.tokens) + len(prompt.tokens)
-        room = self._max_length - asked
+        room = self.max_length - asked
         if room < 1:
             raise ContextLengthExceeded(
-                f"the conversation has {asked} tokens, of {self._max_length} at most",
+                f"the conversation has {asked} tokens, of {self.max_length} at most",
                 hint="allow fewer turns or shorter tool results, or raise max_token_length",
             )
         limit = min(max_tokens or room, room)
@@ -252,11 +253,20 @@ class ExactAgent:
 
     async def run(self, task: AgentTask) -> AgentResult:
         """Work on one task until the model is done or has to stop; see `Agent.run`."""
+        async with self.session() as session:
+            return await ModelAgent(self.settings, session, context=session.max_length).run(task)
+
+    @asynccontextmanager
+    async def session(self, **options: Any) -> AsyncIterator[ExactSession]:
+        """Open a session for one rollout.
+
+        Args:
+            options: further arguments of `ExactSession`.
+        """
         with self._choice.one() as chosen:
             server = self._servers[chosen]
-            length = await self._length(server)
-            session = ExactSession(server, self._chat, self._parser, max_length=length, end_thinking=self._end_thinking)
-            return await ModelAgent(self.settings, session, context=length).run(task)
+            options = {"max_length": await self._length(server), "end_thinking": self._end_thinking, **options}
+            yield ExactSession(server, self._chat, self._parser, **options)
 
     async def check_endpoint(self) -> None:
         """Check that every server gives tokens with logprobs, and that they are those of the tokenizer.
