@@ -14,6 +14,7 @@ from typing import Annotated, Any, Protocol, Self, Union, get_args, get_origin, 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, model_validator
 
 from hermes_core.agents.prices import TokenPrices, read_prices
+from hermes_core.sandbox.commands import SlotCommands
 
 Message = dict[str, Any]
 """One message of a chat in the OpenAI form. It always has the keys `role` and `content`."""
@@ -45,6 +46,8 @@ class StopReason(StrEnum):
     """The endpoint failed; `ModelError` was raised."""
     INTERRUPTED = "interrupted"
     """The run has not ended yet, or was ended from outside: by cancellation or an infrastructure failure."""
+    PROGRAM_FAILED = "program_failed"
+    """The agent is a program, and ended by itself in the middle of its work."""
 
 
 @dataclass(frozen=True)
@@ -270,6 +273,9 @@ class AgentResult:
     tool_calls_exec_error: int = 0
     """Calls that the tool answered with an error, bad arguments included."""
     usage: Usage = field(default_factory=Usage)
+    program: Mapping[str, Any] | None = None
+    """How the agent's program ended, if it is one: `exit_code`, `signal`, the end of its `output` and how many
+    `output_bytes` there were, and the counts of the `requests` that it made."""
 
     def add_turn(self, answer: Message, *, started: float, reasoning: str | None = None, **about: Any) -> range:
         """Add an answer of the model to the conversation and to `turns`, and its tool calls to `calls`.
@@ -308,6 +314,21 @@ class AgentResult:
         self.finished_naturally = reason is StopReason.FINISHED
 
 
+Fill = Callable[[SlotCommands, str], Awaitable[None]]
+"""Fills a new, empty directory (given by its absolute path), with the commands of the preparation user."""
+
+
+@dataclass(frozen=True)
+class AgentSlot:
+    """The slot of a rollout, for an agent that is a program there."""
+
+    commands: SlotCommands
+    """The slot's commands, run as the agent's user. They start in the item's working directory."""
+    prepare: Callable[[str, Fill], Awaitable[str]]
+    """`await prepare(key, build)` makes a directory once per sandbox and key, which slots can read and not write, and
+    returns its path. That time does not count as the agent's."""
+
+
 async def nothing_more() -> Message | None:
     """Return None: the user says nothing when the agent is done."""
     return None
@@ -339,6 +360,8 @@ class AgentTask:
     """Await it when the model is done. It returns the user's next message, with which the conversation goes on, or None
     at the end. It may check the work and take minutes; that time does not count as the agent's. An agent that does not
     ask has left out the parts of its task that follow."""
+    slot: AgentSlot | None = None
+    """The slot, for an agent that is a program there; None if the rollout has none."""
     result: AgentResult = field(default_factory=AgentResult)
     """The result in the making: `run` fills and returns this very object. If `run` is cancelled or raises, the caller
     still has what was said and done so far."""
@@ -353,6 +376,8 @@ class Agent(Protocol):
     """
 
     name: str
+    """An agent may also have a `version: str | None`, which the records name, and `in_slot: bool`: that it is a program
+    in the slot, with tools of its own, so that its rollouts have a slot in any case and none of the run's tools."""
 
     async def run(self, task: AgentTask) -> AgentResult:
         """Work on one task until done, and return `task.result`.
@@ -366,6 +391,11 @@ class Agent(Protocol):
     async def aclose(self) -> None:
         """Close what the agent holds open. Idempotent."""
         ...
+
+
+def is_in_slot(agent: Agent) -> bool:
+    """Return whether an agent is a program in the slot."""
+    return bool(getattr(agent, "in_slot", False))
 
 
 class ModelChoice(BaseModel):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from hermes_core.agents.base import Agent, AgentResult, AgentTask
+from hermes_core.agents.base import Agent, AgentResult, AgentTask, is_in_slot
 
 
 class MixedAgent:
@@ -21,6 +21,8 @@ class MixedAgent:
         self._weights = [weight for _, weight in choices]
         self._seed = seed
         self.name = self._agents[0].name
+        self.version: str | None = getattr(self._agents[0], "version", None)
+        self.in_slot = is_in_slot(self._agents[0])
 
     async def run(self, task: AgentTask) -> AgentResult:
         """Let the drawn agent work on the task; see `Agent.run`."""

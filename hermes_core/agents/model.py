@@ -9,7 +9,8 @@ import math
 import os
 import re
 import ssl
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -150,6 +151,11 @@ class ModelAgent:
             follow_up=task.follow_up,
         )
         return await loop.run(task.messages, task.result)
+
+    @asynccontextmanager
+    async def session(self) -> AsyncIterator[ChatServer]:
+        """Give what answers the model calls of one rollout, to an agent that makes them in its own way."""
+        yield self._server
 
     async def check_endpoint(self) -> None:
         """Check that the endpoint can be used, if it is this agent's own. Raise as `OpenAIServer.check`."""

@@ -280,11 +280,11 @@ class LeasedSlot:
             raise CommandError(f"the diff of {path!r} has {size}", code="too_large", slot_id=self.slot.slot_id)
         return done.stdout
 
-    def _awaited(self, name: str, origin: Origin) -> Around:
+    def _awaited(self, name: str, origin: Origin, *, log: bool = True) -> Around:
         """Make the commands called `name` remembered until they are awaited, and their errors noted."""
 
         def around(call: Call) -> Call:
-            logged = self._logged(call)
+            logged = self._logged(call) if log else call
 
             async def noted(operation: Operation[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
                 try:

@@ -116,6 +116,8 @@ class Record:
     """Seconds per stage: `acquire_s`, and so on."""
     waited_s: float = 0.0
     """Seconds spent waiting for the endpoint: for its rate limits, and between two attempts."""
+    program: Mapping[str, Any] | None = None
+    """How the agent's program ended, if it is one: see `AgentResult.program`."""
     tool_calls: ToolCalls = field(default_factory=ToolCalls)
     usage: Usage = field(default_factory=Usage)
     """Tokens and cost, summed over all requests."""
@@ -157,6 +159,7 @@ class Record:
             **{name: getattr(self, name) for name in _AS_THEY_ARE},
             "failure": self.failure and self.failure.to_json(),
             "timings": dict(self.timings),
+            **({"program": dict(self.program)} if self.program is not None else {}),
             "tool_calls": asdict(self.tool_calls),
             "usage": asdict(self.usage),
             "turns": [
@@ -189,6 +192,7 @@ class Record:
         """
         try:
             whole = value if value.get("version", 1) > 1 else _from_version_1(value)
+            whole = {"program": None, **whole}
             read = {each.name: whole[each.name] for each in fields(cls)}
             return _checked().validate_python({**read, "messages": [_message(each) for each in read["messages"]]})
         except ValidationError as error:

@@ -6,21 +6,24 @@ import asyncio
 import json
 import logging
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from hermes_core.agents.base import (
     Agent,
     AgentResult,
+    AgentSlot,
     AgentTask,
     CallError,
     CallErrorKind,
+    Fill,
     Message,
     StopReason,
     ToolAnswer,
+    is_in_slot,
 )
 from hermes_core.agents.baselines import NopAgent
 from hermes_core.agents.replies import sayable, sayable_message
@@ -53,7 +56,7 @@ from hermes_core.mcp.opening import OpenServers, open_servers
 from hermes_core.mcp.servers import McpServer, check_server_name
 from hermes_core.plugins.calling import EnvironmentHooks
 from hermes_core.sandbox.as_user import AsUser, is_root
-from hermes_core.sandbox.commands import Cwd, ExecutionResult, Slot, start_directory
+from hermes_core.sandbox.commands import Call, Cwd, ExecutionResult, Operation, Slot, start_directory
 from hermes_core.sandbox.images import Image
 from hermes_core.sandbox.pool.cost import CostLimitReached
 from hermes_core.tool_backend import ToolBackend
@@ -63,6 +66,7 @@ from hermes_core.tools.schema import function_schema
 
 log = logging.getLogger(__name__)
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 Score = tuple[float, Mapping[str, Any]]
@@ -187,6 +191,27 @@ class Rollout(LeasedSlot):
         if user is None and environment.as_image and self.slot.image is not None:
             user = self.slot.image.user
         return None if user is None or is_root(user) else user
+
+    def agent_slot(self) -> AgentSlot:
+        """Return the slot for an agent that is a program there."""
+
+        async def prepare(key: str, build: Fill) -> str:
+            with self.clock_stopped():
+                return await self.prepare(key, build)
+
+        noted = self._awaited("commands", Origin.AGENT, log=False)
+        commands = self._backend.commands(self.slot, around=lambda call: noted(self._marked(call)))
+        user = self.agent_user
+        return AgentSlot(commands if user is None else AsUser(commands, user), prepare)
+
+    def _marked(self, call: Call) -> Call:
+        """Make the slot known as used by the agent once a command is carried out."""
+
+        def marked(operation: Operation[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T]:
+            self.used = True
+            return call(operation, *args, **kwargs)
+
+        return marked
 
     async def tool_handler(self, tool_name: str, args: Mapping[str, Any], task_id: str) -> ToolAnswer:
         """Run one tool call of the model and return the answer to the model, as JSON text.
@@ -661,6 +686,7 @@ async def _work(
         parallel_safe=frozenset(name for name, tool in rollout.tools.items() if tool.parallel_safe),
         seed_key=f"{trajectory.item_id}:{trajectory.rollout_index}",
         follow_up=follow_up,
+        slot=rollout.agent_slot() if context.needs_slot else None,
         result=trajectory.result,
     )
     try:
@@ -769,6 +795,8 @@ async def _mcp_servers(context: RolloutContext, item: Item, rollout: Rollout) ->
         InfraError: a server of the run can't be used.
     """
     own = {**context.environment.mcp_servers(item)}
+    if own and is_in_slot(context.agent):
+        raise SetupFailed(f"the item has MCP servers, and agent {context.agent.name!r} can't be given any")
     of_item = own.keys() - context.mcp_servers.keys()
     for name in of_item:
         try:

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
-from hermes_core.agents.base import Agent, AgentSettings
+from hermes_core.agents.base import Agent, AgentSettings, is_in_slot
 from hermes_core.agents.failures import EndpointDown
 from hermes_core.aio import alongside, together
 from hermes_core.environment import Environment, Item
@@ -222,7 +222,7 @@ class Jobs:
         self._group_size = group_size
         self.item_ids: dict[str, int] = {}
         """The items' places in the dataset by their ids, in order."""
-        self.need_slots = False
+        self.need_slots = is_in_slot(session.agent)
         """Whether one of them needs a slot."""
         with explained(functools.partial(broken, environment, ITEMS)):
             self._items = environment.selected_items()
@@ -231,6 +231,7 @@ class Jobs:
     def _check(self, environment: Environment, tools: Tools, slots: ToolBackend) -> None:
         refused: HermesError | None = None
         possible = False
+        always = self.need_slots
         for number, item in enumerate(self._items):
             item_id = environment.item_id(item)
             if item_id in self.item_ids:
@@ -240,7 +241,7 @@ class Jobs:
                 )
             self.item_ids[item_id] = number
             try:
-                needs = tools.need_slot(item, item_id)
+                needs = always or tools.need_slot(item, item_id)
             except UnknownNameError as error:
                 raise DatasetError(f"item {item_id!r}: {error.message}", hint=error.hint) from error
             self.need_slots |= needs

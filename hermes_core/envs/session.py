@@ -12,7 +12,7 @@ from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
-from hermes_core.agents.base import Agent, AgentSettings
+from hermes_core.agents.base import Agent, AgentSettings, is_in_slot
 from hermes_core.agents.baselines import CHEAT, OracleAgent
 from hermes_core.agents.chat import Chat
 from hermes_core.agents.generate import TokenServer
@@ -20,6 +20,7 @@ from hermes_core.agents.mixture import MixedAgent
 from hermes_core.agents.model import ModelAgent, ModelSettings
 from hermes_core.agents.opening import open_exact_agent
 from hermes_core.agents.parsers.base import Parser
+from hermes_core.agents.program import ProgramAgent
 from hermes_core.aio import exits_are_errors
 from hermes_core.environment import Environment, Item
 from hermes_core.envs.options import (
@@ -166,7 +167,7 @@ class Session:
                 limits=self.options.limits,
                 redact=self.redact,
                 seed=self.options.seed,
-                versions=versions(self.runtime),
+                versions=versions(self.runtime, self.agent),
                 running=running,
                 controls=asyncio.Semaphore(max(1, self.room // 2)),
             )
@@ -218,6 +219,11 @@ async def open_session(
         system=bool(made.config.system_prompt),
         server=server,
     ) as worker:
+        if servers and is_in_slot(worker):
+            raise UsageError(
+                f"agent {worker.name!r} is a program with tools of its own, and can't be given MCP servers",
+                hint="leave out --mcp",
+            )
         isolation = granted_isolation(options, made, runtime.backend(options.backend), work_of or worker.name)
         slots, _ = _new_backend(runtime, made, options, isolation, None)
         session = Session(
@@ -385,18 +391,22 @@ async def open_agent(
                 choices.append((opened, settings.models[name].weight))
             yield MixedAgent(choices, settings.seed or 0)
         return
-    if agent == ModelAgent.name and isinstance(settings, ModelSettings) and settings.tool_call_parser is not None:
-        parsers = parsers_with(runtime, settings.tool_call_parser)
-        async with aclosing(
-            await open_exact_agent(settings, parsers, tools=tools, system=system, server=server)
-        ) as exact:
-            yield exact
-        return
-    made = runtime.agent(agent, settings)
-    try:
+    exact = isinstance(settings, ModelSettings) and settings.tool_call_parser is not None
+    async with AsyncExitStack() as stack:
+        made: Agent | None = None
+        if not exact or agent != ModelAgent.name:
+            made = runtime.agent(agent, settings)
+            stack.push_async_callback(runtime.close, made)
+        if isinstance(settings, ModelSettings) and exact and (made is None or isinstance(made, ProgramAgent)):
+            parsers = parsers_with(runtime, settings.tool_call_parser or "")
+            alone = made is not None  # a program has tools and a system prompt of its own
+            opened = await open_exact_agent(
+                settings, parsers, tools=tools or alone, system=system or alone, server=server
+            )
+            model = await stack.enter_async_context(aclosing(opened))
+            made = model if made is None else made.on(model)
+        assert made is not None
         yield made
-    finally:
-        await runtime.close(made)
 
 
 def parsers_with(runtime: Runtime, name: str) -> dict[str, Parser]:
@@ -449,10 +459,12 @@ def _secrets(settings: AgentSettings) -> dict[str, str]:
     return known
 
 
-def versions(runtime: Runtime) -> dict[str, str]:
-    """Return the versions of Python, hermes-rl, and every plugin's distribution."""
+def versions(runtime: Runtime, agent: Agent | None = None) -> dict[str, str]:
+    """Return the versions of Python, hermes-rl, every plugin's distribution, and of an agent that has one."""
+    own: str | None = getattr(agent, "version", None)
+    agents = {agent.name: own} if agent is not None and own is not None else {}
     plugins = {plugin.distribution: plugin.version for plugin in runtime.plugin_manager.plugins if plugin.distribution}
-    return {"python": platform.python_version(), "hermes-rl": __version__, **plugins}
+    return {"python": platform.python_version(), "hermes-rl": __version__, **plugins, **agents}
 
 
 class Tools:
@@ -550,7 +562,9 @@ class Tools:
         )
 
     def offered(self, context: RolloutContext, item: Item, group: str) -> RolloutContext:
-        """Return the context with the tools of the item's group in it."""
+        """Return the context with the tools of the item's group in it. A program in the slot has tools of its own."""
+        if is_in_slot(context.agent):
+            return replace(context, tool_names=(), tool_schemas=(), mcp_servers={}, needs_slot=True)
         names = self.names(item, group)
         if names not in self._schemas:
             self._schemas[names] = self._registry.schemas(names)

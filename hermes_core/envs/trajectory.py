@@ -242,6 +242,7 @@ class Trajectory:
             stop_reason=str(result.stop_reason) if "agent_s" in self.timings else None,
             timings={f"{stage}_s": self.timings.get(f"{stage}_s") for stage in STAGES},
             waited_s=round(result.waited_s, 6),
+            program=None if result.program is None else clean(result.program, "program"),
             tool_calls=ToolCalls(
                 attempted=result.tool_calls_attempted,
                 schema_valid=result.tool_calls_schema_valid,

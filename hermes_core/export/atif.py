@@ -31,7 +31,7 @@ def trajectory(record: Record) -> dict[str, Any]:
         "trajectory_id": record.trajectory_id,
         "agent": _present(
             name=record.agent,
-            version=record.versions.get("hermes-rl", "unknown"),
+            version=record.versions.get(record.agent) or record.versions.get("hermes-rl", "unknown"),
             model_name=record.model,
             tool_definitions=list(record.tool_schemas) or None,
         ),

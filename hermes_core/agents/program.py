@@ -1,0 +1,486 @@
+"""Agents that are programs in the slot. The model calls that they make to a port there are answered by the driver."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+import platform
+import re
+import shlex
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+from pydantic import Field
+
+from hermes_core.agents.base import AgentResult, AgentSettings, AgentSlot, AgentTask, Message, StopReason
+from hermes_core.agents.loop import ChatServer
+from hermes_core.agents.model import ModelAgent, ModelSettings
+from hermes_core.agents.replies import sayable
+from hermes_core.agents.serving.gateway import Bounds, Gateway
+from hermes_core.errors import CommandError, ConfigError, InfraError, SetupFailed, UsageError
+from hermes_core.sandbox.commands import SlotCommands
+
+MAX_ARGUMENT = 100_000
+"""Maximum number of bytes of a prompt that is an argument. Linux takes some more."""
+
+TAIL = 16_000
+"""Number of bytes of a program's output that the record keeps: the last ones."""
+
+_PLACES = re.compile(r"\{(prompt|prompt_file|install|folder|model|url|key)\}")
+
+# Prints the machine's type, and then those of its arguments that the slot lacks.
+_PROBE = """
+uname -m
+for need in "$@"; do
+  case $need in
+    passwd) while IFS=: read -r _ _ uid _; do [ "$uid" != "$(id -u)" ] || continue 2; done </etc/passwd ;;
+    glibc) for each in /lib64/ld-linux-x86-64.so.2 /lib/ld-linux-aarch64.so.1; do [ ! -e "$each" ] || continue 2; done ;;
+    python3.*) [ "$(python3 -c 'import sys; print("python%d.%d" % sys.version_info[:2])' 2>/dev/null)" != "$need" ] ||
+      continue ;;
+    *) command -v "$need" >/dev/null 2>&1 && continue ;;
+  esac
+  echo "$need"
+done
+"""
+
+_MISSING = {
+    "glibc": "the loader of glibc: its image has musl or nothing",
+    "passwd": "an entry of its user in /etc/passwd",
+}
+"""What each need is called; others are programs."""
+
+
+class Package(Protocol):
+    """Where a program comes from. It is fetched once, by the driver, and sent to each sandbox from there."""
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Return what the slot must have to run what was fetched, as in `AgentProgram.needs`."""
+
+    async def fetch(self, name: str, version: str) -> Path:
+        """Return the folder with the program, which is filled if it does not exist yet.
+
+        Raises:
+            ConfigError: it can't be had.
+        """
+
+
+@dataclass(frozen=True)
+class AgentProgram:
+    """How a program is run as an agent.
+
+    In `argv`, `env` and `files` these words are replaced: `{model}`, `{url}` (the model's address, without `/v1`),
+    `{key}` (which it must name there), `{install}` (the folder of what was fetched), `{folder}` (one for the program's
+    own files, new for each rollout), `{prompt}`, and `{prompt_file}` (a file with it). In `files` the values are
+    escaped as in JSON, because texts in TOML and YAML can be written like that, too.
+    """
+
+    name: str
+    argv: tuple[str, ...]
+    """The command line. `{args}` stands for the user's own arguments. Without `{prompt}` and `{prompt_file}`, the
+    prompt is the standard input."""
+    again: tuple[str, ...] = ()
+    """The command line with which it goes on with its conversation when the user says more. Without one, such parts of
+    a task are left out."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables, in addition to those of `ProgramAgent`."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Texts of files below `{folder}`, by path."""
+    needs: tuple[str, ...] = ()
+    """What the slot must have: programs; `glibc`; `passwd` (an entry of its user); `python3.N`."""
+    dialect: str = "chat"
+    """How it asks the model: `chat`, `responses` or `anthropic`."""
+    package: Package | None = None
+    """Where it comes from; None if it is in the slot anyway."""
+    version: str | None = None
+    """The version that is fetched."""
+    tried: str = ""
+    """What was tried, with which version."""
+
+
+class ProgramSettings(ModelSettings):
+    """Settings of an agent that is a program: those of the model that it asks, and its own."""
+
+    version: str | None = Field(default=None, min_length=1)
+    """Version of the program. None is the one that hermes-rl was tried with."""
+    args: tuple[str, ...] = ()
+    """More arguments for the program."""
+    variables: dict[str, str] = Field(default_factory=dict)
+    """More environment variables for the program. They are no place for secrets: everything in the slot can read
+    them."""
+
+
+class Sampler(Protocol):
+    """An agent that asks a model, such as `model`, of which a program uses the model."""
+
+    def session(self) -> AbstractAsyncContextManager[ChatServer]:
+        """Give what answers the model calls of one rollout."""
+
+    async def check_endpoint(self) -> None:
+        """Check that the model can be used."""
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+
+
+class ProgramAgent:
+    """Runs a program in the slot on each task. Subclasses say which, by `program`.
+
+    Its environment has `OPENAI_BASE_URL`, `OPENAI_API_KEY` and `OPENAI_MODEL`, the same for `ANTHROPIC`, and
+    `HERMES_PROMPT_FILE`. The key is worth nothing outside of the slot, and after the rollout.
+
+    Args:
+        settings: the program's, and those of the model that it asks.
+        model: asks the model; None makes the one that the settings name. With a `tool_call_parser` one is needed.
+
+    Raises:
+        ConfigError: as `ModelAgent`.
+    """
+
+    config_class: type[AgentSettings] = ProgramSettings
+    in_slot = True
+    program: AgentProgram
+
+    def __init__(self, settings: ProgramSettings, model: Sampler | None = None) -> None:
+        if settings.compact_at is not None:
+            raise ConfigError("compact_at is for the agent `model`", hint="a program shortens its conversations itself")
+        self.settings = settings
+        self._model = model
+        if model is None and settings.tool_call_parser is None:
+            self._model = ModelAgent(settings)
+
+    @property
+    def name(self) -> str:
+        """Return the program's name."""
+        return self.program.name
+
+    @property
+    def version(self) -> str | None:
+        """Return the version of the program, if it is known."""
+        return self.settings.version or self.program.version
+
+    def on(self, model: Sampler) -> Self:
+        """Return the same agent with another model, which its owner closes."""
+        return type(self)(self.settings, model)
+
+    async def check_endpoint(self) -> None:
+        """Check that the model can be used, and fetch the program.
+
+        Raises:
+            ModelError: the model can't be used.
+            ConfigError: the program can't be had.
+        """
+        await self._sampler.check_endpoint()
+        await self.fetch()
+
+    async def fetch(self) -> Path | None:
+        """Return the folder with the program, which is fetched if that was not done before; None if it needs none.
+
+        Raises:
+            ConfigError: it can't be had.
+        """
+        if self.program.package is None:
+            return None
+        return await self.program.package.fetch(self.name, self.version or "")
+
+    async def aclose(self) -> None:
+        """Close the connections to the model."""
+        if self._model is not None:
+            await self._model.aclose()
+
+    @property
+    def _sampler(self) -> Sampler:
+        if self._model is None:
+            raise UsageError("this agent has no model yet", hint="use run_rollouts(…), or give it one with `on`")
+        return self._model
+
+    async def run(self, task: AgentTask) -> AgentResult:
+        """Run the program on one task until it ends; see `Agent.run`.
+
+        Raises:
+            SetupFailed: it could not be started, or ended with an error before it asked the model anything.
+        """
+        if task.slot is None:
+            raise UsageError(f"{self.name} is a program in a slot, and this rollout has none")
+        prompt = prompt_of(task.messages)
+        await _check_needs(task.slot.commands, self.program)
+        install = await self._install(task.slot)
+        task.result.messages.extend(copy.deepcopy(task.messages))
+        async with self._sampler.session() as server:
+            bounds = Bounds(calls=self.settings.max_turns)
+            async with Gateway(server, task, self.settings, prompt=prompt, bounds=bounds) as gateway:
+                running = _Running(self.program, self.settings, task.slot, gateway, install, task.result)
+                await running.run(self.program.argv, prompt)
+                while self.program.again and (said := await task.follow_up()) is not None:
+                    await running.run(self.program.again, prompt_of([said]))
+        return task.result
+
+    async def _install(self, slot: AgentSlot) -> str:
+        """Return the folder of the program in the sandbox; empty if it needs none."""
+        folder = await self.fetch()
+        if folder is None:
+            return ""
+
+        async def send(commands: SlotCommands, directory: str) -> None:
+            async with _tar(folder) as parts:
+                await commands.tar_in(directory, parts)
+
+        return await slot.prepare(f"agent-{self.name}-{self.version}", send)
+
+
+class CommandSettings(ProgramSettings):
+    """Settings of the agent `program`."""
+
+    command: str = ""
+    """Command line of the program. It is split into words like a shell's and not run by one; `{prompt}`,
+    `{prompt_file}`, `{model}`, `{url}` and `{key}` are replaced. Without `{prompt}` and `{prompt_file}`, the prompt is
+    the standard input."""
+
+
+class CommandAgent(ProgramAgent):
+    """Runs any command that is in the slot.
+
+    Raises:
+        ConfigError: there is no command.
+    """
+
+    config_class = CommandSettings
+
+    def __init__(self, settings: CommandSettings, model: Sampler | None = None) -> None:
+        try:
+            words = shlex.split(settings.command)
+        except ValueError as error:
+            raise ConfigError(f"agent.command can't be split into words: {error}", hint="close the quotes") from error
+        if not words:
+            raise ConfigError(
+                "the agent `program` has no command", hint="give --agent.command='my-agent --task {prompt_file}'"
+            )
+        self.program = AgentProgram("program", (*words, "{args}"))
+        super().__init__(settings, model)
+
+
+@dataclass(frozen=True)
+class _Running:
+    """A program at work on one task."""
+
+    program: AgentProgram
+    settings: ProgramSettings
+    slot: AgentSlot
+    gateway: Gateway
+    install: str
+    result: AgentResult
+
+    async def run(self, argv: Sequence[str], prompt: str) -> None:
+        """Run the program once, and note how it ended.
+
+        Raises:
+            ModelError: the model failed.
+            SetupFailed: the program could not be started, or ended with an error before it asked the model anything.
+        """
+        commands, tail = self.slot.commands, _Tail()
+        self.result.program = self._told(tail, {})
+        untouched = not self.gateway.log
+        try:
+            async with commands.forward(self.gateway.serve, most=self.gateway.bounds.connections) as forward:
+                line, env = await self._prepared(argv, prompt, forward.url)
+                stdin = None if _names_prompt(argv) else prompt.encode()
+                done = await commands.run(line, env=env, stdin=stdin, merge_stderr=True, stdout=tail)
+        except CommandError as error:
+            if not untouched:  # what its own work made of the slot is its result
+                self.result.stop(StopReason.PROGRAM_FAILED)
+                return
+            raise SetupFailed(f"{self.program.name} can't be run: {error.message}", hint=error.hint) from error
+        finally:
+            self.result.program = self._told(tail, self.result.program)
+        self.result.program = self._told(tail, {"exit_code": done.exit_code, "signal": done.signal})
+        if self.gateway.failure is not None:
+            raise self.gateway.failure
+        if not done.ok and not self.gateway.log:
+            raise SetupFailed(
+                f"{self.program.name} ended with {done.returncode} before it asked the model anything: "
+                f"{tail.text[-2000:].strip() or 'it said nothing'}",
+                hint="try its command in a sandbox: hermes-rl shell",
+            )
+        self.result.stop(self._stop_reason(ok=done.ok))
+
+    def _stop_reason(self, *, ok: bool) -> StopReason:
+        reason = self.gateway.stop_reason
+        if reason is not StopReason.INTERRUPTED:
+            return reason
+        return StopReason.FINISHED if ok else StopReason.PROGRAM_FAILED
+
+    def _told(self, tail: _Tail, ended: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            "exit_code": ended.get("exit_code"),
+            "signal": ended.get("signal"),
+            "output": tail.text.replace(self.gateway.key, "[key]"),
+            "output_bytes": tail.total,
+            "requests": self.gateway.counts,
+        }
+
+    async def _prepared(self, argv: Sequence[str], prompt: str, url: str) -> tuple[list[str], dict[str, str]]:
+        """Write the program's files, and return its command line and environment.
+
+        Raises:
+            SetupFailed: the prompt is too long for an argument.
+            CommandError: there is no room for the files.
+        """
+        folder = await _new_folder(self.slot.commands)
+        values = {
+            "prompt": prompt,
+            "prompt_file": f"{folder}/prompt.txt",
+            "install": self.install,
+            "folder": folder,
+            "model": self.settings.model or "model",
+            "url": url,
+            "key": self.gateway.key,
+        }
+        for path, text in {**self.program.files, "prompt.txt": "{prompt}"}.items():
+            written = prompt if path == "prompt.txt" else _filled(text, values, _quoted)
+            await self.slot.commands.write_file(f"{folder}/{path}", written.encode())
+        line = [_filled(word, values) for word in _words(argv, self.settings.args)]
+        if any(len(word.encode()) > MAX_ARGUMENT for word in line):
+            raise SetupFailed(
+                f"the prompt has more than {MAX_ARGUMENT} bytes, and {self.program.name} takes it as an argument",
+                hint="use {prompt_file}, or the standard input",
+            )
+        env = {**_ENVIRONMENT, **self.program.env}
+        return line, {name: _filled(text, values) for name, text in env.items()} | self.settings.variables
+
+
+_ENVIRONMENT = {
+    "OPENAI_BASE_URL": "{url}/v1",
+    "OPENAI_API_KEY": "{key}",
+    "OPENAI_MODEL": "{model}",
+    "ANTHROPIC_BASE_URL": "{url}",
+    "ANTHROPIC_API_KEY": "{key}",
+    "ANTHROPIC_MODEL": "{model}",
+    "HERMES_PROMPT_FILE": "{prompt_file}",
+    "NO_PROXY": "127.0.0.1,localhost",
+    "no_proxy": "127.0.0.1,localhost",
+}
+"""What every program gets."""
+
+
+class _Tail:
+    """Keeps the end of an output: a sink."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self._kept = bytearray()
+
+    async def __call__(self, piece: bytes) -> None:
+        """Take a piece of it."""
+        self.total += len(piece)
+        self._kept += piece
+        del self._kept[:-TAIL]
+
+    @property
+    def text(self) -> str:
+        """Return what is kept as text."""
+        return sayable(self._kept.decode("utf-8", "replace"))
+
+
+def prompt_of(messages: Sequence[Message]) -> str:
+    """Return the text of messages, one after the other.
+
+    Raises:
+        SetupFailed: a part of them is no text.
+    """
+    texts = []
+    for message in messages:
+        content = message.get("content") or ""
+        parts = [content] if isinstance(content, str) else [part.get("text") for part in content]
+        if not all(isinstance(part, str) for part in parts):
+            raise SetupFailed("the prompt has a part that is no text", hint="use the agent `model` for such tasks")
+        texts += parts
+    return "\n\n".join(text for text in texts if text)
+
+
+def _words(argv: Sequence[str], args: Sequence[str]) -> Iterator[str]:
+    for word in argv:
+        if word == "{args}":
+            yield from args
+        else:
+            yield word
+
+
+def _names_prompt(argv: Sequence[str]) -> bool:
+    return any(place in ("prompt", "prompt_file") for word in argv for place in _PLACES.findall(word))
+
+
+def _filled(text: str, values: Mapping[str, str], quoted: Callable[[str], str] = str) -> str:
+    return _PLACES.sub(lambda place: quoted(values[place[1]]), text)
+
+
+def _quoted(value: str) -> str:
+    return json.dumps(value)[1:-1]
+
+
+async def _new_folder(commands: SlotCommands) -> str:
+    """Return a new folder for the files of a program, which is not in the workspace.
+
+    Raises:
+        CommandError: none can be made.
+    """
+    made = await commands.run(["mktemp", "-d"])
+    if not made.ok:
+        raise CommandError(f"no temporary folder: {made.error_text.strip()[-300:]}", code="no_space")
+    return made.text.strip()
+
+
+async def _check_needs(commands: SlotCommands, program: AgentProgram) -> None:
+    """Check that the slot has what the program needs.
+
+    Raises:
+        SetupFailed: something is missing.
+    """
+    package = program.package
+    needs = program.needs + (package.needs if package is not None else ())
+    if not needs and package is None:
+        return
+    probe = await commands.run(["sh", "-c", _PROBE, "sh", *needs])
+    if not probe.ok:
+        raise SetupFailed(f"the slot can't run sh: {probe.error_text.strip()[-300:]}")
+    machine, *missing = probe.text.split()
+    if missing:
+        raise SetupFailed(
+            f"{program.name} needs {', '.join(_MISSING.get(each, each) for each in missing)}, which the slot lacks",
+            hint="use an image that has it, or another agent: `hermes-rl agents NAME` says what each needs",
+        )
+    if package is not None and machine != platform.machine():
+        raise SetupFailed(
+            f"the sandbox is {machine}, and {program.name} was fetched for {platform.machine()}, the driver's machine"
+        )
+
+
+@asynccontextmanager
+async def _tar(folder: Path) -> AsyncIterator[AsyncIterator[bytes]]:
+    """Give a plain tar of a folder of the driver, piece by piece.
+
+    Raises:
+        InfraError: it could not be read to its end.
+    """
+    line = ("tar", "-C", str(folder), "--owner=0", "--group=0", "--numeric-owner", "-cf", "-", ".")
+    tar = await asyncio.create_subprocess_exec(
+        *line, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+    )
+    stdout = tar.stdout
+    assert stdout is not None
+
+    async def parts() -> AsyncIterator[bytes]:
+        while part := await stdout.read(1 << 18):
+            yield part
+        if await tar.wait():
+            raise InfraError(f"{folder} could not be read", hint="remove it: it is then fetched again")
+
+    try:
+        yield parts()
+    finally:
+        if tar.returncode is None:
+            tar.kill()
+        await tar.wait()

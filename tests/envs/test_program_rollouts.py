@@ -1,0 +1,272 @@
+"""Agents that are programs in the slot: what they are given, how they end, and what of it is a reward."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shlex
+from collections.abc import Sequence
+from contextlib import AsyncExitStack, aclosing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hermes_core.agents.base import StopReason
+from hermes_core.agents.program import AgentProgram, CommandAgent, ProgramAgent, ProgramSettings
+from hermes_core.envs.runner import run_rollouts
+from hermes_core.errors import ConfigError, UsageError
+from hermes_core.export.atif import trajectory
+from hermes_core.runtime import Runtime
+from hermes_core.settings import Settings
+from hermes_core.testing.scripted_server import Fault, Reply, ScriptedServer, ToolScript, call
+
+ROOT = Path(__file__).resolve().parents[2]
+OURS = "python3 -c " + shlex.quote((ROOT / "examples/agent_program/agent.py").read_text("utf-8"))
+ROW = {"id": "one", "prompt": "Write the word done into out.txt.", "check": "grep -qx done out.txt"}
+
+
+def solver(prompt: str) -> Any:
+    said = yield call("bash", command="pwd; echo done >out.txt; cat out.txt")
+    assert "done" in said and "[exit status 0]" in said
+    return "I wrote it."
+
+
+async def rollout(
+    tmp_path: Path,
+    script: Any = None,
+    *,
+    agent: Any = "program",
+    command: str = OURS,
+    level: str = "user",
+    rows: Sequence[dict[str, Any]] = (ROW,),
+    faults: Sequence[Fault] = (),
+    **settings: Any,
+) -> dict[str, Any]:
+    """The record of the only item."""
+    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    records: list[dict[str, Any]] = []
+    options = {name: settings.pop(name) for name in ("mcp", "rollout_timeout") if name in settings}
+    async with (
+        ScriptedServer(script or ToolScript(solver), faults=faults) as server,
+        Runtime(Settings(state_dir=tmp_path / "state"), load_entry_points=False) as runtime,
+        AsyncExitStack() as closing,
+    ):
+        asks = {"model": "scripted", "base_url": server.base_url, **settings}
+        if not isinstance(agent, str):
+            agent = await closing.enter_async_context(aclosing(agent(ProgramSettings(**asks))))
+        elif agent == "program":
+            asks["command"] = command
+        await run_rollouts(
+            runtime,
+            "tasks",
+            agent,
+            env={"dataset_name": str(tmp_path / "tasks.jsonl"), "shuffle": False},
+            settings=asks if isinstance(agent, str) else None,
+            isolation=level,
+            concurrency=1,
+            on_record=lambda record: records.append(dict(record)),
+            **options,
+        )
+    [record] = records
+    return record
+
+
+@pytest.mark.parametrize("level", ["user", "namespace"])
+async def test_a_program_solves_a_task_with_the_runs_model(tmp_path: Path, level: str) -> None:
+    record = await rollout(tmp_path, level=level)
+    assert (record["reward"], record["failure"], record["stop_reason"]) == (1.0, None, "finished"), record
+    assert [message["role"] for message in record["messages"]] == ["system", "user", "assistant", "tool", "assistant"]
+    assert record["messages"][1]["content"] == ROW["prompt"]
+    assert [turn["model"] for turn in record["turns"]] == ["scripted"] * 2
+    assert [(each["name"], each["turn"]) for each in record["calls"]] == [("bash", 0)]
+    program = record["program"]
+    assert (program["exit_code"], program["signal"], program["output"]) == (0, None, "I wrote it.\n")
+    assert program["requests"]["answered"] == 2
+    assert record["tool_schemas"] == [] or record["tool_schemas"][0]["function"]["name"] == "bash"
+
+
+async def test_the_prompt_goes_through_no_shell(tmp_path: Path) -> None:
+    """By argument, by file and by standard input, and nothing in it is replaced."""
+    prompt = "-n $(touch pwned) `id` \"quotes\" 'more' {key} {prompt_file} \\ ünïcode\n" + "x" * 50_000
+    code = (
+        "import os, sys\n"
+        "given = sys.argv[1], open(sys.argv[2]).read(), open(os.environ['HERMES_PROMPT_FILE']).read()\n"
+        "assert given[0] == given[1] == given[2], given\n"
+        "open('out.txt', 'w').write(given[0])"
+    )
+    command = f"python3 -c {shlex.quote(code)} {{prompt}} {{prompt_file}}"
+    check = "test ! -e pwned && [ $(wc -c <out.txt) = " + str(len(prompt.encode())) + " ]"
+    row = {**ROW, "prompt": prompt, "check": check}
+    record = await rollout(tmp_path, command=command, rows=[row])
+    assert (record["reward"], record["stop_reason"]) == (1.0, "finished"), record
+
+
+async def test_a_prompt_that_is_too_long_for_an_argument(tmp_path: Path) -> None:
+    record = await rollout(tmp_path, command="echo {prompt}", rows=[{**ROW, "prompt": "x" * 100_001}])
+    assert record["failure"]["kind"] == "setup" and "{prompt_file}" in record["failure"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("/no/such/agent", "/no/such/agent"),
+        ("sh -c 'echo no loader >&2; exit 127'", "ended with 127 before it asked the model anything: no loader"),
+        ("sh -c 'kill -9 $$'", "ended with 137"),
+    ],
+)
+async def test_a_program_that_can_not_be_started_is_no_reward(tmp_path: Path, command: str, said: str) -> None:
+    record = await rollout(tmp_path, command=command)
+    assert record["reward"] is None and record["failure"]["kind"] == "setup"
+    assert said in record["failure"]["message"]
+
+
+async def test_a_program_that_ran_and_failed_is_scored(tmp_path: Path) -> None:
+    record = await rollout(tmp_path, command=OURS, script=ToolScript(bad_solver))
+    assert (record["reward"], record["failure"], record["stop_reason"]) == (0.0, None, "program_failed")
+    assert record["program"]["signal"] == 9 or record["program"]["exit_code"] != 0
+    assert record["messages"][-1]["role"] == "tool"
+
+
+def bad_solver(prompt: str) -> Any:
+    yield call("bash", command="kill -9 $PPID")
+    return "never"
+
+
+async def test_what_the_endpoint_refuses_for_good_is_a_model_failure(tmp_path: Path) -> None:
+    """Whatever the program's exit status says."""
+
+    def script(request: dict[str, Any]) -> Any:
+        if any(message["role"] == "tool" for message in request["messages"]):
+            return Fault(401, "incorrect API key provided", "invalid_api_key")
+        return ToolScript(solver)(request)
+
+    command = f"sh -c {shlex.quote(OURS + ' || exit 0')}"
+    record = await rollout(tmp_path, script, command=command, endpoint_patience_s=0)
+    assert record["reward"] is None and record["failure"]["kind"] == "model", record
+    assert record["stop_reason"] == "model_error"
+
+
+async def test_the_limit_of_turns_ends_it(tmp_path: Path) -> None:
+    def script(request: dict[str, Any]) -> Any:
+        return Reply(None, [call("bash", command="true")])
+
+    record = await rollout(tmp_path, script, max_turns=3)
+    assert (record["reward"], record["stop_reason"], len(record["turns"])) == (0.0, "max_turns", 3)
+
+
+async def test_the_wait_for_the_model_does_not_count(tmp_path: Path) -> None:
+    """An agent with a second of its own may wait for its model for longer, and is ended when it hangs by itself."""
+
+    async def slow(request: dict[str, Any]) -> Any:
+        await asyncio.sleep(2.5)
+        return ToolScript(sleeper)(request)
+
+    def sleeper(prompt: str) -> Any:
+        yield call("bash", command="echo done >out.txt; echo $PPID; sleep 1000")
+        return "never"
+
+    record = await rollout(tmp_path, slow, rollout_timeout=2.0)
+    assert (record["reward"], record["stop_reason"]) == (1.0, "time_limit"), record
+    assert record["program"]["exit_code"] is None
+
+
+async def test_its_environment_has_a_key_that_is_worth_nothing_outside(tmp_path: Path) -> None:
+    command = "sh -c 'env; echo done >out.txt'"
+    record = await rollout(tmp_path, command=command, api_key="a-real-secret", variables={"MINE": "{key}"})
+    output = record["program"]["output"]
+    assert record["reward"] == 1.0 and "a-real-secret" not in json.dumps(record)
+    said = dict(line.split("=", 1) for line in output.splitlines() if "=" in line)
+    assert said["OPENAI_API_KEY"] == said["ANTHROPIC_API_KEY"] == "[key]"
+    assert said["OPENAI_BASE_URL"] == said["ANTHROPIC_BASE_URL"] + "/v1"
+    assert said["OPENAI_MODEL"] == "scripted" and said["MINE"] == "{key}"
+
+
+async def test_the_end_of_a_long_output_is_kept(tmp_path: Path) -> None:
+    command = 'sh -c \'head -c 3000000 /dev/zero | tr "\\\\0" x; printf "\\\\377the end" >&2; echo done >out.txt\''
+    record = await rollout(tmp_path, command=command)
+    program = record["program"]
+    assert record["reward"] == 1.0 and program["output_bytes"] == 3_000_008
+    assert len(program["output"]) < 20_000 and program["output"].endswith("\ufffdthe end")
+
+
+async def test_the_record_and_atif_name_the_program(tmp_path: Path) -> None:
+    record = await rollout(tmp_path, version="1.2.3")
+    assert record["versions"]["program"] == "1.2.3"
+    from hermes_core.envs.record import Record
+
+    read = Record.from_json(record)
+    assert read.program == record["program"]
+    assert trajectory(read)["agent"]["version"] == "1.2.3"
+    assert trajectory(read)["agent"]["name"] == "program"
+
+
+class Fetched:
+    """A package that is a folder of the test."""
+
+    needs = ("sh",)
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.asked: list[tuple[str, str]] = []
+
+    async def fetch(self, name: str, version: str) -> Path:
+        self.asked.append((name, version))
+        return self.folder
+
+
+class Installed(ProgramAgent):
+    program = AgentProgram("installed", ("sh",))
+
+
+async def test_what_was_fetched_is_sent_once_and_can_not_be_written(tmp_path: Path) -> None:
+    (tmp_path / "fetched" / "bin").mkdir(parents=True)
+    tool = tmp_path / "fetched" / "bin" / "tool"
+    tool.write_text('#!/bin/sh\nread said <"$1"; echo "$said" "$2" >out.txt; echo >>"$0" || echo read-only >>out.txt\n')
+    tool.chmod(0o755)
+    package = Fetched(tmp_path / "fetched")
+
+    class Tool(Installed):
+        program = AgentProgram(
+            "tool",
+            ("{install}/bin/tool", "{folder}/config/conf.json", "{args}"),
+            files={"config/conf.json": '{"model": "{model}"}'},
+            package=package,
+            version="7",
+        )
+
+    check = """[ "$(cat out.txt)" = '{"model": "scripted"} -x
+read-only' ]"""
+    record = await rollout(tmp_path, agent=Tool, rows=[{**ROW, "check": check}], args=["-x"])
+    assert (record["reward"], record["failure"]) == (1.0, None), record
+    assert set(package.asked) == {("tool", "7")} and record["versions"]["tool"] == "7"
+
+
+async def test_what_the_slot_lacks_is_named(tmp_path: Path) -> None:
+    class Needs(Installed):
+        program = AgentProgram("needs", ("true",), needs=("sh", "no-such-program", "python3.3"))
+
+    record = await rollout(tmp_path, agent=Needs)
+    assert record["failure"]["kind"] == "setup"
+    assert "needs no-such-program, python3.3, which the slot lacks" in record["failure"]["message"]
+
+
+async def test_there_are_no_servers_of_ours(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="can't be given MCP servers"):
+        await rollout(tmp_path, mcp={"time": {"url": "http://127.0.0.1:1/mcp"}})
+
+
+def test_settings_that_a_program_can_not_have() -> None:
+    with pytest.raises(ConfigError, match="no command"):
+        CommandAgent(CommandAgent.config_class(model="m", base_url="http://localhost/v1"))
+    with pytest.raises(ConfigError, match="split"):
+        CommandAgent(CommandAgent.config_class(command="'", model="m", base_url="http://localhost/v1"))
+    with pytest.raises(ConfigError, match="compact_at"):
+        Installed(ProgramSettings(compact_at=100, model="m", base_url="http://localhost/v1"))
+
+
+async def test_exact_tokens_need_a_model_of_their_own() -> None:
+    agent = Installed(ProgramSettings(tool_call_parser="auto", model="m"))
+    with pytest.raises(UsageError, match="no model yet"):
+        await agent.check_endpoint()
+    assert StopReason("program_failed") in StopReason
