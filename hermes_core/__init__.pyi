@@ -4,6 +4,7 @@ from hermes_core.agents.base import (
     Agent as Agent,
     AgentResult as AgentResult,
     AgentSettings as AgentSettings,
+    AgentSlot as AgentSlot,
     AgentTask as AgentTask,
     CallError as CallError,
     CallErrorKind as CallErrorKind,
@@ -23,6 +24,11 @@ from hermes_core.agents.parsers.base import (
     ParsedText as ParsedText,
     ParseProblem as ParseProblem,
     Parser as Parser,
+)
+from hermes_core.agents.program import (
+    AgentProgram as AgentProgram,
+    ProgramAgent as ProgramAgent,
+    ProgramSettings as ProgramSettings,
 )
 from hermes_core.agents.retries import Endpoint as Endpoint
 from hermes_core.aio import (

@@ -41,6 +41,7 @@ def bash(call):
         command = json.loads(call["function"]["arguments"])["command"]
         done = subprocess.run(
             ["sh", "-c", command],
+            check=False,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

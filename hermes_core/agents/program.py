@@ -38,14 +38,16 @@ uname -m
 for need in "$@"; do
   case $need in
     passwd) while IFS=: read -r _ _ uid _; do [ "$uid" != "$(id -u)" ] || continue 2; done </etc/passwd ;;
-    glibc) for each in /lib64/ld-linux-x86-64.so.2 /lib/ld-linux-aarch64.so.1; do [ ! -e "$each" ] || continue 2; done ;;
-    python3.*) [ "$(python3 -c 'import sys; print("python%d.%d" % sys.version_info[:2])' 2>/dev/null)" != "$need" ] ||
-      continue ;;
-    *) command -v "$need" >/dev/null 2>&1 && continue ;;
+    glibc) [ -e /lib64/ld-linux-x86-64.so.2 ] || [ -e /lib/ld-linux-aarch64.so.1 ] && continue ;;
+    python3.*) [ "$(python3 -c 'import sys; print("python3.%d" % sys.version_info[1])')" = "$need" ] && continue ;;
+    *) command -v "$need" >/dev/null && continue ;;
   esac
   echo "$need"
 done
 """
+
+_MACHINES = {"arm64": "aarch64", "AMD64": "x86_64"}
+"""What Linux calls the machines of others."""
 
 _MISSING = {
     "glibc": "the loader of glibc: its image has musl or nothing",
@@ -99,7 +101,19 @@ class AgentProgram:
     version: str | None = None
     """The version that is fetched."""
     tried: str = ""
-    """What was tried, with which version."""
+    """What was tried of it, and with which version."""
+
+    async def fetch(self, version: str | None = None) -> Path | None:
+        """Return the driver's folder with the program, which is fetched if that was not done before; None if it comes
+        from nowhere.
+
+        Args:
+            version: None is its own.
+
+        Raises:
+            ConfigError: it can't be had.
+        """
+        return None if self.package is None else await self.package.fetch(self.name, version or self.version or "")
 
 
 class ProgramSettings(ModelSettings):
@@ -175,17 +189,7 @@ class ProgramAgent:
             ConfigError: the program can't be had.
         """
         await self._sampler.check_endpoint()
-        await self.fetch()
-
-    async def fetch(self) -> Path | None:
-        """Return the folder with the program, which is fetched if that was not done before; None if it needs none.
-
-        Raises:
-            ConfigError: it can't be had.
-        """
-        if self.program.package is None:
-            return None
-        return await self.program.package.fetch(self.name, self.version or "")
+        await self.program.fetch(self.version)
 
     async def aclose(self) -> None:
         """Close the connections to the model."""
@@ -213,7 +217,8 @@ class ProgramAgent:
         async with self._sampler.session() as server:
             bounds = Bounds(calls=self.settings.max_turns)
             async with Gateway(server, task, self.settings, prompt=prompt, bounds=bounds) as gateway:
-                running = _Running(self.program, self.settings, task.slot, gateway, install, task.result)
+                folder = await _new_folder(task.slot.commands)
+                running = _Running(self.program, self.settings, task.slot, gateway, install, folder, task.result)
                 await running.run(self.program.argv, prompt)
                 while self.program.again and (said := await task.follow_up()) is not None:
                     await running.run(self.program.again, prompt_of([said]))
@@ -221,7 +226,7 @@ class ProgramAgent:
 
     async def _install(self, slot: AgentSlot) -> str:
         """Return the folder of the program in the sandbox; empty if it needs none."""
-        folder = await self.fetch()
+        folder = await self.program.fetch(self.version)
         if folder is None:
             return ""
 
@@ -272,6 +277,7 @@ class _Running:
     slot: AgentSlot
     gateway: Gateway
     install: str
+    folder: str
     result: AgentResult
 
     async def run(self, argv: Sequence[str], prompt: str) -> None:
@@ -329,19 +335,18 @@ class _Running:
             SetupFailed: the prompt is too long for an argument.
             CommandError: there is no room for the files.
         """
-        folder = await _new_folder(self.slot.commands)
         values = {
             "prompt": prompt,
-            "prompt_file": f"{folder}/prompt.txt",
+            "prompt_file": f"{self.folder}/prompt.txt",
             "install": self.install,
-            "folder": folder,
+            "folder": self.folder,
             "model": self.settings.model or "model",
             "url": url,
             "key": self.gateway.key,
         }
         for path, text in {**self.program.files, "prompt.txt": "{prompt}"}.items():
             written = prompt if path == "prompt.txt" else _filled(text, values, _quoted)
-            await self.slot.commands.write_file(f"{folder}/{path}", written.encode())
+            await self.slot.commands.write_file(f"{self.folder}/{path}", written.encode())
         line = [_filled(word, values) for word in _words(argv, self.settings.args)]
         if any(len(word.encode()) > MAX_ARGUMENT for word in line):
             raise SetupFailed(
@@ -425,11 +430,11 @@ async def _new_folder(commands: SlotCommands) -> str:
     """Return a new folder for the files of a program, which is not in the workspace.
 
     Raises:
-        CommandError: none can be made.
+        SetupFailed: none can be made.
     """
     made = await commands.run(["mktemp", "-d"])
     if not made.ok:
-        raise CommandError(f"no temporary folder: {made.error_text.strip()[-300:]}", code="no_space")
+        raise SetupFailed(f"there is no room for the program's files: {made.error_text.strip()[-300:]}")
     return made.text.strip()
 
 
@@ -447,14 +452,12 @@ async def _check_needs(commands: SlotCommands, program: AgentProgram) -> None:
     if not probe.ok:
         raise SetupFailed(f"the slot can't run sh: {probe.error_text.strip()[-300:]}")
     machine, *missing = probe.text.split()
+    if package is not None and machine != (here := _MACHINES.get(platform.machine(), platform.machine())):
+        raise SetupFailed(f"the sandbox is {machine}, and {program.name} was fetched for the driver's machine, {here}")
     if missing:
         raise SetupFailed(
             f"{program.name} needs {', '.join(_MISSING.get(each, each) for each in missing)}, which the slot lacks",
             hint="use an image that has it, or another agent: `hermes-rl agents NAME` says what each needs",
-        )
-    if package is not None and machine != platform.machine():
-        raise SetupFailed(
-            f"the sandbox is {machine}, and {program.name} was fetched for {platform.machine()}, the driver's machine"
         )
 
 

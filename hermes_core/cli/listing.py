@@ -8,9 +8,10 @@ import textwrap
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from hermes_core.agents.program import AgentProgram
 from hermes_core.cli.settings_table import settings_table
 from hermes_core.envs.options import BASELINES
-from hermes_core.errors import HermesError
+from hermes_core.errors import HermesError, UsageError
 from hermes_core.plugins.registry import Entry, Registry
 from hermes_core.runtime import Runtime
 from hermes_core.sandbox.contract import Backend, Network
@@ -117,10 +118,41 @@ def agents(runtime: Runtime, name: str | None = None) -> Tables:
         return {"agents": _entries(runtime.agents)}
     entry = runtime.agents.entry(name)
     config_class = runtime.agent_config_class(name)
+    program = getattr(entry.load(), "program", None)
     return {
         "agent": [_row(entry)],
+        **({"program": _program(program)} if isinstance(program, AgentProgram) else {}),
         "settings": [] if entry.name in BASELINES else settings_table(config_class, "agent"),
     }
+
+
+def program_of(runtime: Runtime, name: str) -> AgentProgram:
+    """Return the program of an agent that can be fetched.
+
+    Raises:
+        UnknownNameError: there is no such agent.
+        UsageError: it is none.
+    """
+    program = getattr(runtime.agents.entry(name).load(), "program", None)
+    if not isinstance(program, AgentProgram) or program.package is None:
+        raise UsageError(f"agent {name!r} is no program that could be installed", hint="`hermes-rl agents` lists them")
+    return program
+
+
+def _program(program: AgentProgram) -> list[Row]:
+    """Return how a program is fetched and run."""
+    needs = program.needs + (program.package.needs if program.package is not None else ())
+    rows: list[tuple[str, Cell]] = [
+        ("version", program.version or ""),
+        ("tried", program.tried or "not tried"),
+        ("dialect", program.dialect),
+        ("the slot needs", needs),
+        ("command", " ".join(program.argv)),
+        ("to go on", " ".join(program.again)),
+        *((f"variable {key}", value) for key, value in program.env.items()),
+        *((f"file {path}", text) for path, text in program.files.items()),
+    ]
+    return [{"name": name, "value": value} for name, value in rows if value]
 
 
 def parsers(runtime: Runtime, name: str | None = None) -> Tables:

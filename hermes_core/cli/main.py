@@ -179,7 +179,6 @@ _LISTS = {
     "plugins": "List plugins, what each provides, and which are not loaded.",
     "backends": "List available backends, or what the backend NAME can do and every setting of it.",
     "envs": "List available environments, or every setting of the environment NAME.",
-    "agents": "List available agents, or every setting of the agent NAME.",
     "tools": "List available tools, toolsets and distributions, or the parameters of the tool NAME.",
     "parsers": "List available parsers of tool calls that models write as text, or how to use the parser NAME.",
     "sinks": "List available sinks: further places for the records of a run, or how to use the sink NAME.",
@@ -207,6 +206,35 @@ def _add_list(what: str, summary: str) -> None:
 
 for _what, _summary in _LISTS.items():
     _add_list(_what, _summary)
+
+
+@main.command()
+@click.argument("words", nargs=-1, metavar="[[install] NAME]")
+@click.option("--version", metavar="VERSION", help="The version to install, if it is another than the one tried.")
+@_json_option
+@click.pass_context
+def agents(ctx: click.Context, words: tuple[str, ...], version: str | None, as_json: bool) -> None:
+    """List available agents, or every setting of the agent NAME, or install it.
+
+    `install NAME` fetches the program of an agent that is one into the driver's cache, before a run does.
+    """
+    import asyncio
+
+    from hermes_core.cli import listing
+    from hermes_core.cli.support import new_runtime, tell_problems
+
+    runtime = new_runtime(ctx.obj)
+    installs = words[:1] == ("install",)
+    if len(words) != 2 if installs else len(words) > 1 or version:
+        raise click.UsageError("name one agent, as in `agents NAME` or `agents install NAME`", ctx)
+    if not installs:
+        _show(listing.agents(runtime, *words), as_json)
+        tell_problems(runtime)
+        return
+    program = listing.program_of(runtime, words[1])
+    folder = asyncio.run(program.fetch(version))
+    row = {"name": program.name, "version": version or program.version or "", "folder": str(folder)}
+    _show({"installed": [row]}, as_json)
 
 
 @main.command()

@@ -1,0 +1,30 @@
+"""Coding agents for hermes-rl, as programs in slots: the driver fetches them, and answers their model calls."""
+
+from __future__ import annotations
+
+from hermes_core import Registrar, hookimpl
+
+HERMES_PLUGIN_API = 1
+
+_NPM = ("a model endpoint", "npm on the driver, once")
+
+
+@hookimpl
+def hermes_register_agents(registry: Registrar) -> None:
+    """Add the agents, by the names that Harbor gives them."""
+    registry.add("codex", "hermes_agents.codex:Codex", summary="OpenAI's Codex: `codex exec`", requires=_NPM)
+    registry.add(
+        "claude-code",
+        "hermes_agents.claude_code:ClaudeCode",
+        aliases=("claude",),
+        summary="Anthropic's Claude Code: `claude -p`",
+        requires=(*_NPM, "glibc and bash in the sandbox"),
+    )
+    registry.add("pi", "hermes_agents.pi:Pi", summary="pi: `pi -p`", requires=(*_NPM, "glibc and bash in the sandbox"))
+    registry.add(
+        "mini-swe-agent",
+        "hermes_agents.mini_swe_agent:MiniSweAgent",
+        aliases=("mini",),
+        summary="mini-swe-agent: `mini`",
+        requires=("a model endpoint", "pip on the driver, once", "glibc and the driver's Python in the sandbox"),
+    )

@@ -1,0 +1,44 @@
+"""Anthropic's Claude Code."""
+
+from __future__ import annotations
+
+from hermes_agents.packages import NpmPackages
+from hermes_core import AgentProgram, ProgramAgent
+
+_SMALL = (
+    *("ANTHROPIC_DEFAULT_HAIKU_MODEL", "ANTHROPIC_DEFAULT_SONNET_MODEL", "ANTHROPIC_DEFAULT_OPUS_MODEL"),
+    "CLAUDE_CODE_SUBAGENT_MODEL",
+)
+"""Variables that name models for certain work."""
+
+_ARGV = (
+    *("{install}/claude", "-p", "--output-format", "stream-json", "--verbose", "--dangerously-skip-permissions"),
+    *("--bare", "--tools", "Bash,Edit,Read", "{args}"),
+)
+
+
+class ClaudeCode(ProgramAgent):
+    """Runs `claude -p` with its tools Bash, Edit and Read. More arguments can offer others: `--tools default`."""
+
+    program = AgentProgram(
+        name="claude-code",
+        version="2.1.197",
+        package=NpmPackages(
+            ("@anthropic-ai/claude-code-linux-{cpu}@{version}",),
+            keep={"claude": "node_modules/@anthropic-ai/claude-code-linux-{cpu}/claude"},
+            needs=("glibc", "bash"),
+        ),
+        argv=_ARGV,
+        again=(*_ARGV, "--continue"),
+        env={
+            "CLAUDE_CONFIG_DIR": "{folder}/claude",
+            "IS_SANDBOX": "1",  # root may skip its questions
+            "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+            "DISABLE_AUTOUPDATER": "1",
+            "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
+            "DISABLE_PROMPT_CACHING": "1",
+            "ANTHROPIC_MODEL": "{model}",
+            **dict.fromkeys(_SMALL, "{model}"),
+        },
+        dialect="anthropic",
+    )

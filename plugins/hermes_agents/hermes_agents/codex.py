@@ -1,0 +1,48 @@
+"""OpenAI's Codex."""
+
+from __future__ import annotations
+
+from hermes_agents.packages import NpmPackages
+from hermes_core import AgentProgram, ProgramAgent
+
+# A time limit for silence must be longer than the longest answer, because answers are only sent when they are whole.
+# Without `multi_agent`, it offers no tools in a namespace, and asks for one conversation.
+_CONFIG = """\
+model = "{model}"
+model_provider = "hermes"
+check_for_update_on_startup = false
+web_search = "disabled"
+
+[model_providers.hermes]
+name = "hermes"
+base_url = "{url}/v1"
+env_key = "OPENAI_API_KEY"
+wire_api = "responses"
+stream_idle_timeout_ms = 7200000
+
+[analytics]
+enabled = false
+
+[features]
+multi_agent = false
+"""
+
+_OPTIONS = ("--json", "--dangerously-bypass-approvals-and-sandbox", "--skip-git-repo-check", "{args}", "-")
+
+
+class Codex(ProgramAgent):
+    """Runs `codex exec`. It is one static file, and needs nothing of the image but /bin/sh."""
+
+    program = AgentProgram(
+        name="codex",
+        version="0.171.0",
+        package=NpmPackages(
+            ("@openai/codex@{version}-linux-{cpu}",),
+            keep={"codex": "node_modules/@openai/codex/vendor/{machine}-unknown-linux-musl/bin/codex"},
+        ),
+        argv=("{install}/codex", "exec", *_OPTIONS),
+        again=("{install}/codex", "exec", "resume", "--last", *_OPTIONS),
+        env={"CODEX_HOME": "{folder}/codex"},
+        files={"codex/config.toml": _CONFIG},
+        dialect="responses",
+    )

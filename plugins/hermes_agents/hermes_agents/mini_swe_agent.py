@@ -1,0 +1,38 @@
+"""mini-swe-agent."""
+
+from __future__ import annotations
+
+from hermes_agents.packages import PythonPackages
+from hermes_core import AgentProgram, ProgramAgent
+
+# Not by PYTHONPATH, which the commands of the agent would get, too.
+_START = "import site, sys; site.addsitedir(sys.argv.pop(1)); from minisweagent.run.mini import app; app()"
+
+_OPTIONS = {
+    "agent.cost_limit": "0",
+    "model.cost_tracking": "ignore_errors",
+    "model.model_kwargs.custom_llm_provider": "openai",
+    "model.model_kwargs.api_base": "{url}/v1",
+    "model.model_kwargs.api_key": "{key}",
+}
+
+
+class MiniSweAgent(ProgramAgent):
+    """Runs `mini`, whose only tool is bash."""
+
+    program = AgentProgram(
+        name="mini-swe-agent",
+        version="2.4.6",
+        package=PythonPackages(("mini-swe-agent=={version}",)),
+        argv=(
+            *("python3", "-I", "-c", _START, "{install}", "--model", "{model}", "--model-class", "litellm"),
+            *("--task={prompt}", "--exit-immediately", "--yolo", "-c", "mini"),
+            *(word for key, value in _OPTIONS.items() for word in ("-c", f"{key}={value}")),
+            "{args}",
+        ),
+        env={
+            "MSWEA_CONFIGURED": "true",
+            "MSWEA_GLOBAL_CONFIG_DIR": "{folder}/mini",
+            "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+        },
+    )

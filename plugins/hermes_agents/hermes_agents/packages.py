@@ -1,0 +1,193 @@
+"""Fetches programs from the npm and Python indexes, once, into a folder of the driver."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import platform
+import re
+import shutil
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hermes_core import ConfigError
+
+Fill = Callable[[Path], Awaitable[None]]
+"""Fills an empty folder of the driver."""
+
+LOOK_AGAIN_S = 0.2
+"""Seconds between two looks at a lock that another process holds."""
+
+_CPU = {"x86_64": "x64", "AMD64": "x64", "aarch64": "arm64", "arm64": "arm64"}
+_VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+_-]{0,60}")
+
+
+@dataclass(frozen=True)
+class NpmPackages:
+    """Packages of the npm index, without their install scripts."""
+
+    specs: tuple[str, ...]
+    """What npm installs. `{version}` is the agent's, and `{cpu}` and `{machine}` the type of the machine, as npm and
+    the kernel name it."""
+    keep: Mapping[str, str] = field(default_factory=dict)
+    """The only files and folders that are kept, by the names that they get; empty keeps everything."""
+    needs: tuple[str, ...] = ()
+    """What the slot must have to run it."""
+
+    async def fetch(self, name: str, version: str) -> Path:
+        """Return the folder with the packages, which are fetched if they are not there.
+
+        Raises:
+            ConfigError: they can't be had.
+        """
+        places = {"version": _checked(version), "cpu": _cpu(), "machine": platform.machine()}
+        line = ["npm", "install", "--ignore-scripts", "--no-audit", "--no-fund", "--no-save", "--loglevel=error"]
+        line += [
+            "--os=linux",
+            f"--cpu={places['cpu']}",
+            "--libc=glibc",
+            *(each.format(**places) for each in self.specs),
+        ]
+        keep = {path: source.format(**places) for path, source in self.keep.items()}
+
+        async def fill(folder: Path) -> None:
+            await _run([*line, "--prefix", str(folder)], "npm", "install Node.js, whose package has npm")
+            if keep:
+                await asyncio.to_thread(_keep_only, folder, keep)
+
+        return await _once(f"{name}-{version}-{places['cpu']}", fill)
+
+
+@dataclass(frozen=True)
+class PythonPackages:
+    """Packages of the Python index with what they need, for the driver's version of Python."""
+
+    specs: tuple[str, ...]
+    """What pip installs. `{version}` is the agent's."""
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Return what the slot must have to run them."""
+        return ("glibc", f"python3.{sys.version_info.minor}")
+
+    async def fetch(self, name: str, version: str) -> Path:
+        """Return the folder with the packages, which are fetched if they are not there.
+
+        Raises:
+            ConfigError: they can't be had.
+        """
+        specs = [each.format(version=_checked(version)) for each in self.specs]
+        line = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile"]
+
+        async def fill(folder: Path) -> None:
+            await _run([*line, "--only-binary=:all:", "--target", str(folder), *specs], "pip", "install pip")
+
+        return await _once(f"{name}-{version}-{_cpu()}-py3.{sys.version_info.minor}", fill)
+
+
+def cache() -> Path:
+    """Return the folder in which fetched programs are kept."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hermes-rl" / "agents"
+
+
+def _checked(version: str) -> str:
+    if not _VERSION.fullmatch(version):
+        raise ConfigError(f"{version!r} can't be a version", hint="write it like 1.2.3")
+    return version
+
+
+def _cpu() -> str:
+    """Return the type of this machine as npm names it.
+
+    Raises:
+        ConfigError: there are no programs for it.
+    """
+    if (cpu := _CPU.get(platform.machine())) is None:
+        raise ConfigError(f"there are no coding agents for {platform.machine()}", hint="use x86_64 or aarch64")
+    return cpu
+
+
+async def _once(name: str, fill: Fill) -> Path:
+    """Return the folder of this name. It is filled if it does not exist, by one process, and is all there or not.
+
+    Raises:
+        ConfigError: the cache can't be written.
+    """
+    folder, part = cache() / name, cache() / f".{name}.part"
+    if folder.is_dir():
+        return folder
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        async with _locked(cache() / f".{name}.lock"):
+            if folder.is_dir():
+                return folder
+            await asyncio.to_thread(shutil.rmtree, part, ignore_errors=True)  # a process that was killed left it
+            part.mkdir()
+            try:
+                await fill(part)
+                part.rename(folder)
+            finally:
+                await asyncio.to_thread(shutil.rmtree, part, ignore_errors=True)
+    except OSError as error:
+        raise ConfigError(f"{folder} can't be written: {error}", hint="set XDG_CACHE_HOME to another folder") from error
+    return folder
+
+
+@asynccontextmanager
+async def _locked(path: Path) -> AsyncIterator[None]:
+    """Hold a lock that other processes of this machine respect."""
+    with path.open("w") as file:
+        while True:
+            with suppress(BlockingIOError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            await asyncio.sleep(LOOK_AGAIN_S)
+        yield
+
+
+async def _run(line: Sequence[str], program: str, hint: str) -> None:
+    """Run an installer.
+
+    Raises:
+        ConfigError: it is not there, or fails.
+    """
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *line,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            start_new_session=True,
+        )
+    except FileNotFoundError as error:
+        raise ConfigError(f"{program} is needed once, to fetch the agent, and is not there", hint=hint) from error
+    try:
+        said, _ = await process.communicate()
+    finally:
+        if process.returncode is None:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, 9)
+            await process.wait()
+    if process.returncode:
+        text = said.decode("utf-8", "replace").strip()
+        raise ConfigError(
+            f"{program} failed with {process.returncode}: {text[-1500:]}",
+            hint="see that the index is reachable and has this version; npm and pip use their own configuration",
+        )
+
+
+def _keep_only(folder: Path, keep: Mapping[str, str]) -> None:
+    """Move these files to the top of the folder, and remove all others."""
+    kept = folder / ".kept"
+    kept.mkdir()
+    for path, source in keep.items():
+        (folder / source).rename(kept / path)
+    for entry in [entry for entry in folder.iterdir() if entry != kept]:
+        shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+    for entry in kept.iterdir():
+        entry.rename(folder / entry.name)
+    kept.rmdir()
