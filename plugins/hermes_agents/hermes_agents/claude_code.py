@@ -41,4 +41,5 @@ class ClaudeCode(ProgramAgent):
             **dict.fromkeys(_SMALL, "{model}"),
         },
         dialect="anthropic",
+        tried="2.1.197: solves the demo tasks on `local`, at `user` and `namespace`, without a network",
     )

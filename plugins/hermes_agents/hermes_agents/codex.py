@@ -45,4 +45,5 @@ class Codex(ProgramAgent):
         env={"CODEX_HOME": "{folder}/codex"},
         files={"codex/config.toml": _CONFIG},
         dialect="responses",
+        tried="0.171.0: solves the demo tasks on `local`, at `user` and `namespace`, without a network",
     )

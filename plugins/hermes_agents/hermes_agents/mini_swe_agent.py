@@ -35,4 +35,5 @@ class MiniSweAgent(ProgramAgent):
             "MSWEA_GLOBAL_CONFIG_DIR": "{folder}/mini",
             "LITELLM_LOCAL_MODEL_COST_MAP": "True",
         },
+        tried="2.4.6: solves the demo tasks on `local`, at `user` and `namespace`, without a network",
     )

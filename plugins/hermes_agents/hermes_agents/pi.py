@@ -32,4 +32,5 @@ class Pi(ProgramAgent):
         again=(*_ARGV, "--continue"),
         env={"PI_CODING_AGENT_DIR": "{folder}/pi", "PI_OFFLINE": "1", "PI_TELEMETRY": "0"},
         files={"pi/models.json": _MODELS},
+        tried="0.73.1: solves the demo tasks on `local`, at `user` and `namespace`, without a network",
     )

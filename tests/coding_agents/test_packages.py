@@ -1,0 +1,130 @@
+"""Programs are fetched once, whole, and by one process at a time. The packages are files of the test."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import re
+import shutil
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import hermes_agents
+import pytest
+from click.testing import CliRunner
+from hermes_agents.packages import NpmPackages, PythonPackages, cache
+
+from hermes_core.agents.program import AgentProgram, ProgramAgent
+from hermes_core.cli.main import main
+from hermes_core.errors import ConfigError
+from hermes_core.runtime import Runtime
+from hermes_core.settings import Settings
+
+ROOT = Path(__file__).resolve().parents[2]
+NAMES = ("claude-code", "codex", "mini-swe-agent", "pi")
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def npm_package(tmp_path: Path) -> str:
+    """A package of npm with one program and an install script, which must not run."""
+    if shutil.which("npm") is None:
+        pytest.skip("npm is not installed")
+    about = {"name": "tiny", "version": "1.0.0", "scripts": {"postinstall": f"touch {tmp_path}/ran"}}
+    path = tmp_path / "tiny-1.0.0.tgz"
+    with tarfile.open(path, "w:gz") as tar:
+        for name, text in {"package.json": json.dumps(about), "bin/tiny": "#!/bin/sh\n", "more": "x"}.items():
+            member = tarfile.TarInfo(f"package/{name}")
+            member.size, member.mode = len(text), 0o755
+            tar.addfile(member, io.BytesIO(text.encode()))
+    return str(tmp_path / "tiny-{version}.tgz")
+
+
+async def test_an_npm_package_is_fetched_once(tmp_path: Path, npm_package: str) -> None:
+    package = NpmPackages((npm_package,), keep={"tiny": "node_modules/tiny/bin/tiny"})
+    folders = await asyncio.gather(*(package.fetch("tiny", "1.0.0") for _ in range(3)))
+    [folder] = {*folders}
+    assert folder.parent == cache() == tmp_path / "cache" / "hermes-rl" / "agents"
+    assert [path.name for path in folder.iterdir()] == ["tiny"]
+    assert (folder / "tiny").stat().st_mode & 0o111 and not (tmp_path / "ran").exists()
+    (tmp_path / "tiny-1.0.0.tgz").unlink()
+    assert await package.fetch("tiny", "1.0.0") == folder
+
+
+async def test_what_can_not_be_fetched_leaves_nothing(npm_package: str) -> None:
+    package = NpmPackages((npm_package,))
+    with pytest.raises(ConfigError, match="npm failed with"):
+        await package.fetch("tiny", "2.0.0")
+    assert [path.name for path in cache().iterdir() if not path.name.endswith(".lock")] == []
+    with pytest.raises(ConfigError, match="can't be a version"):
+        await package.fetch("tiny", "../../1.0.0")
+
+
+async def test_a_cancelled_fetch_leaves_nothing(npm_package: str) -> None:
+    fetching = asyncio.create_task(NpmPackages((npm_package,)).fetch("tiny", "1.0.0"))
+    while not any(path.suffix == ".part" for path in cache().glob(".*")):
+        await asyncio.sleep(0.001)
+    fetching.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await fetching
+    assert [path.name for path in cache().iterdir() if not path.name.endswith(".lock")] == []
+
+
+async def test_without_npm_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigError, match=r"npm is needed once.*install Node\.js"):
+        await NpmPackages(("tiny",)).fetch("tiny", "1.0.0")
+
+
+async def test_a_python_package_is_fetched(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "tiny-1.0.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("tiny.py", "answer = 42\n")
+        wheel.writestr("tiny-1.0.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: tiny\nVersion: 1.0.0\n")
+        wheel.writestr("tiny-1.0.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr("tiny-1.0.0.dist-info/RECORD", "")
+    package = PythonPackages((str(tmp_path / "tiny-{version}-py3-none-any.whl"),))
+    folder = await package.fetch("tiny", "1.0.0")
+    assert (folder / "tiny.py").read_text() == "answer = 42\n"
+    assert package.needs == ("glibc", f"python3.{sys.version_info.minor}")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_agent_is_a_declaration(name: str) -> None:
+    runtime = Runtime(Settings(), load_entry_points=False, plugins=[hermes_agents])
+    kind = runtime.agents.entry(name).load()
+    assert issubclass(kind, ProgramAgent) and isinstance(kind.program, AgentProgram)
+    program = kind.program
+    assert program.name == name and program.version and program.package and program.tried.startswith(program.version)
+    assert program.dialect in ("chat", "responses", "anthropic")
+    words = [*program.argv, *program.again, *program.env.values(), *program.files.values()]
+    places = {place for word in words for place in re.findall(r"\{(\w+)\}", word)}
+    assert places <= {"prompt", "prompt_file", "install", "folder", "model", "url", "key", "args"}, places
+    assert "{args}" in program.argv
+
+
+@pytest.mark.entry_points
+def test_the_command_line_shows_and_installs_them(npm_package: str) -> None:
+    shown = CliRunner().invoke(main, ["agents", "codex"])
+    assert shown.exit_code == 0 and "wire_api" in shown.output and "{install}/codex exec" in shown.output
+    for words, said in {
+        ("install", "model"): "no program that could be installed",
+        ("install",): "name one agent",
+        ("codex", "pi"): "name one agent",
+        ("install", "nobody"): "unknown agent",
+    }.items():
+        wrong = CliRunner().invoke(main, ["agents", *words])
+        assert wrong.exit_code == 2 and said in wrong.output
+
+
+def test_the_page_has_every_agent_and_its_version() -> None:
+    page = (ROOT / "docs" / "agent-programs.md").read_text("utf-8")
+    runtime = Runtime(Settings(), load_entry_points=False, plugins=[hermes_agents])
+    for name in NAMES:
+        assert f"| `{name}` | {runtime.agents.entry(name).load().program.version} |" in page

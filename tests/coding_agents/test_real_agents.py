@@ -1,0 +1,140 @@
+"""Real coding agents, from their packages, solve the tasks that ship with the SWE-smith plugin, without a network.
+
+The model is a script that speaks to each in its own dialect, through the gateway.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import hermes_agents
+import hermes_swe_smith
+import pytest
+from hermes_agents import packages
+from hermes_swe_smith.demo import MENDS, Mend
+
+from hermes_core.envs.runner import run_rollouts
+from hermes_core.runtime import Runtime
+from hermes_core.settings import Settings
+from hermes_core.testing.scripted_server import Reply, ScriptedServer, call
+
+pytestmark = [pytest.mark.full, pytest.mark.loop_stall(2.0)]
+
+TOOLS = {
+    "codex": ("exec_command", "cmd"),
+    "claude-code": ("Bash", "command"),
+    "pi": ("bash", "command"),
+    "mini-swe-agent": ("bash", "command"),
+}
+"""The tool of each agent that runs a command, and its argument."""
+
+END = {"mini-swe-agent": "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"}
+"""With what command an agent ends that does not end with a text."""
+
+REPLACE = "import pathlib, sys; p = pathlib.Path(sys.argv[1]); p.write_text(p.read_text().replace(*sys.argv[2:]))"
+
+
+def script(agent: str) -> Callable[[dict[str, Any]], Reply]:
+    """A model that mends the bug of which the prompt tells, with the tool that the agent offers."""
+    name, argument = TOOLS[agent]
+
+    def answer(request: dict[str, Any]) -> Reply:
+        if request.get("max_tokens") == 1:
+            return Reply("Hello")
+        assert name in {tool["function"]["name"] for tool in request["tools"]}
+        said = str([message["content"] for message in request["messages"] if message["role"] == "user"])
+        [mend] = [mend for mend in (*MENDS, CALC) if mend.issue in said]
+        path = mend.path if mend is CALC else f"ledgerline/ledgerline/{mend.path}"
+        steps = [
+            [f"cat {path}", "ls"],
+            [shlex.join(["python3", "-c", REPLACE, path, mend.old, mend.new])],
+            *([[END[agent]]] if agent in END else []),
+        ]
+        turn = sum(message["role"] == "assistant" for message in request["messages"])
+        if turn >= len(steps):
+            return Reply("I mended it.", usage=(100, 5))
+        return Reply(None, [call(name, **{argument: command}) for command in steps[turn]], usage=(100, 5))
+
+    return answer
+
+
+@pytest.fixture
+def indexes(require: Callable[[str, str | None], None]) -> None:
+    """The indexes that the agents are fetched from can be reached, or the agents were fetched before."""
+    require("agents", None if packages.cache().is_dir() else unreachable())
+
+
+def unreachable() -> str | None:
+    if shutil.which("npm") is None:
+        return "npm is not installed"
+    asked = subprocess.run(["npm", "view", "@openai/codex", "version"], capture_output=True, timeout=60, check=False)
+    return "the npm index can't be reached" if asked.returncode else None
+
+
+ROW = {
+    "id": "calc",
+    "prompt": "Mend the sum in calc.py.",
+    "setup": ["printf 'def add(a, b):\\n    return a - b\\n' >calc.py"],
+    "check": "PYTHONPATH=. python3 -c 'import calc; assert calc.add(2, 3) == 5'",
+}
+CALC = Mend("the sum", "a - b", "calc.py", "a - b", "a + b")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("agent", list(TOOLS))
+async def test_a_real_agent_solves_the_demo_tasks(
+    tmp_path: Path, isolates: None, indexes: None, agent: str, record_property: Any
+) -> None:
+    """A slot at level `namespace` has only its loopback. What the tasks need is fetched by their preparation."""
+    records = await solved(tmp_path, agent, "swe-smith", {"dataset_name": "demo", "shuffle": False}, "namespace")
+    assert len(records) == len(MENDS)
+    seconds = sum(record["timings"]["agent_s"] for record in records) / len(records)
+    record_property("figure", f"{agent}: {seconds:.1f} s for a task, in two slots at a time")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("agent", list(TOOLS))
+async def test_a_real_agent_works_as_a_user_of_a_sandbox_without_a_network(
+    tmp_path: Path, isolates: None, indexes: None, agent: str
+) -> None:
+    (tmp_path / "tasks.jsonl").write_text(json.dumps(ROW) + "\n")
+    where = {"dataset_name": str(tmp_path / "tasks.jsonl")}
+    assert len(await solved(tmp_path, agent, "tasks", where, "user", backend_config={"network": "none"})) == 1
+
+
+async def solved(
+    tmp_path: Path, agent: str, environment: str, env: dict[str, Any], level: str, **options: Any
+) -> list[dict[str, Any]]:
+    """The records of a run in which the agent solves everything."""
+    records: list[dict[str, Any]] = []
+    plugins = [hermes_agents, hermes_swe_smith]
+    async with (
+        ScriptedServer(script(agent)) as server,
+        Runtime(Settings(state_dir=tmp_path / "state"), load_entry_points=False, plugins=plugins) as runtime,
+    ):
+        await run_rollouts(
+            runtime,
+            environment,
+            agent,
+            env=env,
+            settings={"model": "scripted", "base_url": server.base_url, "api_key": "not-for-the-slot"},
+            isolation=level,
+            concurrency=2,
+            on_record=lambda record: records.append(dict(record)),
+            **options,
+        )
+        version = runtime.agents.entry(agent).load().program.version
+    for record in records:
+        assert (record["reward"], record["failure"]) == (1.0, None), record
+        assert record["stop_reason"] == "finished" and record["program"]["exit_code"] == 0
+        assert record["program"]["requests"]["fork"] == 0 and record["program"]["requests"]["root"] == 1
+        assert {each["name"] for each in record["calls"]} == {TOOLS[agent][0]}
+        assert record["versions"][agent] == version
+        assert "not-for-the-slot" not in str(record)
+    return records
