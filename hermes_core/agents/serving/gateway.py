@@ -261,7 +261,7 @@ class Gateway:
         Raises:
             ConnectionError: an answer could not be completed.
         """
-        if self._work.closing or self._connections >= self.bounds.connections:
+        if self._connections >= self.bounds.connections:
             self._counts["connections_refused"] += 1
             await connection.finish()
             return

@@ -175,6 +175,19 @@ async def test_a_retry_after_a_lost_answer_gets_it_again() -> None:
         assert len(one.one.model.requests) == 1
 
 
+async def test_a_retry_of_a_stream_that_was_cut_gets_its_answer() -> None:
+    begun, go, answer = gate()
+    async with agent(answer, reply("Another."), bounds=Bounds(quiet_s=0.01, keep_alive_s=0.01)) as one:
+        request = {"model": "any", "messages": BEGIN, "tools": TOOLS, "stream": True}
+        async with one.client.stream("POST", "/v1/chat/completions", json=request):
+            await begun.wait()
+        while one.one.gateway._connections:  # until it is noticed that nobody reads the stream
+            await asyncio.sleep(0.01)
+        go.set()
+        assert (await one.ask())["content"] == "Done."
+        assert len(one.one.model.requests) == 1
+
+
 async def test_a_request_whose_answer_arrived_is_sampled_anew() -> None:
     async with agent(reply("I look.", LS), reply("Done."), reply("Another.")) as one:
         await one.work()
@@ -255,6 +268,17 @@ async def test_trouble_before_the_first_answer_is_a_failure(kind: str) -> None:
     assert isinstance(one.one.gateway.failure, ModelError)
 
 
+async def test_an_agent_may_go_on_after_a_refusal() -> None:
+    async with agent(reply("", LS), ContextLengthExceeded("x"), reply("Done.")) as one:
+        await one.work()
+        await one.post()
+        assert one.one.gateway.last_call_failed
+        one.messages[-1]["content"] = "shorter"
+        await one.work()
+    assert not one.one.gateway.last_call_failed
+    assert one.one.gateway.stop_reason is StopReason.FINISHED
+
+
 async def test_after_a_failure_nothing_more_is_asked() -> None:
     async with agent(EndpointDown("x"), reply("Done.")) as one:
         await one.post()
@@ -317,6 +341,11 @@ async def test_calls_wait_for_their_turn_up_to_a_bound() -> None:
     assert most == 2
 
 
+async def test_a_call_that_need_not_wait_is_never_refused() -> None:
+    async with agent(reply("Done."), bounds=Bounds(waiting=0)) as one:
+        assert (await one.ask())["content"] == "Done."
+
+
 async def test_the_wait_for_the_model_is_measured_once_for_calls_that_overlap() -> None:
     waits: list[str] = []
 
@@ -377,6 +406,7 @@ async def test_after_the_end_everything_is_refused_and_late_answers_are_dropped(
         go.set()
         assert (await late).status_code == 400
         assert (await one.post()).status_code == 400
+        assert (await one.client.get("/v1/models")).status_code == 400
     assert one.one.task.result.turns_used == 0
     assert len(one.one.model.requests) == 1
 
