@@ -176,4 +176,4 @@ from hermes_core.version import (
     check_tested as check_tested,
     tested_import as tested_import,
 )
-from hermes_core.workers import Workers as Workers, begin_thread as begin_thread
+from hermes_core.workers import Workers as Workers, begin_thread as begin_thread, call_in as call_in

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from hermes_core.errors import InfraError, UsageError
-from hermes_core.workers import Workers
+from hermes_core.workers import Workers, call_in
 
 log = logging.getLogger(__name__)
 
@@ -300,7 +300,7 @@ class LoopThread:
             if outcome.cancelled() and not _cancelling():
                 raise LoopEnded from None
             if not outcome.cancelled():
-                self._call(cancel)
+                call_in(self._loop, cancel)
                 if undo is not None:
                     outcome.add_done_callback(lambda done: self._take_back(done, undo))
             raise
@@ -324,12 +324,12 @@ class LoopThread:
             raise LoopEnded from None
         except BaseException:
             if not outcome.done():  # Ctrl-C
-                self._call(cancel)
+                call_in(self._loop, cancel)
             raise
 
     def begin_close(self) -> None:
         """Tell the loop to end. Idempotent."""
-        self._call(self._stop.set)
+        call_in(self._loop, self._stop.set)
 
     def close(self, timeout_s: float | None = None) -> None:
         """End the loop, and block until it has ended. Idempotent."""
@@ -397,12 +397,6 @@ class LoopThread:
     def _take_back(self, outcome: concurrent.futures.Future[T], undo: Callable[[T], Coroutine[Any, Any, Any]]) -> None:
         if not outcome.cancelled() and outcome.exception() is None:
             asyncio.run_coroutine_threadsafe(undo(outcome.result()), self._loop)
-
-    def _call(self, function: Callable[[], object]) -> None:
-        try:
-            self._loop.call_soon_threadsafe(function)
-        except RuntimeError:  # the loop has ended
-            return
 
 
 def _cancelling() -> bool:

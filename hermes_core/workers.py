@@ -9,7 +9,10 @@ import queue
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    import asyncio
 
 T = TypeVar("T")
 
@@ -30,6 +33,16 @@ def begin_thread(call: Callable[[], object], name: str) -> None:
         _kept.begin(call, name)
     else:
         threading.Thread(target=call, name=name, daemon=True).start()
+
+
+def call_in(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *arguments: object) -> bool:
+    """Call a function in the event loop's thread. Return False if the loop is closed, since nobody needs the call
+    then."""
+    try:
+        loop.call_soon_threadsafe(function, *arguments)
+    except RuntimeError:
+        return False
+    return True
 
 
 class _KeptThreads:

@@ -12,7 +12,7 @@ from hermes_core.errors import ChannelLost
 from hermes_core.sandbox.channels.base import BUFFER_BYTES, CHUNK_BYTES, STDERR_BYTES, Inbox, Tail
 from hermes_core.sandbox.channels.process import AsyncioStreamChannel
 from hermes_core.sandbox.contract import Channel
-from hermes_core.workers import begin_thread
+from hermes_core.workers import begin_thread, call_in
 
 __all__ = [
     "BUFFER_BYTES",
@@ -23,7 +23,6 @@ __all__ = [
     "BlockingStreamChannel",
     "Inbox",
     "Tail",
-    "call_in",
     "channel_gone",
     "in_thread",
 ]
@@ -176,16 +175,6 @@ def in_thread(function: Callable[[], T], name: str) -> asyncio.Future[T]:
 
     begin_thread(run, name)
     return outcome
-
-
-def call_in(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *arguments: object) -> bool:
-    """Call a function in the event loop's thread. Return False if the loop is closed, since nobody needs the call
-    then."""
-    try:
-        loop.call_soon_threadsafe(function, *arguments)
-    except RuntimeError:
-        return False
-    return True
 
 
 def channel_gone(cause: Exception | None, last_words: str) -> ChannelLost:

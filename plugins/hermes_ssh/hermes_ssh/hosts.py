@@ -25,6 +25,7 @@ from hermes_core import (
     SingleFlight,
     TaskSet,
     begin_thread,
+    call_in,
 )
 from hermes_core.sandbox.local.host import NOT_THERE
 from hermes_ssh import remote
@@ -226,10 +227,7 @@ class Host:
 
     def _ended(self, connection: Connection, loop: asyncio.AbstractEventLoop) -> None:
         """Note that a session has ended. Called in a thread of its own."""
-        try:
-            loop.call_soon_threadsafe(self._release, connection)
-        except RuntimeError:  # the loop is closed: nobody counts any more
-            pass
+        call_in(loop, self._release, connection)
 
     def _release(self, connection: Connection) -> None:
         connection.sessions -= 1

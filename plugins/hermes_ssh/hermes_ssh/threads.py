@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TypeVar
 
-from hermes_core import begin_thread
+from hermes_core import begin_thread, call_in
 
 T = TypeVar("T")
 
@@ -21,9 +21,9 @@ async def in_thread(call: Callable[[], T], undo: Callable[[T], object]) -> T:
         try:
             value = call()
         except Exception as error:
-            _post(loop, _fail, outcome, error)
+            call_in(loop, _fail, outcome, error)
             return
-        if not _post(loop, give, value):
+        if not call_in(loop, give, value):
             undo(value)
 
     def give(value: T) -> None:
@@ -47,12 +47,3 @@ async def in_thread(call: Callable[[], T], undo: Callable[[T], object]) -> T:
 def _fail(outcome: asyncio.Future[T], error: Exception) -> None:
     if not outcome.done():
         outcome.set_exception(error)
-
-
-def _post(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *arguments: object) -> bool:
-    """Call a function in the event loop's thread. Return False if the loop is closed."""
-    try:
-        loop.call_soon_threadsafe(function, *arguments)
-    except RuntimeError:
-        return False
-    return True
