@@ -1,8 +1,11 @@
-"""The buffers of a channel: output that arrived before it was asked for, and the end of standard error."""
+"""What channels have in common: output that arrived before it was asked for, and the end of standard error."""
 
 from __future__ import annotations
 
 import asyncio
+
+from hermes_core.errors import ChannelLost
+from hermes_core.sandbox.contract import Channel
 
 BUFFER_BYTES = 1 << 20
 """Maximum number of bytes read ahead of the caller. More data waits in the transport, which slows down the sender."""
@@ -69,3 +72,29 @@ class Tail:
     def text(self) -> str:
         """Return the kept bytes as text."""
         return self._data.decode("utf-8", "replace").strip()
+
+
+class BufferedChannel(Channel):
+    """A channel that keeps what arrives until it is asked for, and the end of standard error."""
+
+    def __init__(self) -> None:
+        self._inbox = Inbox()
+        self._tail = Tail()
+
+    def feed_stderr(self, data: bytes) -> None:
+        """Keep data that the transport carried as standard error, which `read` does not return. Call it from any
+        thread."""
+        self._tail.feed(data)
+
+    @property
+    def stderr_tail(self) -> str:
+        """Return the end of standard error."""
+        return self._tail.text()
+
+    def _gone(self, cause: Exception | None) -> ChannelLost:
+        """Return the error of a channel whose transport has broken, or, without a cause, which we closed."""
+        reason = "it was closed" if cause is None else f"{type(cause).__name__}: {cause}"
+        tail = self.stderr_tail
+        error = ChannelLost(f"the channel is gone: {reason}" + (f"; its last words: {tail}" if tail else ""))
+        error.__cause__ = cause
+        return error

@@ -8,10 +8,8 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from hermes_core.errors import ChannelLost
-from hermes_core.sandbox.channels.base import BUFFER_BYTES, CHUNK_BYTES, STDERR_BYTES, Inbox, Tail
+from hermes_core.sandbox.channels.base import BUFFER_BYTES, CHUNK_BYTES, STDERR_BYTES, BufferedChannel
 from hermes_core.sandbox.channels.process import AsyncioStreamChannel
-from hermes_core.sandbox.contract import Channel
 from hermes_core.workers import begin_thread, call_in
 
 __all__ = [
@@ -21,9 +19,6 @@ __all__ = [
     "WRITES_AHEAD",
     "AsyncioStreamChannel",
     "BlockingStreamChannel",
-    "Inbox",
-    "Tail",
-    "channel_gone",
     "in_thread",
 ]
 
@@ -34,7 +29,7 @@ WRITES_AHEAD = 4
 T = TypeVar("T")
 
 
-class BlockingStreamChannel(Channel):
+class BlockingStreamChannel(BufferedChannel):
     """A channel over blocking calls, with one thread for each direction.
 
     Args:
@@ -52,11 +47,10 @@ class BlockingStreamChannel(Channel):
         close: Callable[[], object],
         wait: Callable[[], int],
     ) -> None:
+        super().__init__()
         self._loop = asyncio.get_running_loop()
         self._blocking_read, self._blocking_write = read, write
         self._blocking_close, self._blocking_wait = close, wait
-        self._inbox = Inbox()
-        self._tail = Tail()
         self._room = threading.Condition()
         self._buffered = 0
         self._outbox: queue.SimpleQueue[tuple[bytes, asyncio.Future[None]] | None] = queue.SimpleQueue()
@@ -81,7 +75,7 @@ class BlockingStreamChannel(Channel):
         await self._permits.acquire()
         if self._failure is not None or self._closing is not None:
             self._permits.release()
-            raise self._lost(self._failure)
+            raise self._gone(self._failure)
         done: asyncio.Future[None] = self._loop.create_future()
         done.add_done_callback(lambda future: future.cancelled() or future.exception())
         self._outbox.put((data, done))
@@ -90,13 +84,13 @@ class BlockingStreamChannel(Channel):
     async def wait(self) -> int:
         """Return the exit status from the transport's `wait`."""
         if self._closing is not None and self._status is None:
-            raise self._lost(None)
+            raise self._gone(None)
         if self._status is None:
             self._status = in_thread(self._blocking_wait, "channel-wait")
         try:
             return await asyncio.shield(self._status)
         except Exception as error:
-            raise self._lost(error) from error
+            raise self._gone(error) from error
 
     async def aclose(self) -> None:
         """End the stream. Does not wait for the threads, which end when their current calls do."""
@@ -112,16 +106,6 @@ class BlockingStreamChannel(Channel):
         except Exception:
             return  # nothing else can be done to close it
 
-    def feed_stderr(self, data: bytes) -> None:
-        """Keep data that the transport carried as standard error, which `read` does not return. Call it from any
-        thread."""
-        self._tail.feed(data)
-
-    @property
-    def stderr_tail(self) -> str:
-        """Return the end of the data given to `feed_stderr`."""
-        return self._tail.text()
-
     def _read_on(self) -> None:
         error: Exception | None = None
         try:
@@ -133,7 +117,7 @@ class BlockingStreamChannel(Channel):
                     self._room.wait_for(lambda: self._buffered < BUFFER_BYTES)
         except Exception as caught:
             error = caught
-        call_in(self._loop, self._inbox.end, None if error is None else self._lost(error))
+        call_in(self._loop, self._inbox.end, None if error is None else self._gone(error))
 
     def _write_on(self) -> None:
         while (item := self._outbox.get()) is not None:
@@ -151,12 +135,9 @@ class BlockingStreamChannel(Channel):
         if done.done():
             return
         if self._failure is not None:
-            done.set_exception(self._lost(self._failure))
+            done.set_exception(self._gone(self._failure))
         else:
             done.set_result(None)
-
-    def _lost(self, error: Exception | None) -> ChannelLost:
-        return channel_gone(error, self.stderr_tail)
 
 
 def in_thread(function: Callable[[], T], name: str) -> asyncio.Future[T]:
@@ -175,11 +156,3 @@ def in_thread(function: Callable[[], T], name: str) -> asyncio.Future[T]:
 
     begin_thread(run, name)
     return outcome
-
-
-def channel_gone(cause: Exception | None, last_words: str) -> ChannelLost:
-    """Return the error of a channel whose transport has broken, or, without a cause, which we closed."""
-    reason = "it was closed" if cause is None else f"{type(cause).__name__}: {cause}"
-    error = ChannelLost(f"the channel is gone: {reason}" + (f"; its last words: {last_words}" if last_words else ""))
-    error.__cause__ = cause
-    return error

@@ -11,13 +11,12 @@ from collections.abc import Mapping, Sequence
 
 from hermes_core.aio import complete
 from hermes_core.errors import ChannelLost
-from hermes_core.sandbox.channels.base import BUFFER_BYTES, CHUNK_BYTES, Inbox, Tail
-from hermes_core.sandbox.contract import Channel
+from hermes_core.sandbox.channels.base import BUFFER_BYTES, CHUNK_BYTES, BufferedChannel
 
 _LAST_WORDS_S = 0.25
 
 
-class AsyncioStreamChannel(Channel):
+class AsyncioStreamChannel(BufferedChannel):
     """A channel to the standard streams of a child process that does the transport.
 
     Closing releases the child: it gets end-of-file and, if it has not ended by then, SIGKILL. So the child must only be
@@ -25,8 +24,7 @@ class AsyncioStreamChannel(Channel):
     """
 
     def __init__(self) -> None:
-        self._inbox = Inbox()
-        self._tail = Tail()
+        super().__init__()
         self._writable = asyncio.Event()
         self._writable.set()
         self._exited = asyncio.Event()
@@ -119,11 +117,6 @@ class AsyncioStreamChannel(Channel):
         _kill_child(self._transport.get_pid())
         await self._exited.wait()  # SIGKILL takes effect at once
 
-    @property
-    def stderr_tail(self) -> str:
-        """Return the end of the child's standard error."""
-        return self._tail.text()
-
     def _reader(self) -> asyncio.ReadTransport:
         assert self._transport is not None
         reader = self._transport.get_pipe_transport(1)
@@ -157,7 +150,7 @@ class _ChildProtocol(asyncio.SubprocessProtocol):
     def pipe_data_received(self, fd: int, data: bytes) -> None:
         channel = self._channel
         if fd == 2:
-            channel._tail.feed(data)
+            channel.feed_stderr(data)
             return
         channel._inbox.feed(data)
         if not channel._paused and len(channel._inbox) >= BUFFER_BYTES:

@@ -9,9 +9,8 @@ import ssl
 from collections.abc import Callable
 
 from hermes_core.errors import ChannelLost
-from hermes_core.sandbox.channels.base import BUFFER_BYTES, CHUNK_BYTES, Inbox, Tail
-from hermes_core.sandbox.channels.blocking import channel_gone, in_thread
-from hermes_core.sandbox.contract import Channel
+from hermes_core.sandbox.channels.base import BUFFER_BYTES, CHUNK_BYTES, BufferedChannel
+from hermes_core.sandbox.channels.blocking import in_thread
 
 STUCK_S = 1.0
 """Seconds for which nothing can be sent until the far end is asked whether its program still runs."""
@@ -19,7 +18,7 @@ STUCK_S = 1.0
 _NOT_NOW = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
-class SocketChannel(Channel):
+class SocketChannel(BufferedChannel):
     """A channel over a connected socket, plain or TLS.
 
     Args:
@@ -44,11 +43,10 @@ class SocketChannel(Channel):
         ended: Callable[[], bool] | None = None,
         close: Callable[[], object] | None = None,
     ) -> None:
+        super().__init__()
         self._loop = asyncio.get_running_loop()
         self._connection = connection
         self._blocking_wait, self._unpack, self._ended, self._close = wait, unpack, ended, close
-        self._inbox = Inbox()
-        self._tail = Tail()
         self._unsent = memoryview(b"")
         self._sent = asyncio.Event()
         self._sent.set()
@@ -85,12 +83,12 @@ class SocketChannel(Channel):
         """Return the exit status from the transport's `wait`."""
         if self._status is None:
             if self._closed:
-                raise self._error(None)
+                raise self._gone(None)
             self._status = in_thread(self._blocking_wait, "channel-wait")
         try:
             return await asyncio.shield(self._status)
         except Exception as error:
-            raise self._error(error) from error
+            raise self._gone(error) from error
 
     async def aclose(self) -> None:
         """End the stream."""
@@ -108,15 +106,6 @@ class SocketChannel(Channel):
         self._connection.close()
         if self._close is not None:
             self._close()
-
-    def feed_stderr(self, data: bytes) -> None:
-        """Keep data that the transport carried as standard error, which `read` does not return."""
-        self._tail.feed(data)
-
-    @property
-    def stderr_tail(self) -> str:
-        """Return the end of the data given to `feed_stderr`."""
-        return self._tail.text()
 
     # --- in ---------------------------------------------------------------------------------------------------------
 
@@ -197,7 +186,7 @@ class SocketChannel(Channel):
     def _fail(self, cause: Exception | None) -> None:
         if self._lost is not None:
             return
-        self._lost = self._error(cause)
+        self._lost = self._gone(cause)
         self._pause()
         self._inbox.end(self._lost)
         self._loop.remove_writer(self._connection.fileno())
@@ -207,6 +196,3 @@ class SocketChannel(Channel):
     def _check(self) -> None:
         if self._lost is not None:
             raise self._lost
-
-    def _error(self, cause: Exception | None) -> ChannelLost:
-        return channel_gone(cause, self.stderr_tail)

@@ -8,10 +8,8 @@ from contextlib import aclosing
 from typing import TypeVar
 
 from hermes_core.aio import TaskSet
-from hermes_core.errors import ChannelLost
-from hermes_core.sandbox.channels.base import BUFFER_BYTES, Inbox, Tail
+from hermes_core.sandbox.channels.base import BUFFER_BYTES, BufferedChannel
 from hermes_core.sandbox.channels.blocking import WRITES_AHEAD
-from hermes_core.sandbox.contract import Channel
 
 PATIENCE_S = 0.5
 """Seconds that a reader may take before the stream that waits for it is closed."""
@@ -19,7 +17,7 @@ PATIENCE_S = 0.5
 T = TypeVar("T")
 
 
-class AsyncStreamChannel(Channel):
+class AsyncStreamChannel(BufferedChannel):
     """A channel over asynchronous calls, with at most one call of each kind in progress.
 
     Cancelling a caller does not interrupt a call: what was read waits for the next `read`, and a write continues.
@@ -43,8 +41,8 @@ class AsyncStreamChannel(Channel):
         stderr: Callable[[], AsyncGenerator[bytes, None]] | None = None,
         close: Callable[[], Awaitable[object]] | None = None,
     ) -> None:
+        super().__init__()
         self._write, self._wait, self._close = write, wait, close
-        self._inbox, self._tail = Inbox(), Tail()
         self._room = asyncio.Event()
         self._turn = asyncio.Lock()
         self._permits = asyncio.Semaphore(WRITES_AHEAD)
@@ -70,7 +68,7 @@ class AsyncStreamChannel(Channel):
         await self._permits.acquire()
         if self._failure is not None or self._closing is not None:
             self._permits.release()
-            raise self._lost(self._failure)
+            raise self._gone(self._failure)
         writing = self._work.spawn(self._write_on(data), "channel stdin")
         writing.add_done_callback(lambda _: self._permits.release())
         await self._outcome(writing)
@@ -79,7 +77,7 @@ class AsyncStreamChannel(Channel):
         """Return the exit status from the transport's `wait`."""
         if self._status is None:
             if self._closing is not None:
-                raise self._lost(None)
+                raise self._gone(None)
             self._status = self._work.spawn(self._ask_status(), "channel status")
         return await self._outcome(self._status)
 
@@ -90,11 +88,6 @@ class AsyncStreamChannel(Channel):
             self._closing = self._ends.spawn(self._end(), "channel close")
         await asyncio.shield(self._closing)
 
-    @property
-    def stderr_tail(self) -> str:
-        """Return the end of standard error."""
-        return self._tail.text()
-
     async def _read_on(self, source: Callable[[], AsyncGenerator[bytes, None]]) -> None:
         error: Exception | None = None
         try:
@@ -102,7 +95,7 @@ class AsyncStreamChannel(Channel):
                 await self._room.wait()
         except Exception as caught:
             error = caught
-        self._inbox.end(None if error is None else self._lost(error))
+        self._inbox.end(None if error is None else self._gone(error))
 
     async def _read_until_stalled(self, source: Callable[[], AsyncGenerator[bytes, None]]) -> bool:
         """Read until the end of the stream (return False), or until nobody takes the data (return True)."""
@@ -125,23 +118,23 @@ class AsyncStreamChannel(Channel):
 
     async def _listen(self, chunks: AsyncGenerator[bytes, None]) -> None:
         async for data in chunks:
-            self._tail.feed(data)
+            self.feed_stderr(data)
 
     async def _write_on(self, data: bytes) -> None:
         async with self._turn:
             if self._failure is not None:
-                raise self._lost(self._failure)
+                raise self._gone(self._failure)
             try:
                 await self._write(data)
             except Exception as error:
                 self._failure = error
-                raise self._lost(error) from error
+                raise self._gone(error) from error
 
     async def _ask_status(self) -> int:
         try:
             return await self._wait()
         except Exception as error:
-            raise self._lost(error) from error
+            raise self._gone(error) from error
 
     async def _outcome(self, work: asyncio.Task[T]) -> T:
         """Wait for work that continues if the caller is cancelled, and that `aclose` cancels."""
@@ -149,7 +142,7 @@ class AsyncStreamChannel(Channel):
             return await asyncio.shield(work)
         except asyncio.CancelledError:
             if work.cancelled():
-                raise self._lost(None) from None
+                raise self._gone(None) from None
             raise
 
     async def _end(self) -> None:
@@ -159,8 +152,3 @@ class AsyncStreamChannel(Channel):
                 await self._close()
             except Exception:
                 return  # nothing else can be done to close it
-
-    def _lost(self, error: Exception | None) -> ChannelLost:
-        reason = "it was closed" if error is None else f"{type(error).__name__}: {error}"
-        tail = self.stderr_tail
-        return ChannelLost(f"the channel is gone: {reason}" + (f"; its last words: {tail}" if tail else ""))
