@@ -73,17 +73,17 @@ def wrapper(python: str, target: str) -> str:
 
 def _name_and_version(files: Mapping[str, str]) -> tuple[str, str]:
     """Return the name and version in the packaging files. If they refer to another file for the version, read that."""
-    pyproject, cfg, setup = _pyproject(files), _setup_cfg(files), _setup_py(files)
-    project, poetry = _table(pyproject, "project"), _table(pyproject, "tool", "poetry")
+    pyproject, cfg, setup = pyproject_in(files), _setup_cfg(files), _setup_py(files)
+    project, poetry = table(pyproject, "project"), table(pyproject, "tool", "poetry")
     declared = {**setup, **dict(cfg.items("metadata") if cfg.has_section("metadata") else ()), **poetry, **project}
     name, version = declared.get("name"), declared.get("version")
-    dynamic = _table(pyproject, "tool", "setuptools", "dynamic", "version")
+    dynamic = table(pyproject, "tool", "setuptools", "dynamic", "version")
     if isinstance(version, str) and version.startswith(("attr:", "file:")):
         kind, _, where = version.partition(":")
         dynamic = {kind: where.strip()}
     elif isinstance(version, str):
         return str(name or ""), version
-    hatch, flit = _table(pyproject, "tool", "hatch", "version"), _table(pyproject, "tool", "flit", "module")
+    hatch, flit = table(pyproject, "tool", "hatch", "version"), table(pyproject, "tool", "flit", "module")
     module = str(flit.get("name") or name).replace("-", "_")
     if isinstance(dynamic.get("file"), str):
         version = files.get(dynamic["file"], "").strip()
@@ -112,15 +112,15 @@ def _assigned(source: str, names: tuple[str, ...]) -> str:
 
 def _entry_points(files: Mapping[str, str]) -> EntryPoints:
     """Return what is declared in any of these ways, without what is not text."""
-    pyproject, cfg = _pyproject(files), _setup_cfg(files)
+    pyproject, cfg = pyproject_in(files), _setup_cfg(files)
     options = dict(cfg.items("options.entry_points")) if cfg.has_section("options.entry_points") else {}
     places: list[Mapping[str, Any]] = [
-        {"console_scripts": _table(pyproject, "tool", "poetry", "scripts")},
-        _table(pyproject, "tool", "poetry", "plugins"),
-        {"console_scripts": _table(pyproject, "project", "scripts")},
-        _table(pyproject, "project", "entry-points"),
+        {"console_scripts": table(pyproject, "tool", "poetry", "scripts")},
+        table(pyproject, "tool", "poetry", "plugins"),
+        {"console_scripts": table(pyproject, "project", "scripts")},
+        table(pyproject, "project", "entry-points"),
         options,
-        _table(_setup_py(files), "entry_points"),
+        table(_setup_py(files), "entry_points"),
     ]
     found: EntryPoints = {}
     for place in places:
@@ -140,14 +140,16 @@ def _points(value: object) -> dict[str, str]:
     return {name.strip(): _bare(target) for name, sign, target in pairs if sign}
 
 
-def _pyproject(files: Mapping[str, str]) -> dict[str, Any]:
+def pyproject_in(files: Mapping[str, str]) -> dict[str, Any]:
+    """Return what `pyproject.toml` says; nothing if there is none, or it can't be read."""
     try:
         return tomllib.loads(files.get("pyproject.toml", ""))
-    except tomllib.TOMLDecodeError:
+    except (tomllib.TOMLDecodeError, RecursionError):
         return {}
 
 
-def _table(data: Any, *path: str) -> dict[str, Any]:
+def table(data: Any, *path: str) -> dict[str, Any]:
+    """Return the table at the end of a path of keys; an empty one if there is none."""
     for key in path:
         data = data.get(key) if isinstance(data, dict) else None
     return data if isinstance(data, dict) else {}

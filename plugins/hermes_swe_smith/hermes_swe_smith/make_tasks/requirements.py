@@ -5,9 +5,10 @@ from __future__ import annotations
 import configparser
 import contextlib
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from hermes_swe_smith.scripts import pyproject_in, table
 
 FILES = ("pyproject.toml", "setup.cfg", "setup.py")
 """Files of a checkout that are read."""
@@ -22,11 +23,11 @@ def declared(files: Mapping[str, str]) -> list[str] | None:
 
     Those of the tests are the extra, or else the dependency group, that is called like tests, or else like development.
     """
-    pyproject = _toml(files.get("pyproject.toml", ""))
-    project = _table(pyproject, "project")
+    pyproject = pyproject_in(files)
+    project = table(pyproject, "project")
     dynamic = project.get("dynamic", ())
     if project.get("name") and not {"dependencies", "optional-dependencies"} & {*dynamic}:
-        own, extras = _texts(project.get("dependencies")), _table(project, "optional-dependencies")
+        own, extras = _texts(project.get("dependencies")), table(project, "optional-dependencies")
         groups = {**_groups(pyproject), **{name: _texts(lines) for name, lines in extras.items()}}
         return _closed([*own, *_of_tests(groups)], str(project["name"]), groups)
     cfg = configparser.ConfigParser(interpolation=None)
@@ -60,9 +61,9 @@ def import_path(files: Mapping[str, str], sources: Sequence[str]) -> str:
     Args:
         sources: the paths of its Python files.
     """
-    setuptools = _table(_toml(files.get("pyproject.toml", "")), "tool", "setuptools")
-    where = _table(setuptools, "packages", "find").get("where")
-    folders = [_table(setuptools, "package-dir").get(""), *(where if isinstance(where, list) else [])]
+    setuptools = table(pyproject_in(files), "tool", "setuptools")
+    where = table(setuptools, "packages", "find").get("where")
+    folders = [table(setuptools, "package-dir").get(""), *(where if isinstance(where, list) else [])]
     for folder in (*folders, "src"):
         plain = isinstance(folder, str) and re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)*", folder)
         if plain and any(path.startswith(f"{folder}/") for path in sources):
@@ -80,7 +81,7 @@ def _of_tests(groups: Mapping[str, list[str]]) -> list[str]:
 
 def _groups(pyproject: Mapping[str, Any]) -> dict[str, list[str]]:
     """Return the dependency groups, with those that they include."""
-    tables = _table(pyproject, "dependency-groups")
+    tables = table(pyproject, "dependency-groups")
 
     def lines(name: str, seen: frozenset[str]) -> list[str]:
         found = []
@@ -113,19 +114,6 @@ def _closed(lines: Sequence[str], project: str, groups: Mapping[str, list[str]])
 
 def _plain(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
-
-
-def _toml(text: str) -> dict[str, Any]:
-    try:
-        return tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError):
-        return {}
-
-
-def _table(data: Any, *path: str) -> dict[str, Any]:
-    for key in path:
-        data = data.get(key) if isinstance(data, dict) else None
-    return data if isinstance(data, dict) else {}
 
 
 def _texts(value: object) -> list[str]:
