@@ -145,6 +145,8 @@ def decode_arguments(raw: Any) -> tuple[dict[str, Any] | None, str | None, bool]
 def sayable(text: str) -> str:
     """Return the text with U+FFFD for what some endpoint refuses or UTF-8 cannot hold, so that it can be sent and
     recorded: NUL, control characters from 127 on, lone surrogates, and codes that are no characters."""
+    if text.isascii() and "\0" not in text and "\x7f" not in text:  # most texts, and ten times as fast
+        return text
     return _UNSAYABLE.sub("\ufffd", text)
 
 

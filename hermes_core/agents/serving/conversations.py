@@ -176,9 +176,11 @@ class Conversations:
         return [step for part in self._own_parts() for step in part]
 
     def fill(self, result: AgentResult) -> None:
-        """Make the agent's own conversation that of a result: its messages, turns and calls."""
+        """Make the agent's own conversation, if it has begun, that of a result: its messages, turns and calls."""
         fresh = AgentResult()
         parts = self._own_parts()
+        if not parts:
+            return
         for number, part in enumerate(parts):
             summary = part[-1] if number < len(parts) - 1 else None
             _add_part(fresh, _gone_on(part, parts[0]) if number else part, summary)

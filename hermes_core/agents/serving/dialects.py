@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 
 from hermes_core.agents.base import Message
 from hermes_core.agents.canonical import joined
-from hermes_core.agents.replies import Reply, sayable
+from hermes_core.agents.replies import Reply
 
 Event = tuple[str, Mapping[str, Any] | str]
 """A server-sent event: its name, empty for one without, and its data."""
@@ -104,7 +104,7 @@ class Dialect(Protocol):
     name: str
 
     def read(self, body: Mapping[str, Any]) -> Asked:
-        """Read a request leniently.
+        """Read a request leniently. Its texts are such that they can be recorded and sent.
 
         Raises:
             BadRequest: it can't be answered.
@@ -152,8 +152,8 @@ def mappings(value: Any) -> list[Mapping[str, Any]]:
 
 
 def string(value: Any) -> str:
-    """Return a text that can be recorded and sent; empty if it is none."""
-    return sayable(value) if isinstance(value, str) else ""
+    """Return the value if it is a text; else an empty one."""
+    return value if isinstance(value, str) else ""
 
 
 def whole_number(value: Any) -> int | None:

@@ -94,6 +94,13 @@ def test_other_conversations_are_counted_apart() -> None:
     assert slot.conversations.places == {"root": 4, "continues": 1, "fork": 0}
 
 
+def test_a_result_is_left_as_it_is_before_the_agents_conversation_has_begun() -> None:
+    slot, result = Slot(), AgentResult(messages=[USER])
+    slot.ask([user("Are you there?")], said("Yes."))
+    slot.conversations.fill(result)
+    assert result.messages == [USER]
+
+
 def test_a_forged_copy_of_the_task_does_not_take_its_place() -> None:
     slot = Slot()
     main = said("I look.", "a")
