@@ -30,7 +30,6 @@ from hermes_core import (
     Rolled,
     RolloutEnded,
     RunOptions,
-    Served,
     SetupFailed,
     VerifierError,
     open_exact_agent,
@@ -38,6 +37,7 @@ from hermes_core import (
 )
 from hermes_core.agents.wires import Sampled
 from hermes_core.envs.session import parsers_with
+from hermes_tinker.server import TokensOnly
 
 _ERRORS: Mapping[str, type[HermesError]] = {
     FailureKind.INFRA: InfraError,
@@ -48,10 +48,9 @@ _ERRORS: Mapping[str, type[HermesError]] = {
 }
 
 
-class Player:
+class Player(TokensOnly):
     """The token server of one rollout, played by the caller."""
 
-    raw_logprobs = False
     url = "the caller's policy"
 
     def __init__(self, settings: AgentSettings) -> None:
@@ -86,17 +85,6 @@ class Player:
         self._answer = asyncio.get_running_loop().create_future()
         self.prompts.put_nowait(list(prompt))
         return await self._answer
-
-    async def served(self, *, patience_s: float = math.inf) -> Served:
-        """Return that nothing is known."""
-        return Served()
-
-    async def tokenize(self, text: str, *, patience_s: float = math.inf) -> list[int] | None:
-        """Return None: there is nobody to ask."""
-        return None
-
-    async def aclose(self) -> None:
-        """Do nothing: it holds nothing open."""
 
 
 class _Played:

@@ -47,7 +47,24 @@ class Policy:
         return await self._training.get_info_async()
 
 
-class TinkerServer:
+class TokensOnly:
+    """What takes and gives nothing but tokens, with clients that are the caller's."""
+
+    raw_logprobs = False  # they are, and no temperature but 1 is accepted: see `TinkerRun`
+
+    async def served(self, *, patience_s: float = math.inf) -> Served:
+        """Return that nothing is known: few servers tell the length of a context."""
+        return Served()
+
+    async def tokenize(self, text: str, *, patience_s: float = math.inf) -> list[int] | None:
+        """Return None: there is nobody to ask."""
+        return None
+
+    async def aclose(self) -> None:
+        """Do nothing: it holds nothing open."""
+
+
+class TinkerServer(TokensOnly):
     """Samples with Tinker's SDK, with the patience and the failures of any other model server.
 
     Args:
@@ -56,22 +73,12 @@ class TinkerServer:
         chat: knows the tokens that end an answer.
     """
 
-    raw_logprobs = False  # they are, and no temperature but 1 is accepted: see `TinkerRun`
-
     def __init__(self, settings: AgentSettings, policy: Policy, chat: Chat) -> None:
         self.settings = settings
         self.url = policy.name
         self.endpoint = Endpoint(settings, self.url, settings.model or self.url, policy.info)
         self._policy = policy
         self._ends = sorted(chat.end_tokens)
-
-    async def served(self, *, patience_s: float = math.inf) -> Served:
-        """Return that nothing is known: few servers tell the length of a context."""
-        return Served()
-
-    async def tokenize(self, text: str, *, patience_s: float = math.inf) -> list[int] | None:
-        """Return None: Tinker takes and gives nothing but tokens."""
-        return None
 
     async def sample(
         self,
@@ -103,9 +110,6 @@ class TinkerServer:
             tokens=lambda sampled: len(prompt) + len(sampled.tokens),
             patience_s=patience_s,
         )
-
-    async def aclose(self) -> None:
-        """Do nothing: the clients are the caller's."""
 
     async def _ask(self, prompt: Any, params: Any) -> Sampled:
         from tinker import RequestFailedError
