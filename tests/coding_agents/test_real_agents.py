@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import hermes_agents
+import hermes_docker
 import hermes_swe_smith
 import pytest
 from hermes_agents import packages
@@ -33,6 +34,8 @@ TOOLS = {
     "mini-swe-agent": ("bash", "command"),
 }
 """The tool of each agent that runs a command, and its argument."""
+
+SLOW = pytest.param("mini-swe-agent", marks=pytest.mark.stress)  # a minute and more, to import what it needs
 
 END = {"mini-swe-agent": "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"}
 """With what command an agent ends that does not end with a text."""
@@ -99,7 +102,7 @@ async def test_a_real_agent_solves_the_demo_tasks(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("agent", list(TOOLS))
+@pytest.mark.parametrize("agent", ["codex", "claude-code", "pi", SLOW])
 async def test_a_real_agent_works_as_a_user_of_a_sandbox_without_a_network(
     tmp_path: Path, isolates: None, indexes: None, agent: str
 ) -> None:
@@ -108,12 +111,24 @@ async def test_a_real_agent_works_as_a_user_of_a_sandbox_without_a_network(
     assert len(await solved(tmp_path, agent, "tasks", where, "user", backend_config={"network": "none"})) == 1
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("agent", ["codex", "claude-code", "pi", SLOW])
+async def test_a_real_agent_works_in_a_container_without_a_network_and_with_a_read_only_root(
+    tmp_path: Path, docker_images: tuple[str, str], indexes: None, agent: str
+) -> None:
+    (tmp_path / "tasks.jsonl").write_text(json.dumps(ROW) + "\n")
+    where = {"dataset_name": str(tmp_path / "tasks.jsonl")}
+    container = {"image": docker_images[0], "network": "none", "read_only": True}
+    records = await solved(tmp_path, agent, "tasks", where, "user", backend="docker", backend_config=container)
+    assert len(records) == 1
+
+
 async def solved(
     tmp_path: Path, agent: str, environment: str, env: dict[str, Any], level: str, **options: Any
 ) -> list[dict[str, Any]]:
     """The records of a run in which the agent solves everything."""
     records: list[dict[str, Any]] = []
-    plugins = [hermes_agents, hermes_swe_smith]
+    plugins = [hermes_agents, hermes_docker, hermes_swe_smith]
     async with (
         ScriptedServer(script(agent)) as server,
         Runtime(Settings(state_dir=tmp_path / "state"), load_entry_points=False, plugins=plugins) as runtime,
