@@ -23,6 +23,7 @@ from hermes_core.agents.serving.dialects import (
     mappings,
     pieces,
     placeholder,
+    sse,
     string,
     text_part,
     whole_number,
@@ -112,7 +113,11 @@ class AnthropicDialect:
         kind = _KINDS.get(refusal.kind, "invalid_request_error")
         return {"type": "error", "error": {"type": kind, "message": said}}
 
-    def late_refusal(self, refusal: Refusal) -> Iterator[Event]:
+    def keep_alive(self, asked: Asked) -> bytes:
+        """Return the event of a ping."""
+        return sse([("ping", {"type": "ping"})])
+
+    def late_refusal(self, refusal: Refusal, asked: Asked) -> Iterator[Event]:
         """Yield the event of an error."""
         yield "error", self.refusal(refusal)
 

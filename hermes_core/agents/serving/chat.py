@@ -107,7 +107,11 @@ class ChatDialect:
         """Return an error in OpenAI's form."""
         return openai_error(refusal)
 
-    def late_refusal(self, refusal: Refusal) -> Iterator[Event]:
+    def keep_alive(self, asked: Asked) -> bytes:
+        """Return a comment."""
+        return b": keepalive\n\n"
+
+    def late_refusal(self, refusal: Refusal, asked: Asked) -> Iterator[Event]:
         """Yield an error in place of the next chunk."""
         yield "", openai_error(refusal)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +28,8 @@ class BadRequest(Exception):
 class Asked:
     """What a request asks for, in the OpenAI form."""
 
+    id: str = field(default_factory=lambda: secrets.token_hex(12))
+    """Ours, for streams in which an answer has an id before it is known."""
     messages: list[Message] = field(default_factory=list)
     tools: list[Tool] = field(default_factory=list)
     stream: bool = False
@@ -123,12 +126,13 @@ class Dialect(Protocol):
         """Return a refusal as one JSON value."""
         ...
 
-    def late_refusal(self, refusal: Refusal) -> Iterator[Event]:
-        """Yield a refusal in a stream that has begun."""
+    def keep_alive(self, asked: Asked) -> bytes:
+        """Return a sign of life for a stream: never an empty event, which some programs try to read."""
         ...
 
-
-KEEP_ALIVE = b": keepalive\n\n"
+    def late_refusal(self, refusal: Refusal, asked: Asked) -> Iterator[Event]:
+        """Yield a refusal in a stream that has begun."""
+        ...
 
 
 def sse(events: Iterable[Event]) -> bytes:

@@ -32,7 +32,6 @@ from hermes_core.agents.serving.anthropic import AnthropicDialect
 from hermes_core.agents.serving.chat import ChatDialect
 from hermes_core.agents.serving.conversations import Conversations, Sampled, task_text
 from hermes_core.agents.serving.dialects import (
-    KEEP_ALIVE,
     Answer,
     Asked,
     BadRequest,
@@ -355,16 +354,17 @@ class Gateway:
         """Answer a model call."""
         request = await self._read(exchange, dialect)
         if isinstance(request, Refusal):
-            await self._refuse(self._note(exchange, dialect, Asked()), exchange, dialect, request)
+            nothing = Asked()
+            await self._refuse(self._note(exchange, dialect, nothing), exchange, dialect, request, nothing)
             return
         asked = request.asked
         call = self._note(exchange, dialect, asked)
         call.own, call.place = self.conversations.is_own(request.forms), self.conversations.place(request.forms)
         self._forget_continued(request)
-        outcome = await self._outcome(call, request, exchange)
+        outcome = await self._outcome(call, request, exchange, dialect)
         if isinstance(outcome, Refusal):
             self._hear(call, request)
-            await self._refuse(call, exchange, dialect, outcome)
+            await self._refuse(call, exchange, dialect, outcome, asked)
             return
         call.ended = time.time()
         self.last_call_failed = self.last_call_failed and not call.own
@@ -379,7 +379,9 @@ class Gateway:
             await _send(exchange, sse(dialect.events(outcome, asked)))
         call.delivered = True
 
-    async def _outcome(self, call: CallLog, request: _Request, exchange: Exchange) -> Answer | Refusal:
+    async def _outcome(
+        self, call: CallLog, request: _Request, exchange: Exchange, dialect: Dialect
+    ) -> Answer | Refusal:
         """Return the answer, or why there is none. Meanwhile, keep a stream alive.
 
         Raises:
@@ -403,7 +405,7 @@ class Gateway:
                     continue
                 if not exchange.begun:
                     await exchange.begin(_STREAM)
-                await exchange.send(KEEP_ALIVE)
+                await exchange.send(dialect.keep_alive(request.asked))
                 pause_s = self.bounds.keep_alive_s
             outcome = waiter.result()
         except BrokenOff:
@@ -608,14 +610,16 @@ class Gateway:
             self.log.append(call)
         return call
 
-    async def _refuse(self, call: CallLog, exchange: Exchange, dialect: Dialect, refusal: Refusal) -> None:
+    async def _refuse(
+        self, call: CallLog, exchange: Exchange, dialect: Dialect, refusal: Refusal, asked: Asked
+    ) -> None:
         """Refuse a model call for good, and record it."""
         call.ended, call.refusal = time.time(), refusal.message
         call.outcome = "failed" if call.outcome == "failed" else "refused"
         self._counts[call.outcome] += 1
         self.last_call_failed = self.last_call_failed or call.own
         if exchange.begun:
-            await _send(exchange, sse(dialect.late_refusal(refusal)))
+            await _send(exchange, sse(dialect.late_refusal(refusal, asked)))
         else:
             await _refuse(exchange, dialect, refusal)
         call.delivered = True

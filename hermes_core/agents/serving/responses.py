@@ -23,6 +23,7 @@ from hermes_core.agents.serving.dialects import (
     mappings,
     pieces,
     placeholder,
+    sse,
     string,
     text_part,
     whole_number,
@@ -109,11 +110,16 @@ class ResponsesDialect:
         """Return an error in OpenAI's form."""
         return openai_error(refusal)
 
-    def late_refusal(self, refusal: Refusal) -> Iterator[Event]:
+    def keep_alive(self, asked: Asked) -> bytes:
+        """Return the event of the beginning, which no program minds to hear again. Codex does not hear comments."""
+        begun = {"id": f"resp_{asked.id}", "object": "response", "status": "in_progress", "output": []}
+        return sse([("response.created", {"type": "response.created", "sequence_number": 0, "response": begun})])
+
+    def late_refusal(self, refusal: Refusal, asked: Asked) -> Iterator[Event]:
         """Yield the event of a response that failed."""
         error = openai_error(refusal)["error"]
         failed = {"code": error["code"], "message": error["message"]}
-        response = {"id": "resp_failed", "object": "response", "status": "failed", "error": failed, "output": []}
+        response = {"id": f"resp_{asked.id}", "object": "response", "status": "failed", "error": failed, "output": []}
         yield "response.failed", {"type": "response.failed", "sequence_number": 0, "response": response}
 
 
@@ -123,7 +129,7 @@ def _response(
     incomplete = status == "incomplete"
     reason = {"reason": "content_filter" if answer.withheld else "max_output_tokens"}
     return {
-        "id": f"resp_{answer.id}",
+        "id": f"resp_{asked.id}",
         "object": "response",
         "created_at": answer.created,
         "status": status,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -90,7 +91,17 @@ def test_anything_can_be_read_or_is_refused(dialect: Dialect, body: dict[str, An
 def test_a_refusal_is_an_error_of_the_dialect(dialect: Dialect) -> None:
     error = dialect.refusal(Refusal("no"))["error"]
     assert (error["type"], error["message"]) == ("invalid_request_error", "no")
-    assert sse(dialect.late_refusal(Refusal("no"))).count(b"\n\n") == 1
+    assert sse(dialect.late_refusal(Refusal("no"), Asked())).count(b"\n\n") == 1
+
+
+def test_signs_of_life_are_such_that_each_agent_hears_them() -> None:
+    assert CHAT.keep_alive(Asked()).startswith(b": ")
+    assert ANTHROPIC.keep_alive(Asked()).startswith(b"event: ping\n")
+    asked = Asked()  # Codex does not hear comments, and OpenAI's SDK wants one id in all of a stream
+    assert RESPONSES.keep_alive(asked).startswith(b"event: response.created\n")
+    answer = Answer("a", 0, "ours", reply("Done."))
+    for event in (RESPONSES.keep_alive(asked), sse(RESPONSES.events(answer, asked))):
+        assert set(re.findall(rb"resp_\w+", event)) == {f"resp_{asked.id}".encode()}
 
 
 TOOL = {"type": "object", "properties": {}}

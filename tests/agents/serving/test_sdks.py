@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -14,6 +15,7 @@ import pytest
 
 from hermes_core.agents.failures import ContextLengthExceeded
 from hermes_core.agents.replies import Reply
+from hermes_core.agents.serving.gateway import Bounds
 from tests.agents.serving.slot import TASK, Slot, call, reply, slot
 
 SCHEMA = {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]}
@@ -188,6 +190,17 @@ async def test_arguments_that_were_cut_off_are_not_repaired(dialect: str, stream
         assert json.loads(read.calls[0][1]) == {"__unparsedToolInput": {"raw": cut}}
     else:
         assert read.calls == [("bash", cut)]
+
+
+@every_dialect
+async def test_a_stream_is_read_whose_answer_takes_long(dialect: str) -> None:
+    async def slow(_: Any) -> Reply:
+        await asyncio.sleep(0.3)  # for some signs of life
+        return ANSWERS["parallel calls"][0]
+
+    async with slot(slow, bounds=Bounds(quiet_s=0.02, keep_alive_s=0.02)) as one:
+        read = await DIALECTS[dialect](one, True)
+    assert (read.text, [each[0] for each in read.calls]) == ("I look.", ["bash", "bash"])
 
 
 TOO_LONG = {
