@@ -114,9 +114,13 @@ class Conversations:
         return "fork" if answered and self._summary_in(forms) is None else "root"
 
     def is_own(self, forms: Sequence[Canonical]) -> bool:
-        """Return whether a request with these messages may be the agent's own, by the task's text."""
-        answers = [index for index, step in enumerate(self.known(forms)) if step.sampled is not None]
-        return any(map(self._holds, forms[: answers[0] if answers else len(forms)]))
+        """Return whether a request with these messages belongs to the agent's own conversation."""
+        if not self._begins_so(forms):
+            return False
+        begin = self._begin(self._roots())
+        if begin is None or not _offers(begin) or self._summary_in(forms) is not None:
+            return True
+        return begin.before in self.known(forms)
 
     def add(
         self,
@@ -149,7 +153,7 @@ class Conversations:
         step.after[form] = step.after[form.without_thinking] = new
         if not sampled.offered and len(form.text) >= _SHORTEST_SUMMARY:
             self._summaries.append(new)
-            self._own_summaries += [form.text] if self.is_own(forms) else []
+            self._own_summaries += [form.text] if self._begins_so(forms) else []
         return place
 
     def hear(
@@ -188,6 +192,11 @@ class Conversations:
         for name in _FILLED:
             setattr(result, name, getattr(fresh, name))
 
+    def _begins_so(self, forms: Sequence[Canonical]) -> bool:
+        """Return whether these messages have the task's text, or a summary, before their first answer."""
+        answers = [index for index, step in enumerate(self.known(forms)) if step.sampled is not None]
+        return any(map(self._holds, forms[: answers[0] if answers else len(forms)]))
+
     def _holds(self, form: Canonical) -> bool:
         """Return whether the message begins a conversation of the agent's own: with the task, or with a summary."""
         if form.role != "user":
@@ -207,10 +216,14 @@ class Conversations:
                     found.append(after)
         return sorted(found, key=_number)
 
+    def _begin(self, roots: Sequence[Step]) -> Step | None:
+        """Return the first answer of the agent's own conversation."""
+        return next(filter(_offers, roots), roots[0] if roots else None)
+
     def _own_parts(self) -> list[list[Step]]:
         """Return the agent's own conversation, in several parts if it went on from summaries."""
         roots = self._roots()
-        begin = next(filter(_offers, roots), roots[0] if roots else None)
+        begin = self._begin(roots)
         if begin is None:
             return []
         beginning = begin.before

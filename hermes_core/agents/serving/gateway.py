@@ -122,7 +122,7 @@ class CallLog:
     place: str = ""
     """What it is to the calls before it: `root`, `continues` or `fork`."""
     own: bool = False
-    """Whether it may belong to the agent's own conversation, by its first messages."""
+    """Whether it belongs to the agent's own conversation, as far as it can be seen when it comes."""
     prompt_tokens: int = 0
     completion_tokens: int = 0
     stop_reason: str | None = None

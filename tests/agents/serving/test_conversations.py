@@ -87,7 +87,9 @@ def test_other_conversations_are_counted_apart() -> None:
     slot.ask([SYSTEM, user(f"A title for: {TASK}")], said("Bug in calc"), tools=frozenset())
     main = said("I look.", "a")
     slot.ask([SYSTEM, USER], main)
-    slot.ask([user("You are a sub-agent: find calc.py.")], said("It is here."))
+    helper = [user("You are a sub-agent: find calc.py."), user(f"My task is: {TASK}")]
+    assert not slot.conversations.is_own([canonical(message) for message in helper])
+    slot.ask(helper, said("It is here."))
     slot.ask([SYSTEM, user("Write me a poem.")], said("Roses."))
     slot.ask([SYSTEM, USER, main, told("a")], said("Done."))
     assert slot.texts == [SYSTEM["content"], USER["content"], "I look.", "ok", "Done."]
