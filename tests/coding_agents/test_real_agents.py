@@ -27,15 +27,21 @@ from hermes_core.testing.scripted_server import Reply, ScriptedServer, call
 
 pytestmark = [pytest.mark.full, pytest.mark.loop_stall(2.0)]
 
-TOOLS = {
-    "codex": ("exec_command", "cmd"),
-    "claude-code": ("Bash", "command"),
-    "pi": ("bash", "command"),
-    "mini-swe-agent": ("bash", "command"),
+TOOLS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "codex": ("exec_command", "cmd", {}),
+    "pi": ("bash", "command", {}),
+    "claude-code": ("Bash", "command", {}),
+    "mini-swe-agent": ("bash", "command", {}),
+    "kimi-code": ("Bash", "command", {}),
+    "opencode": ("bash", "command", {"description": "Run it"}),
+    "qwen-coder": ("run_shell_command", "command", {"is_background": False}),
 }
-"""The tool of each agent that runs a command, and its argument."""
+"""The tool of each agent that runs a command, its argument with the command, and others that it wants."""
 
-SLOW = pytest.param("mini-swe-agent", marks=pytest.mark.stress)  # a minute and more, to import what it needs
+ALWAYS = ("codex", "claude-code", "pi")
+"""The agents that are tried with each change: each has a dialect of its own. The others take a minute and more."""
+
+AGENTS = [name if name in ALWAYS else pytest.param(name, marks=pytest.mark.stress) for name in TOOLS]
 
 END = {"mini-swe-agent": "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"}
 """With what command an agent ends that does not end with a text."""
@@ -45,7 +51,7 @@ REPLACE = "import pathlib, sys; p = pathlib.Path(sys.argv[1]); p.write_text(p.re
 
 def script(agent: str) -> Callable[[dict[str, Any]], Reply]:
     """A model that mends the bug of which the prompt tells, with the tool that the agent offers."""
-    name, argument = TOOLS[agent]
+    name, argument, others = TOOLS[agent]
 
     def answer(request: dict[str, Any]) -> Reply:
         if request.get("max_tokens") == 1:
@@ -62,7 +68,7 @@ def script(agent: str) -> Callable[[dict[str, Any]], Reply]:
         turn = sum(message["role"] == "assistant" for message in request["messages"])
         if turn >= len(steps):
             return Reply("I mended it.", usage=(100, 5))
-        return Reply(None, [call(name, **{argument: command}) for command in steps[turn]], usage=(100, 5))
+        return Reply(None, [call(name, **{argument: command}, **others) for command in steps[turn]], usage=(100, 5))
 
     return answer
 
@@ -90,7 +96,7 @@ CALC = Mend("the sum", "a - b", "calc.py", "a - b", "a + b")
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("agent", list(TOOLS))
+@pytest.mark.parametrize("agent", AGENTS)
 async def test_a_real_agent_solves_the_demo_tasks(
     tmp_path: Path, isolates: None, indexes: None, agent: str, record_property: Any
 ) -> None:
@@ -102,7 +108,7 @@ async def test_a_real_agent_solves_the_demo_tasks(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("agent", ["codex", "claude-code", "pi", SLOW])
+@pytest.mark.parametrize("agent", AGENTS)
 async def test_a_real_agent_works_as_a_user_of_a_sandbox_without_a_network(
     tmp_path: Path, isolates: None, indexes: None, agent: str
 ) -> None:
@@ -112,7 +118,7 @@ async def test_a_real_agent_works_as_a_user_of_a_sandbox_without_a_network(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("agent", ["codex", "claude-code", "pi", SLOW])
+@pytest.mark.parametrize("agent", AGENTS)
 async def test_a_real_agent_works_in_a_container_without_a_network_and_with_a_read_only_root(
     tmp_path: Path, docker_images: tuple[str, str], indexes: None, agent: str
 ) -> None:

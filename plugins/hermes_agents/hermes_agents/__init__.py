@@ -28,3 +28,12 @@ def hermes_register_agents(registry: Registrar) -> None:
         summary="mini-swe-agent: `mini`",
         requires=("a model endpoint", "pip on the driver, once", "glibc and the driver's Python in the sandbox"),
     )
+    registry.add("kimi-code", "hermes_agents.kimi_code:KimiCode", summary="Kimi Code: `kimi --prompt`", requires=_NPM)
+    registry.add("opencode", "hermes_agents.opencode:OpenCode", summary="opencode: `opencode run`", requires=_NPM)
+    registry.add(
+        "qwen-coder",
+        "hermes_agents.qwen_coder:QwenCoder",
+        aliases=("qwen-code",),
+        summary="Qwen Code: `qwen`",
+        requires=_NPM,
+    )

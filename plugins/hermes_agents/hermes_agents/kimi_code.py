@@ -1,0 +1,36 @@
+"""Moonshot's Kimi Code."""
+
+from __future__ import annotations
+
+from hermes_agents.packages import NpmPackages
+from hermes_core import AgentProgram, ProgramAgent
+
+_ARGV = (
+    *("{install}/node", "{install}/node_modules/@moonshot-ai/kimi-code/dist/main.mjs"),
+    *("--output-format", "stream-json", "{args}", "--prompt={prompt}"),
+)
+
+
+class KimiCode(ProgramAgent):
+    """Runs `kimi --prompt`. It brings its own node."""
+
+    program = AgentProgram(
+        name="kimi-code",
+        version="2.1.0",
+        package=NpmPackages(
+            ("@moonshot-ai/kimi-code@{version}", "node-linux-{cpu}@22.23.5"),
+            keep={"node": "node_modules/node-linux-{cpu}/bin/node", "node_modules": "node_modules"},
+            needs=("glibc", "bash"),
+        ),
+        argv=_ARGV,
+        env={
+            "KIMI_CODE_HOME": "{folder}/kimi",
+            "KIMI_MODEL_NAME": "{model}",
+            "KIMI_MODEL_API_KEY": "{key}",
+            "KIMI_MODEL_BASE_URL": "{url}/v1",
+            "KIMI_MODEL_PROVIDER_TYPE": "openai",
+            "KIMI_DISABLE_TELEMETRY": "1",
+            "KIMI_CODE_NO_AUTO_UPDATE": "1",
+        },
+        tried="2.1.0: solves the demo tasks on `local`, at `user` and `namespace`, without a network",
+    )

@@ -1,0 +1,35 @@
+"""Qwen Code, which Harbor calls qwen-coder."""
+
+from __future__ import annotations
+
+from hermes_agents.packages import NpmPackages
+from hermes_core import AgentProgram, ProgramAgent
+
+_SETTINGS = """\
+{"security": {"auth": {"selectedType": "openai"}}, "telemetry": {"enabled": false},
+ "general": {"disableAutoUpdate": true}, "privacy": {"usageStatisticsEnabled": false}}
+"""
+
+_ARGV = (
+    *("{install}/node", "{install}/node_modules/@qwen-code/qwen-code/cli.js", "--auth-type", "openai"),
+    *("--yolo", "-o", "json", "{args}"),
+)
+
+
+class QwenCoder(ProgramAgent):
+    """Runs `qwen`. It brings its own node."""
+
+    program = AgentProgram(
+        name="qwen-coder",
+        version="0.15.10",
+        package=NpmPackages(
+            ("@qwen-code/qwen-code@{version}", "node-linux-{cpu}@22.23.5"),
+            keep={"node": "node_modules/node-linux-{cpu}/bin/node", "node_modules": "node_modules"},
+            needs=("glibc", "bash", "passwd"),
+        ),
+        argv=_ARGV,
+        again=(*_ARGV, "--continue"),
+        env={"QWEN_CODE_SYSTEM_SETTINGS_PATH": "{folder}/settings.json"},
+        files={"settings.json": _SETTINGS},
+        tried="0.15.10: solves the demo tasks on `local`, at `user` and `namespace`, without a network",
+    )
