@@ -67,7 +67,7 @@ def _present(**fields: Any) -> dict[str, Any]:
 def _steps(record: Record) -> Iterator[dict[str, Any]]:
     turns = {turn.message: turn for turn in record.turns}
     calls = {call.message: call for call in calls_of(record)}
-    sampled = answers(record.sequences)
+    sampled = _in_order(answers(record.sequences), record.turns)
     messages, times, number, answered = record.messages, record.message_times, 0, 0
     by_answer = sampled if len(sampled) == sum(message["role"] == "assistant" for message in messages) else []
     place = 0
@@ -168,6 +168,19 @@ def _metrics(turn: TurnRecord | None, tokens: Sampled | None) -> dict[str, Any]:
         "completion_token_ids": tokens.completion,
         "logprobs": tokens.logprobs,
     }
+
+
+def _in_order(sampled: list[Sampled], turns: Sequence[TurnRecord]) -> list[Sampled]:
+    """Return the answers in the order of the turns, by their lengths. The sequences have them in another if the agent
+    left some behind."""
+    left, found = [*sampled], []
+    for turn in turns:
+        lengths = (turn.prompt_tokens, turn.completion_tokens)
+        place = next((n for n, each in enumerate(left) if (len(each.prompt), len(each.completion)) == lengths), None)
+        if place is None:
+            return sampled
+        found.append(left.pop(place))
+    return [*found, *left]
 
 
 def answers(sequences: Sequence[TokenSequence]) -> list[Sampled]:

@@ -220,6 +220,15 @@ def test_tokens_that_do_not_fit_the_answers_are_not_guessed(make_run: MakeRun) -
     assert all("completion_token_ids" not in step.get("metrics", {}) for step in steps)
 
 
+def test_tokens_stand_at_their_answers_in_whatever_order_the_sequences_are(make_run: MakeRun) -> None:
+    later = TokenSequence.of(SEQUENCE.tokens, [*[-100] * 7, *SEQUENCE.masks[7:]], [*[1.0] * 7, *SEQUENCE.logprobs[7:]])
+    first = TokenSequence.of(SEQUENCE.tokens[:5], SEQUENCE.masks[:5], SEQUENCE.logprobs[:5])
+    run = make_run([rollout(sequences=(later, first))])
+    export_run(run, "atif", run.parent / "atif")
+    steps = json.loads((run.parent / "atif" / "greet-0.json").read_text())["steps"]
+    assert [step["metrics"]["completion_token_ids"] for step in steps[2:]] == [[10, 11], [12, 13]]
+
+
 def test_a_job_of_harbor_has_a_trial_for_each_rollout(make_run: MakeRun) -> None:
     strange = rollout("../a b", patch="+ x\n")
     run = make_run([rollout(), rollout(index=1, reward=0.0), failed("lost"), strange, rollout("..-a-b", reward=0.5)])
