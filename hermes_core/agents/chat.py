@@ -430,10 +430,17 @@ def _refuse_if_lost(marks: Sequence[str], text: str, messages: Sequence[Message]
 
 
 def _for_template(messages: Sequence[Message], as_text: bool) -> list[Message]:
-    """Return the messages in the form for templates: arguments of calls as mappings or as text, no field that is
-    None."""
-    ready = sendable(messages)
+    """Return the messages in the form for templates: arguments of calls as mappings or as text, no field that is None,
+    and no list of a single text, which templates without images do not take."""
+    ready = [_with_plain_text(message) for message in sendable(messages)]
     return ready if as_text else [_plain_calls(message) if message.get("tool_calls") else message for message in ready]
+
+
+def _with_plain_text(message: Message) -> Message:
+    match message.get("content"):
+        case [{"type": "text", "text": str(text)}]:
+            return {**message, "content": text}
+    return message
 
 
 def _plain_calls(message: Message) -> Message:
