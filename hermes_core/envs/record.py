@@ -111,6 +111,8 @@ class Record:
     """The tokens, as arrays; empty without a token-exact server."""
     tokens_refused: str | None = None
     """Why the server's tokens can't be trained on, or None."""
+    forks: Mapping[str, int] = field(default_factory=dict)
+    """How many requests to a token-exact server left something behind, by cause."""
     stop_reason: str | None = None
     timings: Mapping[str, float | None] = field(default_factory=lambda: dict.fromkeys(f"{each}_s" for each in STAGES))
     """Seconds per stage: `acquire_s`, and so on."""
@@ -162,6 +164,7 @@ class Record:
             **({"program": dict(self.program)} if self.program is not None else {}),
             "tool_calls": asdict(self.tool_calls),
             "usage": asdict(self.usage),
+            **({"forks": dict(self.forks)} if self.forks else {}),
             "turns": [
                 {key: value for key, value in vars(turn).items() if key != "parts" or value} for turn in self.turns
             ],
@@ -192,7 +195,7 @@ class Record:
         """
         try:
             whole = value if value.get("version", 1) > 1 else _from_version_1(value)
-            whole = {"program": None, **whole}
+            whole = {"program": None, "forks": {}, **whole}
             read = {each.name: whole[each.name] for each in fields(cls)}
             return _checked().validate_python({**read, "messages": [_message(each) for each in read["messages"]]})
         except ValidationError as error:

@@ -6,7 +6,7 @@ import math
 import zlib
 from array import array
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pydantic_core import core_schema
@@ -57,10 +57,12 @@ class Tokens:
     """The sequences of one trajectory; or the reason why there are none."""
 
     sequences: tuple[TokenSequence, ...] = ()
-    """One sequence, or several if the conversation's past was changed: what was said before the change, and what
-    after."""
+    """One sequence, or several if the agent left something behind: each path of its conversation that was sampled. An
+    answer that several of them share is trained on in one."""
     refused: str | None = None
     """Why the server's tokens can't be trained on; None if they can, or if it kept none."""
+    forks: Mapping[str, int] = field(default_factory=dict)
+    """How many requests left something behind, by cause (`hermes_core.agents.token_tree.Step`)."""
 
     @property
     def only(self) -> TokenSequence | None:
@@ -75,14 +77,22 @@ def tokens_of(managed_state: Mapping[str, Any] | None) -> Tokens:
         managed_state: `AgentResult.managed_state`. Each of its `nodes` has `tokens`, `masked_tokens` (the token if the
             model wrote it, else -100) and `logprobs`. A node with `turns`, as those of
             `hermes_core.agents.exact`, is also checked against what the server sampled; for that the state has
-            `end_tokens` and `decode`.
+            `end_tokens`. A node whose `metadata` says that it is not the agent's `own` conversation is left out.
     """
     if managed_state is None:
         return Tokens()
+    forks = dict(managed_state.get("forks") or {})
+    return replace(_own_sequences(managed_state), forks=forks)
+
+
+def _own_sequences(managed_state: Mapping[str, Any]) -> Tokens:
     nodes = managed_state.get("nodes")
     if not isinstance(nodes, Sequence) or not nodes:
         return Tokens(refused="the server kept no sequence for this conversation")
     sequences = []
+    nodes = [node for node in nodes if _is_own(node)]
+    if not nodes:
+        return Tokens(refused="no conversation begins with the text of the task")
     for number, node in enumerate(nodes):
         fields = [_field(node, name) for name in ("tokens", "masked_tokens", "logprobs")]
         try:
@@ -94,6 +104,11 @@ def tokens_of(managed_state: Mapping[str, Any] | None) -> Tokens:
             return Tokens(refused=f"sequence {number}: {reason}" if len(nodes) > 1 else reason)
         sequences.append(sequence)
     return Tokens(tuple(sequences))
+
+
+def _is_own(node: Any) -> bool:
+    metadata = node.get("metadata") if isinstance(node, Mapping) else getattr(node, "metadata", None)
+    return not isinstance(metadata, Mapping) or bool(metadata.get("own", True))
 
 
 def _field(node: Any, name: str) -> Sequence[Any]:

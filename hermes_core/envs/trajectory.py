@@ -18,7 +18,7 @@ from hermes_core.aio import exits_are_errors
 from hermes_core.envs.command_log import CommandLog
 from hermes_core.envs.plain import Cleaner, Redact, short_fields
 from hermes_core.envs.record import STAGES, Failure, Record, SandboxCommand, ToolCalls
-from hermes_core.envs.tokens import SPELT, Tokens, tokens_of
+from hermes_core.envs.tokens import SPELT, tokens_of
 from hermes_core.errors import (
     ChannelLost,
     DatasetError,
@@ -215,7 +215,7 @@ class Trajectory:
         messages = clean(result.messages, "messages")
         exact = tokens_of(result.managed_state)
         if exact.sequences and clean.redactions > redactions:
-            exact = Tokens(refused=SPELT)
+            exact = replace(exact, sequences=(), refused=SPELT)
         return Record(
             trajectory_id=self.trajectory_id,
             environment=self.environment,
@@ -239,6 +239,7 @@ class Trajectory:
             tool_schemas=tuple(self.tool_schemas),
             sequences=exact.sequences,
             tokens_refused=exact.refused,
+            forks=exact.forks,
             stop_reason=str(result.stop_reason) if "agent_s" in self.timings else None,
             timings={f"{stage}_s": self.timings.get(f"{stage}_s") for stage in STAGES},
             waited_s=round(result.waited_s, 6),

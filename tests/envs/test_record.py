@@ -128,6 +128,7 @@ LINE = (
 
 FAILED = dataclasses.replace(WHOLE, reward=None, failure=Failure(FailureKind.INFRA, "setup", "gone"), sequences=())
 SPLIT = dataclasses.replace(WHOLE, sequences=(FIRST, SECOND))
+FORKED = dataclasses.replace(WHOLE, forks={"dropped_answer": 2})
 REFUSED = dataclasses.replace(WHOLE, sequences=(), tokens_refused="mask 2 is 3")
 EMPTY = Record("t-1", "tasks", "greet", "greet#0", 2, "model", "local", messages=[])
 
@@ -140,7 +141,7 @@ def test_a_line_of_version_2_is_what_it_was() -> None:
     assert (VERSION, WHOLE.line().decode()) == (2, LINE)
 
 
-@pytest.mark.parametrize("record", [EMPTY, OLD, WHOLE, FAILED, SPLIT, REFUSED])
+@pytest.mark.parametrize("record", [EMPTY, OLD, WHOLE, FAILED, SPLIT, FORKED, REFUSED])
 def test_what_is_written_is_read_again(record: Record) -> None:
     again = read(record.line())
     assert again == record
@@ -241,10 +242,10 @@ def test_what_is_no_record_is_refused(change: dict[str, Any]) -> None:
 
 
 @pytest.mark.few(3)
-@pytest.mark.parametrize("record", [EMPTY, OLD, WHOLE, FAILED, SPLIT, REFUSED])
+@pytest.mark.parametrize("record", [EMPTY, OLD, WHOLE, FAILED, SPLIT, FORKED, REFUSED])
 def test_the_schema_describes_the_line(record: Record) -> None:
     value = record.to_json()
-    assert set(value) == set(record_schema()["required"])
+    assert set(value) == set(record_schema()["required"]) | ({"forks"} if record.forks else set())
     jsonschema.Draft202012Validator.check_schema(record_schema())
     jsonschema.validate(value, record_schema())
     for place in ("turns", "calls", "sandbox_commands", "sequences", "image", "usage", "failure"):

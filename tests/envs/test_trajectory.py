@@ -285,6 +285,20 @@ def test_every_sequence_of_a_conversation_that_was_split_is_kept():
     assert [sequence["logprobs"] for sequence in record["sequences"]] == [[1.0, -0.5], [1.0, -1.5]]
 
 
+def test_sequences_that_are_not_the_agents_are_left_out_and_forks_counted():
+    trajectory = new()
+    own, other = node([5, 6], [-100, 6], [1.0, -0.5])["nodes"], node([7, 8], [-100, 9], [1.0, -1.5])["nodes"]
+    nodes = [{**own[0], "metadata": {"own": True}}, {**other[0], "metadata": {"own": False}}]
+    trajectory.result.managed_state = {"nodes": nodes, "forks": {"parallel": 1}}
+    record = trajectory.to_record()
+    assert [sequence.tokens.tolist() for sequence in record.sequences] == [[5, 6]]
+    assert (record.tokens_refused, record.forks) == (None, {"parallel": 1})
+    trajectory.result.managed_state = {"nodes": nodes[1:], "forks": {"parallel": 1}}
+    record = trajectory.to_record()
+    assert (record.sequences, record.forks) == ((), {"parallel": 1})
+    assert record.tokens_refused == "no conversation begins with the text of the task"
+
+
 @pytest.mark.parametrize(
     ("state", "reason"),
     [
