@@ -8,86 +8,30 @@ import zlib
 from array import array
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, overload
 
-from hermes_core.agents.base import MASKED, AgentResult, AgentSettings, AgentTask, Message
-from hermes_core.agents.chat import Chat
+from hermes_core.agents.base import AgentResult, AgentSettings, AgentTask, Message
+from hermes_core.agents.chat import Chat, Prompt
 from hermes_core.agents.failures import BadCompletion, ContextLengthExceeded, public_url
 from hermes_core.agents.generate import TokenServer
 from hermes_core.agents.model import ModelAgent, derived_seed
 from hermes_core.agents.parsers.base import Parser
 from hermes_core.agents.replies import Reply
 from hermes_core.agents.retries import Choice
+from hermes_core.agents.token_tree import Asked, Node, TokenTree, tokens_after
 from hermes_core.agents.trial import try_out
 from hermes_core.agents.wires import Sampled
 from hermes_core.errors import ConfigError
 
-PROMPT_LOGPROB = 1.0
-"""The logprob of a token that the model did not write. No real logprob can have this value."""
-
-
-@dataclass(frozen=True)
-class Turn:
-    """One answer inside a node: its position, and the data to check that nothing was changed since."""
-
-    start: int
-    """The position of its first token. Everything before it is what the model was asked."""
-    sampled: array[int]
-    """The server's token ids, as C integers."""
-    logprobs: array[float]
-    """The server's logprobs, one for each token."""
-    prompt_checksum: int
-    """CRC-32 of the tokens before `start`, as C integers, at the time they were sent."""
-    finish_reason: str
-
-    @property
-    def stop(self) -> int:
-        """Return the position after its last token."""
-        return self.start + len(self.sampled)
-
-
-@dataclass(eq=False)
-class Node:
-    """One sequence for a trainer: arrays of one length, not shifted. They need a tenth of the memory of lists."""
-
-    tokens: array[int] = field(default_factory=lambda: array("i"))
-    masked_tokens: array[int] = field(default_factory=lambda: array("i"))
-    """For each token, the token itself if the model wrote it, else -100."""
-    turns: list[Turn] = field(default_factory=list)
-    metadata: dict[str, Any] = field(default_factory=dict)
-    """`finish_reason` of the last answer."""
-    heard: list[tuple[Any, ...]] = field(default_factory=list)
-    """Keys that identify the messages in this sequence."""
-
-    @property
-    def logprobs(self) -> array[float]:
-        """Return the server's logprobs where the model wrote the token, else 1.0. Computed anew each time, because most
-        are 1.0."""
-        spread = array("d", [PROMPT_LOGPROB]) * len(self.tokens)
-        for turn in self.turns:
-            spread[turn.start : turn.stop] = turn.logprobs
-        return spread
-
-    def ask(self, tokens: Sequence[int]) -> None:
-        """Add tokens that the model did not write."""
-        self.tokens.extend(tokens)
-        self.masked_tokens.extend([MASKED] * len(tokens))
-
-    def answer(self, sampled: Sampled) -> None:
-        """Add what the model sampled."""
-        own, logprobs = array("i", sampled.tokens), array("d", sampled.logprobs)
-        self.turns.append(Turn(len(self.tokens), own, logprobs, zlib.crc32(self.tokens), sampled.finish_reason))
-        self.tokens.extend(own)
-        self.masked_tokens.extend(own)
-        self.metadata["finish_reason"] = sampled.finish_reason
-
 
 class ExactSession:
-    """One conversation: `chat_completion` for the agent loop, `get_state` for the trainer.
+    """The conversations of one rollout: `chat_completion` for what asks, `get_state` for the trainer.
 
-    A conversation that continues from an answer keeps its tokens, and only what is new is encoded. If its past was
-    changed, a new node begins, and the earlier nodes stay.
+    A request goes on from the last answer in the longest history that is known, and keeps all tokens up to it; only
+    what is new is encoded. So a program may send its history in another form, leave an answer out, go back, or ask
+    several things at once. If it forks, both paths are kept (`TokenTree`). Calls may overlap.
 
     Args:
         server: samples the tokens.
@@ -95,22 +39,46 @@ class ExactSession:
         parser: reads calls and reasoning in the answers.
         max_length: maximum number of tokens of a sequence, prompt and answers together.
         end_thinking: whether a call inside thinking that was never closed is made, and not only reported.
+        keep_thinking: see `TokenTree`.
+        task: see `TokenTree`; for an agent that is a program, to which the model may add calls of its own.
     """
 
     def __init__(
-        self, server: TokenServer, chat: Chat, parser: Parser, *, max_length: int, end_thinking: bool = False
+        self,
+        server: TokenServer,
+        chat: Chat,
+        parser: Parser,
+        *,
+        max_length: int,
+        end_thinking: bool = False,
+        keep_thinking: bool = True,
+        task: str | None = None,
     ) -> None:
         self._server = server
         self._chat = chat
         self._parser = parser
         self.max_length = max_length
         self._end_thinking = end_thinking
-        self._answers = 0
-        self.nodes: list[Node] = []
+        self._tree = TokenTree(keep_thinking=keep_thinking, task=task)
+        self._under_way = 0
+
+    @property
+    def nodes(self) -> list[Node]:
+        """Return the sequences so far, made anew each time."""
+        return self._tree.nodes()
 
     def get_state(self) -> Mapping[str, Any]:
-        """Return the sequences so far, under `nodes`."""
-        return {"nodes": self.nodes, "end_tokens": self._chat.closing_tokens}
+        """Return the sequences, under `nodes`, and counts: `forks` by cause, and `thinking_kept`, answers to histories
+        without the thinking that they go on from.
+
+        This is asked for after each answer, so the sequences are made only when somebody looks at them.
+        """
+        return {
+            "nodes": _Nodes(self._tree),
+            "end_tokens": self._chat.closing_tokens,
+            "forks": self._tree.forks,
+            "thinking_kept": self._tree.thinking_kept,
+        }
 
     async def chat_completion(
         self,
@@ -133,47 +101,48 @@ class ExactSession:
             UsageError: the chat template refuses the conversation.
         """
         offered = tools or ()
-        async with self._chat.turnstile:  # one per round of the event loop, even if many rollouts are ready
-            await asyncio.sleep(0)
-            node, prompt = self._next(messages, offered)
-        asked = len(node.tokens) + len(prompt.tokens)
-        room = self.max_length - asked
+        async with self._turn():
+            asked = self._tree.ask(messages, offered)
+            added = self._prompt(asked, messages, offered)
+            prompt = tokens_after(asked.before) + array("i", added.tokens)
+        room = self.max_length - len(prompt)
         if room < 1:
             raise ContextLengthExceeded(
-                f"the conversation has {asked} tokens, of {self.max_length} at most",
+                f"the conversation has {len(prompt)} tokens, of {self.max_length} at most",
                 hint="allow fewer turns or shorter tool results, or raise max_token_length",
             )
-        limit = min(max_tokens or room, room)
-        seed = (extra_body or {}).get("seed")
+        limit, seed = min(max_tokens or room, room), (extra_body or {}).get("seed")
         if seed is not None:  # with one seed for all answers, their draws would be the same
-            seed = derived_seed(seed, str(self._answers))
-        sampled = await self._server.sample(
-            node.tokens + array("i", prompt.tokens), max_tokens=limit, temperature=temperature, seed=seed
-        )
-        self._check(sampled)
-        async with self._chat.turnstile:
-            await asyncio.sleep(0)
-        # Only now, so that a request that failed or was cancelled leaves no trace in the sequences.
-        node.ask(prompt.tokens)
-        node.answer(sampled)
-        if node not in self.nodes:
-            self.nodes.append(node)
-        self._answers += 1
+            seed = derived_seed(seed, str(len(self._tree.answers) + self._under_way))
+        self._under_way += 1
+        try:
+            sampled = await self._server.sample(prompt, max_tokens=limit, temperature=temperature, seed=seed)
+            self._check(sampled)
+            async with self._turn():
+                pass
+        finally:
+            self._under_way -= 1
         sampling = {"temperature": temperature, "max_tokens": limit, "seed": seed}
         sent = {key: value for key, value in sampling.items() if value is not None}
-        reply = replace(self._read(sampled, offered, asked, prompt.begun), sampling=sent)
-        node.heard = [_told(message) for message in (*messages, reply.as_message())]
+        reply = replace(self._read(sampled, offered, len(prompt), added.begun), sampling=sent)
+        # Only now, so that a request that failed or was cancelled leaves no trace in the sequences.
+        self._tree.add(asked, array("i", added.tokens), sampled, zlib.crc32(prompt), reply)
         return reply
 
-    def _next(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> tuple[Node, Any]:
-        """Return the node in which the conversation continues, and what must be added to it before the answer."""
-        told = [_told(message) for message in messages]
-        for node in reversed(self.nodes):
-            known = len(node.heard)
-            if known < len(told) and told[:known] == node.heard:
-                prompt = self._chat.continuation(messages, known - 1, tools)
-                return node, self._chat.follows(node.tokens[-1], prompt)
-        return Node(), self._chat.prompt(messages, tools)
+    @asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        """Wait for a round of the event loop, of which each session that is ready gets one."""
+        async with self._chat.turnstile:
+            await asyncio.sleep(0)
+            yield
+
+    def _prompt(self, asked: Asked, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Prompt:
+        """Return what must be added to the known tokens before the answer."""
+        if asked.before is None:
+            return self._chat.prompt(messages, tools)
+        answered = asked.known - 2  # the first of what is known are the tools
+        prompt = self._chat.continuation(messages, answered, tools)
+        return self._chat.follows(asked.before.sampled[-1], prompt)
 
     def _check(self, sampled: Sampled) -> None:
         """Refuse tokens that the tokenizer does not have.
@@ -191,7 +160,9 @@ class ExactSession:
         written = sampled.tokens[:-1] if sampled.tokens[-1] in self._chat.end_tokens else sampled.tokens
         text = self._chat.decode(written)
         parsed = self._parser.parse(f"{begun}{text}", tools)
-        calls = parsed.tool_calls(self._answers, cut=sampled.finish_reason == "length", end_thinking=self._end_thinking)
+        calls = parsed.tool_calls(
+            len(self._tree.answers) + 1, cut=sampled.finish_reason == "length", end_thinking=self._end_thinking
+        )
         return Reply(
             content=parsed.content,
             calls=calls,
@@ -206,11 +177,27 @@ class ExactSession:
         )
 
 
-def _told(message: Message) -> tuple[Any, ...]:
-    """Return a key that identifies a message, ignoring other fields that a loop may keep in it."""
-    calls = tuple((call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls") or ())
-    content = message.get("content") or ""
-    return message["role"], content.strip() if isinstance(content, str) else repr(content), calls
+class _Nodes(Sequence[Node]):
+    """The sequences of a tree, as they are when they are first looked at."""
+
+    def __init__(self, tree: TokenTree) -> None:
+        self._tree = tree
+
+    @cached_property
+    def _made(self) -> list[Node]:
+        return self._tree.nodes()
+
+    @overload
+    def __getitem__(self, index: int) -> Node: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Node]: ...
+
+    def __getitem__(self, index: int | slice) -> Node | list[Node]:
+        return self._made[index]
+
+    def __len__(self) -> int:
+        return len(self._made)
 
 
 class ExactAgent:

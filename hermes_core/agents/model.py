@@ -153,7 +153,7 @@ class ModelAgent:
         return await loop.run(task.messages, task.result)
 
     @asynccontextmanager
-    async def session(self) -> AsyncIterator[ChatServer]:
+    async def session(self, **_: Any) -> AsyncIterator[ChatServer]:
         """Give what answers the model calls of one rollout, to an agent that makes them in its own way."""
         yield self._server
 

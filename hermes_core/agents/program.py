@@ -126,13 +126,20 @@ class ProgramSettings(ModelSettings):
     variables: dict[str, str] = Field(default_factory=dict)
     """More environment variables for the program. They are no place for secrets: everything in the slot can read
     them."""
+    keep_thinking: bool = True
+    """Whether the tokens of thinking stay in the conversation if the program leaves it out of what it sends. Otherwise
+    its conversation forks there, and what the model sees is what the program sends. Only for token-exact rollouts."""
 
 
 class Sampler(Protocol):
     """An agent that asks a model, such as `model`, of which a program uses the model."""
 
-    def session(self) -> AbstractAsyncContextManager[ChatServer]:
-        """Give what answers the model calls of one rollout."""
+    def session(self, *, task: str, keep_thinking: bool) -> AbstractAsyncContextManager[ChatServer]:
+        """Give what answers the model calls of one rollout.
+
+        Args:
+            task, keep_thinking: see `TokenTree`, for a server that keeps tokens.
+        """
 
     async def check_endpoint(self) -> None:
         """Check that the model can be used."""
@@ -214,7 +221,7 @@ class ProgramAgent:
         await _check_needs(task.slot.commands, self.program)
         install = await self._install(task.slot)
         task.result.messages.extend(copy.deepcopy(task.messages))
-        async with self._sampler.session() as server:
+        async with self._sampler.session(task=prompt, keep_thinking=self.settings.keep_thinking) as server:
             bounds = Bounds(calls=self.settings.max_turns)
             async with Gateway(server, task, self.settings, prompt=prompt, bounds=bounds) as gateway:
                 folder = await _new_folder(task.slot.commands)

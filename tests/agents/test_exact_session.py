@@ -6,15 +6,19 @@ import dataclasses
 import json
 import tracemalloc
 import zlib
+from array import array
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from hermes_core.agents.chat import Chat
-from hermes_core.agents.exact import ExactSession, Node
+from hermes_core.agents.exact import ExactSession
 from hermes_core.agents.failures import ContextLengthExceeded
 from hermes_core.agents.loop import HermesAgentLoop
+from hermes_core.agents.replies import Reply
+from hermes_core.agents.token_tree import TokenTree
 from hermes_core.agents.wires import Sampled
 from hermes_core.envs.tokens import MASKED, tokens_of
 from hermes_core.errors import ConfigError
@@ -73,6 +77,11 @@ def called(form: str, command: str) -> str:
     chat = chat_format(form)
     text = chat.call.format(name=json.dumps("terminal"), arguments=json.dumps({"command": command}))
     return f"<think>\nhm\n</think>\n\n{text}" if chat.thinks else text
+
+
+def as_kept(node: Any) -> SimpleNamespace:
+    """Return the arrays of a node, so that each can be damaged."""
+    return SimpleNamespace(**{name: getattr(node, name) for name in ("tokens", "masked_tokens", "logprobs", "turns")})
 
 
 Start = Callable[..., tuple[ExactSession, Tokens]]
@@ -169,8 +178,8 @@ async def test_an_answer_that_was_cut_off_is_ended_by_a_token_that_is_not_traine
     assert tokens_of(session.get_state()).refused is None
 
 
-async def test_a_past_that_was_changed_begins_another_sequence_and_loses_none(start: Start, form: str) -> None:
-    session, _ = start([["one"], ["two"], ["three"]])
+async def test_a_past_that_was_changed_continues_in_another_sequence_and_loses_none(start: Start, form: str) -> None:
+    session, server = start([["one"], ["two"], ["three"]])
     messages: list[dict[str, Any]] = [{"role": "user", "content": "a"}]
     for words in ("b", "c"):
         reply = await session.chat_completion(messages=messages, tools=[])
@@ -179,7 +188,11 @@ async def test_a_past_that_was_changed_begins_another_sequence_and_loses_none(st
     await session.chat_completion(messages=messages, tools=[])
     tokens = tokens_of(session.get_state())
     assert tokens.refused is None
-    assert [len(node.turns) for node in session.nodes] == [2, 1]
+    left, now = session.nodes
+    assert [len(node.turns) for node in (left, now)] == [1, 2], "the first answer is trained on once, in the newest"
+    assert list(left.tokens) == server.asked[1] + server.given[1]
+    assert list(now.tokens) == server.asked[2] + server.given[2]
+    assert tokens.forks == {"edited": 1}
     assert tokens.only is None
 
 
@@ -254,17 +267,19 @@ async def test_what_a_sandbox_says_can_not_forge_the_place_of_an_answer(start: S
         ),
         (lambda node: node.masked_tokens.__setitem__(2, node.tokens[2]), "logprob of token 2 is 1.0"),
         (lambda node: node.masked_tokens.__setitem__(-1, MASKED), "should be"),
-        (lambda node: node.turns[0].logprobs.__setitem__(-1, float("nan")), "is nan"),
-        (lambda node: node.turns[0].logprobs.append(-1.0), "not one sequence"),
-        (lambda node: node.turns[0].logprobs.pop(), "not one sequence"),
+        (lambda node: node.logprobs.__setitem__(-1, float("nan")), "is nan"),
+        (lambda node: node.logprobs.append(-1.0), "not one sequence"),
+        (lambda node: node.logprobs.pop(), "not one sequence"),
         (lambda node: node.masked_tokens.append(MASKED), "not one sequence"),
     ],
 )
 async def test_every_damage_is_refused(start: Start, damage: Callable[[Any], Any], reason: str) -> None:
     session, _ = start([["one"]])
     await session.chat_completion(messages=[{"role": "user", "content": "a"}], tools=[])
-    damage(session.nodes[0])
-    refused = tokens_of(session.get_state()).refused
+    state = session.get_state()
+    node = as_kept(state["nodes"][0])
+    damage(node)
+    refused = tokens_of({**state, "nodes": [node]}).refused
     assert refused is not None
     assert reason in refused
 
@@ -272,23 +287,27 @@ async def test_every_damage_is_refused(start: Start, damage: Callable[[Any], Any
 async def test_a_token_of_the_prompt_is_not_trained_on_whatever_its_logprob(start: Start) -> None:
     session, _ = start([["one"]])
     await session.chat_completion(messages=[{"role": "user", "content": "a"}], tools=[])
-    (node,) = session.nodes
-    kept = {name: getattr(node, name) for name in ("tokens", "masked_tokens", "logprobs", "turns")}
-    kept["masked_tokens"][2], kept["logprobs"][2] = node.tokens[2], -1.0
-    assert "mask 2 is" in str(tokens_of({**session.get_state(), "nodes": [kept]}).refused)
+    node = as_kept(session.nodes[0])
+    node.masked_tokens[2], node.logprobs[2] = node.tokens[2], -1.0
+    assert "mask 2 is" in str(tokens_of({**session.get_state(), "nodes": [vars(node)]}).refused)
 
 
 def test_a_sequence_takes_a_few_bytes_a_token() -> None:
+    conversation: list[dict[str, Any]] = [{"role": "user", "content": "go"}]
+    answered = Sampled(list(range(1000, 1030)), [-0.5] * 30, "stop")
+    reply = Reply("", (), None, None, "stop", 0, 30)
     tracemalloc.start()
     try:
-        node = Node()
+        tree = TokenTree()
         for _ in range(20):
-            node.ask(range(1000, 1400))
-            node.answer(Sampled(list(range(1000, 1030)), [-0.5] * 30, "stop"))
+            asked = tree.ask(conversation, [])
+            tree.add(asked, array("i", range(1000, 1400)), answered, 0, reply)
+            conversation += [reply.as_message(), {"role": "user", "content": "more"}]
+        (node,) = tree.nodes()
         kept = tracemalloc.get_traced_memory()[0]
     finally:
         tracemalloc.stop()
-    assert kept < 14 * len(node.tokens), "no lists of numbers, and no second copy of the text"
+    assert kept < 16 * len(node.tokens), "no lists of numbers, and no second copy of the text"
 
 
 async def test_doubled_end_tokens_are_refused(start: Start) -> None:
@@ -296,11 +315,12 @@ async def test_doubled_end_tokens_are_refused(start: Start) -> None:
     messages = [{"role": "user", "content": "a"}]
     reply = await session.chat_completion(messages=messages, tools=[])
     await session.chat_completion(messages=[*messages, reply.as_message(), {"role": "user", "content": "b"}], tools=[])
-    node = session.nodes[0]
+    state = session.get_state()
+    (node,) = state["nodes"]
     stop = node.turns[0].stop
     node.tokens[stop] = node.tokens[stop - 1]
     node.turns[1] = dataclasses.replace(node.turns[1], prompt_checksum=zlib.crc32(b""))
-    assert "answer 1 ends with two end tokens" in str(tokens_of(session.get_state()).refused)
+    assert "answer 1 ends with two end tokens" in str(tokens_of(state).refused)
 
 
 def test_a_template_that_can_not_be_used_is_named_at_once(tokenizers: Callable[[str], Any]) -> None:

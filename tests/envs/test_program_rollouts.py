@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from hermes_core.agents.base import StopReason
+from hermes_core.agents.model import ModelAgent
 from hermes_core.agents.program import AgentProgram, CommandAgent, ProgramAgent, ProgramSettings
 from hermes_core.envs.runner import run_rollouts
 from hermes_core.errors import ConfigError, UsageError
@@ -84,6 +85,25 @@ async def test_a_program_solves_a_task_with_the_runs_model(tmp_path: Path, level
     assert (program["exit_code"], program["signal"], program["output"]) == (0, None, "I wrote it.\n")
     assert program["requests"]["answered"] == 2
     assert record["tool_schemas"] == [] or record["tool_schemas"][0]["function"]["name"] == "bash"
+
+
+async def test_a_server_that_keeps_tokens_is_told_the_task_and_what_to_do_with_thinking(tmp_path: Path) -> None:
+    given: list[dict[str, Any]] = []
+
+    class Watched(ModelAgent):
+        def session(self, **options: Any) -> Any:
+            given.append(options)
+            return super().session(**options)
+
+    class Ours(ProgramAgent):
+        program = AgentProgram("ours", tuple(shlex.split(OURS)))
+
+    def agent(settings: ProgramSettings) -> ProgramAgent:
+        return Ours(settings, Watched(settings))
+
+    record = await rollout(tmp_path, agent=agent, keep_thinking=False)
+    assert record["reward"] == 1.0, record
+    assert given == [{"task": ROW["prompt"], "keep_thinking": False}]
 
 
 async def test_the_prompt_goes_through_no_shell(tmp_path: Path) -> None:
