@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 
 from benchmarks import (
+    agent_programs,
     atropos,
     batch,
     checkouts,
@@ -55,6 +56,7 @@ BENCHMARKS: Mapping[str, Callable[[bool], Rows]] = {
     "modal": peers_modal.rows,
     "view": view.rows,
     "atropos": atropos.rows,
+    "agent_programs": agent_programs.rows,
     "trl-reset": trl_reset.rows,
 }
 

@@ -187,10 +187,13 @@ class Stalls:
     Attributes:
         longest_s: what the loop's own thread is to blame for: its processor time, or time in which it was blocked.
         elapsed_s: by the clock, time in which the machine was busy with something else included.
+        lags_s: what the loop's own thread is to blame for, each time that it was looked at.
     """
 
-    longest_s = 0.0
-    elapsed_s = 0.0
+    def __init__(self) -> None:
+        self.longest_s = 0.0
+        self.elapsed_s = 0.0
+        self.lags_s: list[float] = []
 
 
 @asynccontextmanager
@@ -213,6 +216,7 @@ async def watch_stalls(interval_s: float = 0.002) -> AsyncIterator[Stalls]:
             await asyncio.sleep(interval_s)
             over = time.monotonic() - began - interval_s
             own = max(min(over, time.thread_time() - worked), over - (late_s - late_before))
+            found.lags_s.append(own)
             found.longest_s = max(found.longest_s, own)
             found.elapsed_s = max(found.elapsed_s, over)
 
