@@ -327,8 +327,8 @@ def own_answers(answers: Sequence[Answer]) -> set[Answer]:
     beginning of it.
     """
     own: set[Answer] = set()
-    roots = [answer for answer in answers if answer.before is None and answer.has_task]
-    first = _first(roots)
+    roots = [answer for answer in answers if answer.before is None]
+    first = _first([root for root in roots if root.has_task])
     for root in roots:
         if root is first or root.summary in own:
             family = [each for each in answers if _begins_as(each.root, root)]

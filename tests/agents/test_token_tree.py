@@ -160,13 +160,14 @@ def test_calls_that_overlap_fork_and_each_keeps_its_own_prompt() -> None:
     assert sorted(map(len, grown.own)) == [1, 1, 2]
 
 
-def test_a_compaction_makes_exactly_one_new_root_and_stays_the_agents_own() -> None:
+@pytest.mark.parametrize("task", [TASK, "Go on."])
+def test_a_compaction_makes_exactly_one_new_root_and_stays_the_agents_own(task: str) -> None:
     grown = Grown()
     conversation = grown.go_on(begun(grown))
     asked = grown.ask([*conversation, user("Write a summary.")], tools=())
     assert asked.before is grown.tree.answers[1], "a request without tools goes on from one with them"
     grown.answer(asked, "It is in  line 3.", calls=False)
-    fresh = [SYSTEM, user(TASK), user("A summary of your work:\nIt is in line 3.")]
+    fresh = [SYSTEM, user(task), user("A summary of your work:\nIt is in line 3.")]
     for _ in range(4):
         fresh = grown.go_on(fresh)
     assert grown.forks == {"compaction": 1}
