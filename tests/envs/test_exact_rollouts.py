@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shlex
 import sys
 from collections.abc import Callable
 from itertools import pairwise
@@ -144,6 +145,69 @@ async def test_every_recorded_and_exported_token_is_what_the_server_sampled(
         for record in records
         for each in (sequence.lists() for sequence in record.sequences)
     ]
+
+
+WRITTEN_ANEW = """
+        for call in message.get("tool_calls") or ():
+            try:
+                arguments = json.loads(call["function"]["arguments"])
+            except ValueError:
+                continue
+            call["function"]["arguments"] = json.dumps(arguments, separators=(",", ":"))
+        message.pop("reasoning_content", None)
+        if len(messages) == 2:
+            messages.append({"role": "user", "content": "That was not what I meant."})
+            continue
+        messages.append(message)
+"""
+"""What a program may do to its history: it writes arguments in its own way, and drops thinking and its first answer."""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("form", "items"),
+    [("qwen3", 4), *(pytest.param(form, 100, marks=pytest.mark.stress) for form in WIRES)],
+)
+async def test_every_token_of_a_program_in_a_slot_is_what_the_server_sampled(
+    form: str,
+    items: int,
+    torch_extra: None,
+    tokenizers: Callable[[str], Any],
+    tmp_path: Path,
+    record_property: Callable[[str, object], None],
+) -> None:
+    tokenizer = tokenizers(form)
+    model = make_model(tokenizer, context=8192)
+    program = (Path(__file__).parents[2] / "examples/agent_program/agent.py").read_text("utf-8")
+    changed = program.replace("\n        messages.append(message)\n", WRITTEN_ANEW)
+    assert changed != program
+    with Engine(model, plan=WildPlans(tokenizer, form, TURNS)) as engine:
+        async with TinyModelServer(engine, tokenizer, wires=[WIRES[form]], model="tiny-model") as server:
+            code, said = await rollout(
+                tmp_path,
+                *(tasks(tmp_path, items), "--group-size", 2),
+                *("--agent", "program", f"--agent.command=python3 -c {shlex.quote(changed)}"),
+                *("--parser", "auto", "--base-url", server.base_url, "--model", "tiny-model"),
+                *(f"--agent.tokenizer_name={tokenizer.name_or_path}", "--agent.max_tokens=250"),
+                *("--max-turns", 2 * TURNS, "--concurrency", 8, "--out", tmp_path / "run"),
+                *ISOLATION,
+            )
+    assert code == 0, said
+    lines = (tmp_path / "run" / TRAJECTORIES).read_bytes().splitlines()
+    records = [Record.from_json(json.loads(line)) for line in lines]
+    found = compared(model, records, engine, tokenizer)
+    answers = sum(answers_in(sequence.masks) for record in records for sequence in record.sequences)
+    record_property(
+        "figure",
+        f"a program in a slot, {form} by {WIRES[form]}: {len(records)} trajectories with {answers} answers, "
+        f"{found.tokens} tokens, {found.trained} of them sampled; {len(found.problems)} differences from the server's "
+        f"own record, and logprobs within {found.worst:.1e} of those of the weights",
+    )
+    assert found.problems == []
+    assert [record.tokens_refused for record in records] == [None] * items * 2
+    assert all(record.forks == {"dropped_answer": 1} for record in records), [record.forks for record in records]
+    assert all(len(record.sequences) == 2 for record in records)
+    assert answers > 3 * len(records)
 
 
 def sampled_logprobs(logprobs: list[float], masks: list[int]) -> list[float]:
