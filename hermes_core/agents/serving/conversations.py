@@ -231,18 +231,21 @@ class Conversations:
         parts = [_longest([root for root in roots if beginning in root.path() and summaries[id(root)] is None])]
         for root in roots:
             summary = summaries[id(root)]
-            if summary is not None and _number(root) > _number(begin) and _offers(root):
+            if summary is not None and _offers(root):
                 parts[-1] = _up_to(summary, parts[-1])
                 parts.append(_longest([root]))
         return parts
 
     def _summary_in(self, forms: Sequence[Canonical], root: Step | None = None) -> Step | None:
-        """Return the newest summary that these messages have; None if they have none.
+        """Return the newest summary that these messages have; None if they have none. What the agent's conversation
+        began with is no summary of it, even if a title repeats the task.
 
         Args:
             root: the answer to them, which came after the summary; None for a new request.
         """
-        told = [form.text for form in forms if form.role == "user"]
+        begin = self._begin(self._roots())
+        first = {step.form for step in begin.path()} if begin is not None else set()
+        told = [form.text for form in forms if form.role == "user" and form not in first]
         earlier = (step for step in reversed(self._summaries) if root is None or _number(step) < _number(root))
         return next((step for step in earlier if any(step.form.text in text for text in told)), None)
 

@@ -43,6 +43,7 @@ class Slot:
     def ask(self, messages: list[Message], answer: Message, *, tools: frozenset[str] = TOOLS, failed: Any = ()) -> str:
         sampled = Sampled(self.number, tools, {"started": 1.0 + self.number, "ended": 1.5 + self.number})
         forms = [canonical(message) for message in messages]
+        self.conversations.is_own(forms)
         place = self.conversations.add(
             messages, forms, answer, sampled, heard_at=1.0 + self.number, failed=frozenset(failed)
         )
@@ -147,17 +148,29 @@ def test_a_conversation_goes_on_from_a_summary() -> None:
     """As Codex does: it asks at the end of its conversation, and begins another with the task and the summary."""
     slot = Slot()
     main, summary = said("I look.", "a"), said("A summary of all that was done.")
-    slot.ask([SYSTEM, USER], main)
-    slot.ask([SYSTEM, USER, main, told("a"), user("Summarise.")], summary, tools=frozenset())
-    begin = [SYSTEM, USER, user(f"Another model wrote: {summary['content']}")]
+    first = [SYSTEM, user("The folder is /workspace."), USER]
+    slot.ask(first, main)
+    slot.ask([*first, main, told("a"), user("Summarise.")], summary, tools=frozenset())
+    begin = [*first, user(f"Another model wrote: {summary['content']}")]
     after = said("I go on.", "b")
     assert slot.ask(begin, after) == "root"
     slot.ask([*begin, after, told("b")], said("Done."))
     result = slot.result
-    roles = ["system", "user", "assistant", "tool", "user", "assistant", "user", "assistant", "tool", "assistant"]
-    assert [message["role"] for message in result.messages] == roles
-    assert result.messages[6]["content"] == f"{USER['content']}\n\n{begin[2]['content']}"
+    roles = "system user user assistant tool user assistant user assistant tool assistant"
+    assert [message["role"] for message in result.messages] == roles.split()
+    assert result.messages[7]["content"] == f"{USER['content']}\n\n{begin[3]['content']}"
     assert [turn.compacted for turn in result.turns] == [False, True, False, False]
+
+
+def test_a_title_that_repeats_the_task_is_no_summary() -> None:
+    slot = Slot()
+    task = user(" ".join(TASK.split()))
+    slot.ask([user(f"A title for: {TASK}")], said(task["content"]), tools=frozenset())
+    main = said("I look.", "a")
+    slot.ask([SYSTEM, task], main)
+    slot.ask([SYSTEM, task, main, told("a")], said("Done."))
+    assert slot.texts == [SYSTEM["content"], task["content"], "I look.", "ok", "Done."]
+    assert slot.conversations.places == {"root": 2, "continues": 1, "fork": 0}
 
 
 def test_a_summary_may_be_asked_for_elsewhere() -> None:

@@ -233,6 +233,17 @@ def test_tools_of_responses_are_called_in_their_own_forms() -> None:
     assert canonical(read) == canonical(said.as_message())
 
 
+def test_answers_that_follow_each_other_in_responses_stay_apart() -> None:
+    call_item = {"type": "function_call", "call_id": "a", "name": "bash", "arguments": "{}"}
+    message = {"type": "message", "role": "assistant", "content": "Done."}
+    thinking = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm."}]}
+    items = [{"role": "user", "content": "x"}, thinking, call_item, message, thinking, message]
+    read = RESPONSES.read({"input": items}).messages
+    assert [(each["content"], each.get("reasoning_content"), len(each.get("tool_calls", []))) for each in read[1:]] == [
+        *[("", "Hm.", 1), ("Done.", None, 0), ("Done.", "Hm.", 0)]
+    ]
+
+
 @pytest.mark.parametrize("key", ["previous_response_id", "background"])
 def test_what_would_have_to_be_stored_is_refused(key: str) -> None:
     with pytest.raises(BadRequest, match=key):
