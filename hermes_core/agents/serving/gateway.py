@@ -7,6 +7,7 @@ import hashlib
 import hmac
 import json
 import logging
+import re
 import secrets
 import time
 from collections import Counter
@@ -63,6 +64,8 @@ _MOST_VALUES = 1_000_000
 """The most values in the JSON of one request: each takes some sixty bytes here, and time."""
 _LOGGED = 4000
 """The most calls in the log. Those after them are only counted."""
+_ESCAPED = re.compile(r"\\u(?:0000|007f|00[89]|d[89a-f]|fd[de]|fff[ef])", re.IGNORECASE)
+"""What escapes of characters begin with that `sayable` replaces. Some others begin so too."""
 _SETTING = 200
 """The most characters of an overridden setting in the log."""
 _LIKELY_MAX_TOKENS = 16_384
@@ -331,7 +334,7 @@ class Gateway:
         try:
             if body.count(b",") + body.count(b"[") + body.count(b"{") > _MOST_VALUES:
                 return Refusal("the body has too many values", "too_large")
-            value = _sayable(json.loads(body))
+            value = _read_json(body)
             if not isinstance(value, dict):
                 return Refusal("the body must be a JSON object")
             asked = dialect.read(value)
@@ -688,8 +691,20 @@ async def _send(exchange: Exchange, stream: bytes) -> None:
     await exchange.end()
 
 
+def _read_json(body: bytes) -> Any:
+    """Return a body's JSON value, without characters that some endpoint refuses, or that can't be sent at all.
+
+    Raises:
+        ValueError, RecursionError: it is none.
+    """
+    text = body.decode(json.detect_encoding(body), "surrogatepass")
+    value = json.loads(text)
+    if sayable(text) == text and _ESCAPED.search(text) is None:  # so are most, and it saves a look at each value
+        return value
+    return _sayable(value)
+
+
 def _sayable(value: Any) -> Any:
-    """Return a JSON value without characters that some endpoint refuses, or that can't be sent at all."""
     if isinstance(value, str):
         return sayable(value)
     if isinstance(value, dict):

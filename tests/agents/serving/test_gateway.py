@@ -438,6 +438,18 @@ async def test_what_no_endpoint_takes_is_not_passed_on() -> None:
     assert request["tools"][0]["function"]["parameters"] == {"k\ufffd": "\ufffd"}
 
 
+@pytest.mark.parametrize("escaped", [True, False])
+async def test_each_character_that_no_endpoint_takes_is_replaced(escaped: bool) -> None:
+    wrong = "\0\x7f\x80\x9f\ud800\udbff\udc00\udfff\ufdd0\ufdef\ufffe\uffff\U0001fffe\U0010ffff"
+    right = "\xa0\ufdcf\ufdf0\ufffd", "\U0001f600", "\\u0000"
+    expected = dict.fromkeys(wrong if escaped else wrong[1:], "\ufffd") | {text: text for text in right}
+    async with agent(reply("Done.")) as one:
+        for text, passed_on in expected.items():
+            body = json.dumps({"messages": [{"role": "user", "content": text}]}, ensure_ascii=escaped)
+            await one.client.post("/v1/chat/completions", content=body.encode("utf-8", "surrogatepass"))
+            assert one.one.model.requests[-1]["messages"][0]["content"] == passed_on, ascii(text)
+
+
 async def test_a_body_of_too_many_values_is_refused() -> None:
     async with agent(reply("Done.")) as one:
         answer = await one.client.post("/v1/chat/completions", content=b"[" + b"0," * 1_100_000 + b"0]")
