@@ -24,7 +24,7 @@ from hermes_core.runtime import Runtime
 from hermes_core.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
-NAMES = ("claude-code", "codex", "kimi-code", "mini-swe-agent", "opencode", "pi", "qwen-coder")
+NAMES = ("aider", "claude-code", "codex", "hermes", "kimi-code", "mini-swe-agent", "opencode", "pi", "qwen-coder")
 
 
 @pytest.fixture(autouse=True)

@@ -34,12 +34,16 @@ TOOLS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "mini-swe-agent": ("bash", "command", {}),
     "kimi-code": ("Bash", "command", {}),
     "opencode": ("bash", "command", {"description": "Run it"}),
+    "hermes": ("terminal", "command", {}),
     "qwen-coder": ("run_shell_command", "command", {"is_background": False}),
 }
 """The tool of each agent that runs a command, its argument with the command, and others that it wants."""
 
 ALWAYS = ("codex", "claude-code", "pi")
 """The agents that are tried with each change: each has a dialect of its own. The others take a minute and more."""
+
+WHOLE = "calc.py\n```\ndef add(a, b):\n    return a + b\n```\n"
+"""What a model answers aider, which has no tools."""
 
 AGENTS = [name if name in ALWAYS else pytest.param(name, marks=pytest.mark.stress) for name in TOOLS]
 
@@ -117,6 +121,19 @@ async def test_a_real_agent_works_as_a_user_of_a_sandbox_without_a_network(
     assert len(await solved(tmp_path, agent, "tasks", where, "user", backend_config={"network": "none"})) == 1
 
 
+@pytest.mark.stress
+async def test_aider_works_without_tools(tmp_path: Path, isolates: None, indexes: None) -> None:
+    def answer(request: dict[str, Any]) -> Reply:
+        return Reply("Hello" if request.get("max_tokens") == 1 else WHOLE, usage=(100, 5))
+
+    (tmp_path / "tasks.jsonl").write_text(json.dumps(ROW) + "\n")
+    [record] = await rollouts(
+        tmp_path, "aider", answer, "tasks", {"dataset_name": str(tmp_path / "tasks.jsonl")}, "user"
+    )
+    assert (record["reward"], record["failure"], record["stop_reason"]) == (1.0, None, "finished"), record
+    assert (record["calls"], len(record["turns"])) == ([], 1)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("agent", AGENTS)
 async def test_a_real_agent_works_in_a_container_without_a_network_and_with_a_read_only_root(
@@ -133,10 +150,30 @@ async def solved(
     tmp_path: Path, agent: str, environment: str, env: dict[str, Any], level: str, **options: Any
 ) -> list[dict[str, Any]]:
     """The records of a run in which the agent solves everything."""
+    records = await rollouts(tmp_path, agent, script(agent), environment, env, level, **options)
+    for record in records:
+        assert (record["reward"], record["failure"]) == (1.0, None), record
+        assert record["stop_reason"] == "finished" and record["program"]["exit_code"] == 0
+        assert record["program"]["requests"]["fork"] == 0 and record["program"]["requests"]["root"] == 1
+        assert {each["name"] for each in record["calls"]} == {TOOLS[agent][0]}
+        assert "not-for-the-slot" not in str(record)
+    return records
+
+
+async def rollouts(
+    tmp_path: Path,
+    agent: str,
+    answers: Callable[[dict[str, Any]], Reply],
+    environment: str,
+    env: dict[str, Any],
+    level: str,
+    **options: Any,
+) -> list[dict[str, Any]]:
+    """The records of a run."""
     records: list[dict[str, Any]] = []
     plugins = [hermes_agents, hermes_docker, hermes_swe_smith]
     async with (
-        ScriptedServer(script(agent)) as server,
+        ScriptedServer(answers) as server,
         Runtime(Settings(state_dir=tmp_path / "state"), load_entry_points=False, plugins=plugins) as runtime,
     ):
         await run_rollouts(
@@ -151,11 +188,5 @@ async def solved(
             **options,
         )
         version = runtime.agents.entry(agent).load().program.version
-    for record in records:
-        assert (record["reward"], record["failure"]) == (1.0, None), record
-        assert record["stop_reason"] == "finished" and record["program"]["exit_code"] == 0
-        assert record["program"]["requests"]["fork"] == 0 and record["program"]["requests"]["root"] == 1
-        assert {each["name"] for each in record["calls"]} == {TOOLS[agent][0]}
-        assert record["versions"][agent] == version
-        assert "not-for-the-slot" not in str(record)
+    assert all(record["versions"][agent] == version for record in records)
     return records

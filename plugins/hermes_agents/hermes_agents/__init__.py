@@ -7,6 +7,7 @@ from hermes_core import Registrar, hookimpl
 HERMES_PLUGIN_API = 1
 
 _NPM = ("a model endpoint", "npm on the driver, once")
+_PIP = ("a model endpoint", "pip on the driver, once", "glibc and the driver's Python in the sandbox")
 
 
 @hookimpl
@@ -26,7 +27,7 @@ def hermes_register_agents(registry: Registrar) -> None:
         "hermes_agents.mini_swe_agent:MiniSweAgent",
         aliases=("mini",),
         summary="mini-swe-agent: `mini`",
-        requires=("a model endpoint", "pip on the driver, once", "glibc and the driver's Python in the sandbox"),
+        requires=_PIP,
     )
     registry.add("kimi-code", "hermes_agents.kimi_code:KimiCode", summary="Kimi Code: `kimi --prompt`", requires=_NPM)
     registry.add("opencode", "hermes_agents.opencode:OpenCode", summary="opencode: `opencode run`", requires=_NPM)
@@ -37,3 +38,11 @@ def hermes_register_agents(registry: Registrar) -> None:
         summary="Qwen Code: `qwen`",
         requires=_NPM,
     )
+    registry.add(
+        "hermes",
+        "hermes_agents.hermes:Hermes",
+        aliases=("hermes-agent",),
+        summary="hermes-agent: `hermes chat`",
+        requires=_PIP,
+    )
+    registry.add("aider", "hermes_agents.aider:Aider", summary="aider: `aider --message`", requires=_PIP)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from hermes_agents.packages import PythonPackages
+from hermes_agents.packages import PythonPackages, python
 from hermes_core import AgentProgram, ProgramAgent
-
-# Not by PYTHONPATH, which the commands of the agent would get, too.
-_START = "import site, sys; site.addsitedir(sys.argv.pop(1)); from minisweagent.run.mini import app; app()"
 
 _OPTIONS = {
     "agent.cost_limit": "0",
@@ -25,7 +22,8 @@ class MiniSweAgent(ProgramAgent):
         version="2.4.6",
         package=PythonPackages(("mini-swe-agent=={version}",)),
         argv=(
-            *("python3", "-I", "-c", _START, "{install}", "--model", "{model}", "--model-class", "litellm"),
+            *python("from minisweagent.run.mini import app; app()"),
+            *("--model", "{model}", "--model-class", "litellm"),
             *("--task={prompt}", "--exit-immediately", "--yolo", "-c", "mini"),
             *(word for key, value in _OPTIONS.items() for word in ("-c", f"{key}={value}")),
             "{args}",

@@ -89,6 +89,14 @@ class PythonPackages:
         return await _once(f"{name}-{version}-{_cpu()}-py3.{sys.version_info.minor}", fill)
 
 
+def python(start: str) -> tuple[str, ...]:
+    """Return the beginning of a command line that runs a statement with what `PythonPackages` fetched.
+
+    This is not done by PYTHONPATH, which the commands that an agent runs would get, too.
+    """
+    return ("python3", "-I", "-c", f"import site, sys; site.addsitedir(sys.argv.pop(1)); {start}", "{install}")
+
+
 def cache() -> Path:
     """Return the folder in which fetched programs are kept."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hermes-rl" / "agents"

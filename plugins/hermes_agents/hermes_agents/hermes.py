@@ -1,0 +1,30 @@
+"""Nous Research's hermes-agent."""
+
+from __future__ import annotations
+
+from hermes_agents.packages import PythonPackages, python
+from hermes_core import AgentProgram, ProgramAgent
+
+_CONFIG = """\
+{"model": {"provider": "slot", "default": "{model}"}, "approvals": {"mode": "off"},
+ "auxiliary": {"title_generation": {"enabled": false}},
+ "providers": {"slot": {"api": "{url}/v1", "api_key": "{key}", "discover_models": false}}}
+"""
+
+_ARGV = (*python("from hermes_cli.main import main; main()"), "--yolo", "chat", "--query={prompt}", "--quiet", "{args}")
+
+
+class Hermes(ProgramAgent):
+    """Runs `hermes chat`."""
+
+    program = AgentProgram(
+        name="hermes",
+        version="0.19.0",
+        package=PythonPackages(("hermes-agent=={version}",)),
+        argv=_ARGV,
+        again=(*_ARGV, "--continue"),
+        needs=("bash",),
+        env={"HERMES_HOME": "{folder}/hermes"},
+        files={"hermes/config.yaml": _CONFIG, "hermes/.no-bundled-skills": ""},
+        tried="0.19.0: solves a task on `local`, at `namespace`, without a network",
+    )
