@@ -41,12 +41,6 @@ class Canonical:
         """Return the same message as a program sends it that drops the model's thinking."""
         return replace(self, thinking="") if self.thinking else self
 
-    @property
-    def digest(self) -> str:
-        """Return a hash of all of it, which is the same in every process."""
-        said = [self.role, self.text, self.thinking, self.calls, self.tool_call_id, self.images]
-        return _sha256(json.dumps(said, ensure_ascii=True, separators=(",", ":")))
-
 
 def canonical(message: Mapping[str, Any]) -> Canonical:
     """Return the canonical form of a message in the OpenAI form. Never raises: programs may send anything."""
@@ -56,6 +50,12 @@ def canonical(message: Mapping[str, Any]) -> Canonical:
         return Canonical(role, text, tool_call_id=str(message.get("tool_call_id") or ""), images=images)
     thinking = next((said for key in _THINKING if isinstance(said := message.get(key), str) and said), "")
     return Canonical(role, text.strip(), thinking.strip(), tuple(_calls(message.get("tool_calls"))), images=images)
+
+
+def digest(forms: Sequence[Canonical], *more: Any) -> str:
+    """Return a hash of canonical forms and other JSON values, which is the same in every process."""
+    said = [[each.role, each.text, each.thinking, each.calls, each.tool_call_id, each.images] for each in forms]
+    return _sha256(json.dumps([said, more], separators=(",", ":")))
 
 
 def canonical_arguments(written: Any) -> str:

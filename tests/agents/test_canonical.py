@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from hermes_core.agents.canonical import canonical, canonical_arguments
+from hermes_core.agents.canonical import canonical, canonical_arguments, digest
 
 NUMBERS = st.integers(-(1 << 70), 1 << 70) | st.floats(allow_nan=False, allow_infinity=False)
 JSON = st.recursive(
@@ -118,4 +118,4 @@ def test_images_count_by_what_they_are_and_where_they_stand() -> None:
 def test_anything_has_a_canonical_form(message: dict[str, Any]) -> None:
     form = canonical(message)
     assert hash(form) == hash(canonical(message))
-    assert len(form.digest) == 64
+    assert digest([form], 1) == digest([canonical(message)], 1) != digest([form, form], 1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import hmac
 import json
 import logging
@@ -18,7 +17,7 @@ from types import TracebackType
 from typing import Any
 
 from hermes_core.agents.base import AgentSettings, AgentTask, StopReason, Usage
-from hermes_core.agents.canonical import Canonical, canonical
+from hermes_core.agents.canonical import Canonical, canonical, digest
 from hermes_core.agents.failures import (
     ContextLengthExceeded,
     ConversationRefused,
@@ -38,6 +37,7 @@ from hermes_core.agents.serving.dialects import (
     BadRequest,
     Dialect,
     Refusal,
+    Tool,
     sse,
 )
 from hermes_core.agents.serving.http import Exchange, HttpLimits, Refused, Room, serve_http
@@ -155,6 +155,8 @@ class _Request:
     asked: Asked
     forms: Sequence[Canonical]
     """The canonical forms of its messages."""
+    tools: str
+    """Its tools as JSON."""
     digest: str
     """The same for every request with the same answer."""
     size: int
@@ -164,7 +166,7 @@ class _Request:
     def characters(self) -> int:
         """Return about how many characters its prompt has, images aside."""
         said = sum(len(form.text) + len(form.thinking) + sum(map(len, sum(form.calls, ()))) for form in self.forms)
-        return said + (len(json.dumps(self.asked.tools)) if self.asked.tools else 0)
+        return said + (len(self.tools) if self.asked.tools else 0)
 
 
 class Gateway:
@@ -218,6 +220,7 @@ class Gateway:
         self._waited_s = 0.0
         self._connections = self._waiting = self._number = self._kept_bytes = 0
         self._end: StopReason | None = None
+        self._tools: tuple[list[Tool], str] = ([], "[]")
         self._characters = self._tokens = 0
         task.result.model = settings.model
 
@@ -340,9 +343,17 @@ class Gateway:
             asked = dialect.read(value)
             self._take_own_ids(asked)
             forms = [canonical(message) for message in asked.messages]
-            return _Request(asked, forms, _digest(asked, forms), len(body))
+            tools = self._written(asked.tools)
+            identity = digest(forms, tools, asked.max_tokens, asked.no_calls)
+            return _Request(asked, forms, tools, identity, len(body))
         except (BadRequest, ValueError, RecursionError) as error:
             return Refusal(f"the request can't be read: {str(error)[:_SETTING]}")
+
+    def _written(self, tools: list[Tool]) -> str:
+        """Return tools as JSON. An agent offers the same ones again and again."""
+        if tools != self._tools[0]:
+            self._tools = tools, json.dumps(tools, sort_keys=True)
+        return self._tools[1]
 
     def _take_own_ids(self, asked: Asked) -> None:
         """Replace the ids of calls that agents are told by those that the server gave."""
@@ -714,13 +725,3 @@ def _sayable(value: Any) -> Any:
 
 def _bytes(value: Any) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode()
-
-
-def _digest(asked: Asked, forms: Sequence[Canonical]) -> str:
-    """Return what identifies a request: everything that its answer depends on."""
-    said = [
-        *(form.digest for form in forms),
-        json.dumps(asked.tools, sort_keys=True),
-        f"{asked.max_tokens} {asked.no_calls}",
-    ]
-    return hashlib.sha256("\0".join(said).encode()).hexdigest()

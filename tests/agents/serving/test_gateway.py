@@ -175,6 +175,15 @@ async def test_a_retry_after_a_lost_answer_gets_it_again() -> None:
         assert len(one.one.model.requests) == 1
 
 
+async def test_the_same_messages_with_other_tools_are_another_call() -> None:
+    others = [{"type": "function", "function": {"name": "sh", "parameters": {"type": "object"}}}]
+    async with agent(reply("Done.")) as one:
+        for tools in (TOOLS, others, [], TOOLS):
+            assert (await one.post(tools=tools)).status_code == 200
+        assert [request.get("tools") for request in one.one.model.requests] == [TOOLS, others, None]
+        assert [call.outcome for call in one.one.gateway.log] == [*(["answered"] * 3), "replayed"]
+
+
 async def test_a_retry_of_a_stream_that_was_cut_gets_its_answer() -> None:
     begun, go, answer = gate()
     async with agent(answer, reply("Another."), bounds=Bounds(quiet_s=0.01, keep_alive_s=0.01)) as one:
