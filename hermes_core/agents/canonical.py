@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
+from hermes_core.agents.replies import sayable
+
 _EXACT = 1 << 53
 """Programs in JavaScript know whole numbers only up to here."""
 _THINKING = ("reasoning_content", "reasoning", "thinking")
@@ -49,7 +51,8 @@ def canonical(message: Mapping[str, Any]) -> Canonical:
     if role != "assistant":
         return Canonical(role, text, tool_call_id=str(message.get("tool_call_id") or ""), images=images)
     thinking = next((said for key in _THINKING if isinstance(said := message.get(key), str) and said), "")
-    return Canonical(role, text.strip(), thinking.strip(), tuple(_calls(message.get("tool_calls"))), images=images)
+    text, thinking = sayable(text).strip(), sayable(thinking).strip()
+    return Canonical(role, text, thinking, tuple(_calls(message.get("tool_calls"))), images=images)
 
 
 def digest(forms: Sequence[Canonical], *more: Any) -> str:
@@ -65,7 +68,7 @@ def canonical_arguments(written: Any) -> str:
         try:
             value = _JSON.decode(written.strip() or "{}")
         except (ValueError, RecursionError):
-            return f"!{written}"
+            return f"!{sayable(written)}"
     else:
         value = {} if written is None else written
     try:
@@ -115,14 +118,16 @@ def _other(part: Any) -> str:
 def _plain(value: Any) -> Any:
     """Return a JSON value with each number in one form: 1.0 and 1 are the same, and so are 12345678901234567891 and
     what is left of it in a float."""
-    if isinstance(value, bool) or value is None or isinstance(value, str):
+    if isinstance(value, str):
+        return sayable(value)
+    if isinstance(value, bool) or value is None:
         return value
     if isinstance(value, int | float):
         if isinstance(value, int) and abs(value) >= _EXACT:
             value = float(value) if abs(value) < 1 << 1023 else repr(value)
         return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < _EXACT else value
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {sayable(str(key)): _plain(item) for key, item in value.items()}
     if isinstance(value, Sequence):
         return [_plain(item) for item in value]
     raise TypeError(f"{type(value).__name__} is not JSON")

@@ -119,3 +119,18 @@ def test_anything_has_a_canonical_form(message: dict[str, Any]) -> None:
     form = canonical(message)
     assert hash(form) == hash(canonical(message))
     assert digest([form], 1) == digest([canonical(message)], 1) != digest([form, form], 1)
+
+
+def test_what_an_agent_can_not_be_told_makes_no_difference() -> None:
+    """A model may write what no endpoint takes. Agents get, and send back, other characters for that."""
+
+    def said(odd: str, argument: str) -> dict[str, Any]:
+        function = {"name": "f", "arguments": json.dumps({"a": argument}, ensure_ascii=False)}
+        calls = [{"id": "1", "type": "function", "function": function}]
+        return {"role": "assistant", "content": f"a{odd}b", "reasoning_content": f"c{odd}", "tool_calls": calls}
+
+    for odd in ("\x7f", "\x00", "\x85", "\ud800", "\ufffe"):
+        assert canonical(said(odd, odd)) == canonical(said("\ufffd", "\ufffd")), repr(odd)
+        cut = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": f"{{{odd}"}}]}
+        told = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{\ufffd"}}]}
+        assert canonical(cut) == canonical(told)
