@@ -16,8 +16,10 @@ from hermes_core.agents.base import StopReason
 from hermes_core.agents.model import ModelAgent
 from hermes_core.agents.program import AgentProgram, CommandAgent, ProgramAgent, ProgramSettings
 from hermes_core.envs.runner import run_rollouts
+from hermes_core.envs.tasks import TasksEnvironment
 from hermes_core.errors import ConfigError, UsageError
 from hermes_core.export.atif import trajectory
+from hermes_core.plugins.hookspecs import hookimpl
 from hermes_core.runtime import Runtime
 from hermes_core.settings import Settings
 from hermes_core.testing.scripted_server import Fault, Reply, ScriptedServer, ToolScript, call
@@ -42,9 +44,12 @@ async def rollout(
     level: str = "user",
     rows: Sequence[dict[str, Any]] = (ROW,),
     faults: Sequence[Fault] = (),
+    environment: type[TasksEnvironment] | None = None,
     **settings: Any,
 ) -> dict[str, Any]:
     """The record of the only item."""
+    tmp_path.mkdir(exist_ok=True)
+    where = {"dataset_name": str(tmp_path / "tasks.jsonl"), "shuffle": False}
     (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     records: list[dict[str, Any]] = []
     options = {name: settings.pop(name) for name in ("mcp", "rollout_timeout") if name in settings}
@@ -60,9 +65,9 @@ async def rollout(
             asks["command"] = command
         await run_rollouts(
             runtime,
-            "tasks",
+            "tasks" if environment is None else environment(environment.config_class(**where)),
             agent,
-            env={"dataset_name": str(tmp_path / "tasks.jsonl"), "shuffle": False},
+            env=where if environment is None else None,
             settings=asks if isinstance(agent, str) else None,
             isolation=level,
             concurrency=1,
@@ -191,6 +196,11 @@ async def test_the_wait_for_the_model_does_not_count(tmp_path: Path) -> None:
     assert record["program"]["exit_code"] is None
 
 
+async def test_a_program_that_never_asks_is_ended_at_its_limit_and_scored(tmp_path: Path) -> None:
+    record = await rollout(tmp_path, command="sleep 1000", rollout_timeout=1.0)
+    assert (record["reward"], record["failure"], record["stop_reason"]) == (0.0, None, "time_limit"), record
+
+
 async def test_its_environment_has_a_key_that_is_worth_nothing_outside(tmp_path: Path) -> None:
     command = "sh -c 'env; echo done >out.txt'"
     record = await rollout(tmp_path, command=command, api_key="a-real-secret", variables={"MINE": "{key}"})
@@ -269,6 +279,55 @@ async def test_what_the_slot_lacks_is_named(tmp_path: Path) -> None:
     record = await rollout(tmp_path, agent=Needs)
     assert record["failure"]["kind"] == "setup"
     assert "needs no-such-program, python3.3, which the slot lacks" in record["failure"]["message"]
+
+
+class TwoParts(TasksEnvironment):
+    """Tasks whose user says more, once."""
+
+    name = "two-parts"
+    said = 0
+
+    @hookimpl
+    async def continue_trajectory(self, rollout: Any) -> str | None:
+        await rollout.kill_everything()  # as a check of the first part does
+        self.said += 1
+        return "And now the second part." if self.said == 1 else None
+
+
+async def test_a_program_that_can_go_on_gets_the_further_parts(tmp_path: Path) -> None:
+    code = (
+        "import json, os, sys, urllib.request\n"
+        "path = sys.argv[1]\n"
+        "told = json.load(open(path)) if os.path.exists(path) else []\n"
+        "told.append({'role': 'user', 'content': sys.stdin.read()})\n"
+        "body = json.dumps({'model': 'any', 'messages': told}).encode()\n"
+        "headers = {'authorization': 'Bearer ' + os.environ['OPENAI_API_KEY']}\n"
+        "url = os.environ['OPENAI_BASE_URL'] + '/chat/completions'\n"
+        "answer = json.load(urllib.request.urlopen(urllib.request.Request(url, body, headers)))\n"
+        "told.append(answer['choices'][0]['message'])\n"
+        "json.dump(told, open(path, 'w'))\n"
+        "open('out.txt', 'a').write(told[-1]['content'])\n"
+    )
+    argv = ("python3", "-c", code, "{folder}/told.json")
+
+    class GoesOn(Installed):
+        program = AgentProgram("goes-on", argv, again=argv)
+
+    def script(request: dict[str, Any]) -> Reply:
+        return Reply(f"answer {sum(message['role'] == 'user' for message in request['messages'])};")
+
+    check = "[ \"$(cat out.txt)\" = 'answer 1;answer 2;' ]"
+    for kind, reward in ((GoesOn, 1.0), (Alone, 0.0)):
+        Alone.program = AgentProgram("alone", argv)
+        record = await rollout(
+            tmp_path / kind.__name__, script, agent=kind, environment=TwoParts, rows=[{**ROW, "check": check}]
+        )
+        assert (record["reward"], record["stop_reason"]) == (reward, "finished"), record
+    assert [message["role"] for message in record["messages"]] == ["user", "assistant"]
+
+
+class Alone(Installed):
+    """The same without a way to go on."""
 
 
 async def test_there_are_no_servers_of_ours(tmp_path: Path) -> None:
