@@ -7,6 +7,8 @@ from typing import Any
 from mcp_types import JSONRPCMessage, JSONRPCNotification, JSONRPCRequest, JSONRPCResponse, jsonrpc_message_adapter
 from pydantic import ValidationError
 
+from hermes_core.sandbox.programs import Flooded, Lines
+
 MAX_MESSAGE = 4 << 20
 """Maximum number of bytes of one message."""
 
@@ -29,41 +31,6 @@ MAX_LISTED = 2000
 _JUNK_CHARS = 100
 
 
-class Flooded(Exception):
-    """The server wrote more than it may, or a message that can't be read; says what."""
-
-
-class Lines:
-    """Cuts a stream into lines of bounded length, in time that grows only with the stream."""
-
-    def __init__(self, limit: int = MAX_MESSAGE) -> None:
-        self._limit = limit
-        self._begun: list[bytes] = []
-        self._size = 0
-
-    def feed(self, data: bytes) -> list[bytes]:
-        """Return the lines that are complete now, without their ends.
-
-        Raises:
-            Flooded: a line is longer than the limit.
-        """
-        *complete, rest = data.split(b"\n")
-        found = []
-        for part in complete:
-            self._add(part)
-            found.append(b"".join(self._begun))
-            self._begun, self._size = [], 0
-        self._add(rest)
-        return found
-
-    def _add(self, part: bytes) -> None:
-        self._size += len(part)
-        if self._size > self._limit:
-            raise Flooded(f"it wrote a message of more than {self._limit} bytes")
-        if part:
-            self._begun.append(part)
-
-
 class Inbox:
     """What a program writes to its standard output: messages by lines. Lines that are no messages are left out.
 
@@ -71,7 +38,7 @@ class Inbox:
     """
 
     def __init__(self) -> None:
-        self._lines = Lines()
+        self._lines = Lines(MAX_MESSAGE)
         self._left, self._left_bytes = MAX_UNASKED, MAX_UNASKED_BYTES
         self.junk = ""
         """The beginning of the first line that is no message."""

@@ -13,28 +13,16 @@ from contextlib import asynccontextmanager
 from typing import Protocol
 
 from hermes_core.aio import alongside, complete
-from hermes_core.errors import CommandError, HermesError, InfraError
+from hermes_core.errors import CommandError
 from hermes_core.mcp.servers import McpServer
-from hermes_core.sandbox.channels.base import CHUNK_BYTES, Inbox, Tail
-from hermes_core.sandbox.commands import CommandResult, SlotCommands
+from hermes_core.sandbox.channels.base import CHUNK_BYTES, Tail
+from hermes_core.sandbox.commands import SlotCommands
 from hermes_core.sandbox.local.processes import MARKER, kill_marked
+from hermes_core.sandbox.programs import GRACE_S, ProgramEnded, SlotProgram, ending
 
-GRACE_S = 2.0
-"""Seconds that a program has to end by itself after its input has ended, and again after SIGTERM."""
-
-ENDING_S = 2.0
-"""Seconds to wait for the reason why a program's output has ended."""
-
-_AHEAD_BYTES = 128 << 10
-_STDERR_BYTES = 16 << 10
-_SAID_CHARS = 500
 _LOOK_S = 0.02
 _INHERITED = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "USER")
 """Variables of the driver that its programs get. Others may be secret."""
-
-
-class ProgramEnded(Exception):
-    """The program has ended, so nothing can be written to it."""
 
 
 class Program(Protocol):
@@ -74,71 +62,8 @@ async def running(server: McpServer, commands: SlotCommands | None) -> AsyncIter
         async with _on_driver(argv, server.env, server.cwd) as program:
             yield program
         return
-    async with _InSlot(commands).run(argv, server.env, server.cwd) as in_slot:
+    async with SlotProgram(commands).run(argv, server.env, server.cwd) as in_slot:
         yield in_slot
-
-
-class _InSlot:
-    """A program as one command of a slot, whose output comes no faster than it is read."""
-
-    def __init__(self, commands: SlotCommands) -> None:
-        self._commands = commands
-        self._output = Inbox()
-        self._room = asyncio.Event()
-        self._input: asyncio.Queue[bytes | None] = asyncio.Queue(1)
-        self._closing = False
-        self._running: asyncio.Task[CommandResult]
-
-    @asynccontextmanager
-    async def run(self, argv: Sequence[str], env: Mapping[str, str], cwd: str | None) -> AsyncIterator[_InSlot]:
-        command = self._commands.run(
-            argv, cwd=cwd, env=env, stdin=self._lines(), stdout=self._take, output_limit=_STDERR_BYTES
-        )
-        async with alongside(command) as self._running:
-            self._running.add_done_callback(lambda _: self._output.end())
-            try:
-                yield self
-            finally:
-                self._closing = True
-                self._room.set()
-                async with alongside(self._input.put(None)):
-                    await asyncio.wait([self._running], timeout=GRACE_S)
-
-    async def read(self) -> bytes:
-        data = await self._output.take(CHUNK_BYTES)
-        self._room.set()
-        return data
-
-    async def write(self, data: bytes) -> None:
-        async with alongside(self._input.put(data)) as put:
-            await asyncio.wait({put, self._running}, return_when=asyncio.FIRST_COMPLETED)
-            if self._running.done():
-                raise ProgramEnded
-
-    async def ending(self, wait_s: float) -> str:
-        await asyncio.wait([self._running], timeout=wait_s)
-        if not self._running.done():
-            return ""
-        try:
-            result = self._running.result()
-        except InfraError:
-            raise
-        except HermesError as error:
-            return error.message
-        how = f"signal {result.signal} ended it" if result.signal else f"it ended with status {result.returncode}"
-        return _said(how, result.error_text)
-
-    async def _take(self, piece: bytes) -> None:
-        if self._closing:  # so that a program that writes can still notice the end of its input
-            return
-        self._output.feed(piece)
-        while len(self._output) >= _AHEAD_BYTES and not self._closing:
-            self._room.clear()
-            await self._room.wait()
-
-    async def _lines(self) -> AsyncIterator[bytes]:
-        while (data := await self._input.get()) is not None:
-            yield data
 
 
 class _OnDriver:
@@ -171,7 +96,7 @@ class _OnDriver:
         await asyncio.sleep(_LOOK_S)  # for the last of its standard error
         status = self._process.returncode or 0
         how = f"signal {-status} ended it" if status < 0 else f"it ended with status {status}"
-        return _said(how, self._tail.text())
+        return ending(how, self._tail.text())
 
     async def keep_errors(self) -> None:
         """Read its standard error, and keep the end of it."""
@@ -249,8 +174,3 @@ async def _undo(starting: asyncio.Task[asyncio.subprocess.Process], mark: str) -
     await asyncio.wait([starting])
     if starting.exception() is None:
         await _OnDriver(starting.result(), mark).end()
-
-
-def _said(how: str, stderr: str) -> str:
-    text = stderr.strip()[-_SAID_CHARS:]
-    return f"{how}, and wrote: {text}" if text else how

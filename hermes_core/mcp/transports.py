@@ -13,10 +13,11 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.message import SessionMessage
 
 from hermes_core.aio import alongside
-from hermes_core.mcp.messages import MAX_MESSAGE, Flooded, Inbox
-from hermes_core.mcp.processes import ENDING_S, Program, ProgramEnded, running
+from hermes_core.mcp.messages import MAX_MESSAGE, Inbox
+from hermes_core.mcp.processes import Program, running
 from hermes_core.mcp.servers import McpServer
 from hermes_core.sandbox.commands import SlotCommands
+from hermes_core.sandbox.programs import ENDING_S, Flooded, ProgramEnded
 
 Messages = MemoryObjectReceiveStream[SessionMessage | Exception]
 Streams = tuple[Messages, MemoryObjectSendStream[SessionMessage]]

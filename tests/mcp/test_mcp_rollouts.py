@@ -29,8 +29,8 @@ from hermes_core.envs.runner import run_rollouts
 from hermes_core.envs.session import Tools
 from hermes_core.envs.validate import validate
 from hermes_core.errors import ConfigError
-from hermes_core.mcp import processes
 from hermes_core.mcp.servers import McpServer
+from hermes_core.sandbox.programs import SlotProgram
 from hermes_core.testing.scripted_server import ScriptedServer, ToolScript, call
 from tests.mcp.mcp_servers import odd, real
 
@@ -157,14 +157,14 @@ async def test_a_server_that_was_killed_between_two_parts_is_started_again(
     monkeypatch: pytest.MonkeyPatch, news_s: float
 ) -> None:
     """Also where the news of its end takes a while."""
-    read = processes._InSlot.read
+    read = SlotProgram.read
 
     async def late(self: Any) -> bytes:
         data = await read(self)
         await asyncio.sleep(0 if data else news_s)
         return data
 
-    monkeypatch.setattr(processes._InSlot, "read", late)
+    monkeypatch.setattr(SlotProgram, "read", late)
 
     class Stepping(Adding):
         @hookimpl

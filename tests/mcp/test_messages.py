@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -11,24 +10,8 @@ from hypothesis import strategies as st
 
 pytest.importorskip("mcp_types")
 
-from hermes_core.mcp.messages import MAX_PARTS, MAX_UNASKED, MAX_UNASKED_BYTES, Flooded, Inbox, Lines
-
-
-@given(st.binary(max_size=300).map(lambda data: data.replace(b"\0", b"\n")), st.lists(st.integers(0, 300), max_size=9))
-def test_lines_however_the_stream_is_cut(data: bytes, cuts: list[int]) -> None:
-    lines, found = Lines(), []
-    for begin, end in pairwise([0, *sorted(cuts), len(data) + 300]):
-        found += lines.feed(data[begin:end])
-    assert found == data.split(b"\n")[:-1]
-
-
-@pytest.mark.parametrize("sizes", [[101], [50, 51], [1] * 101])
-def test_a_line_without_an_end(sizes: list[int]) -> None:
-    lines = Lines(100)
-    assert lines.feed(b"x" * 100 + b"\n" + b"") == [b"x" * 100]
-    with pytest.raises(Flooded, match="more than 100 bytes"):
-        for size in sizes:
-            lines.feed(b"x" * size)
+from hermes_core.mcp.messages import MAX_PARTS, MAX_UNASKED, MAX_UNASKED_BYTES, Inbox
+from hermes_core.sandbox.programs import Flooded
 
 
 @given(

@@ -1,0 +1,155 @@
+"""Programs in a slot that speak over their standard streams, and the lines that they write."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+
+from hermes_core.aio import alongside
+from hermes_core.errors import HermesError, InfraError
+from hermes_core.sandbox.channels.base import CHUNK_BYTES, Inbox
+from hermes_core.sandbox.commands import CommandResult, SlotCommands
+
+GRACE_S = 2.0
+"""Seconds that a program has to end by itself after its input has ended, and again after SIGTERM."""
+
+ENDING_S = 2.0
+"""Seconds to wait for the reason why a program's output has ended."""
+
+_AHEAD_BYTES = 128 << 10
+_STDERR_BYTES = 16 << 10
+_SAID_CHARS = 500
+
+
+class ProgramEnded(Exception):
+    """The program has ended, so nothing can be written to it."""
+
+
+class SlotProgram:
+    """A program as one command of a slot, whose output comes no faster than it is read."""
+
+    def __init__(self, commands: SlotCommands) -> None:
+        self._commands = commands
+        self._output = Inbox()
+        self._room = asyncio.Event()
+        self._input: asyncio.Queue[bytes | None] = asyncio.Queue(1)
+        self._closing = False
+        self._running: asyncio.Task[CommandResult]
+
+    @asynccontextmanager
+    async def run(
+        self, argv: Sequence[str], env: Mapping[str, str], cwd: str | None = None
+    ) -> AsyncIterator[SlotProgram]:
+        """Run it while the block runs. At the end its input is ended, and it is killed if it does not end in time."""
+        command = self._commands.run(
+            argv, cwd=cwd, env=env, stdin=self._lines(), stdout=self._take, output_limit=_STDERR_BYTES
+        )
+        async with alongside(command) as self._running:
+            self._running.add_done_callback(lambda _: self._output.end())
+            try:
+                yield self
+            finally:
+                self._closing = True
+                self._room.set()
+                async with alongside(self._input.put(None)):
+                    await asyncio.wait([self._running], timeout=GRACE_S)
+
+    @property
+    def result(self) -> CommandResult | None:
+        """Return how it ended; None if it has not ended, or was killed at the end of `run`.
+
+        Raises:
+            HermesError: it could not be run, or the sandbox is gone.
+        """
+        over = self._running.done() and not self._running.cancelled()
+        return self._running.result() if over else None
+
+    async def read(self) -> bytes:
+        """Return the next bytes of its output; none when it has ended."""
+        data = await self._output.take(CHUNK_BYTES)
+        self._room.set()
+        return data
+
+    async def write(self, data: bytes) -> None:
+        """Write to its input, and wait while it does not read.
+
+        Raises:
+            ProgramEnded: it has ended.
+        """
+        async with alongside(self._input.put(data)) as put:
+            await asyncio.wait({put, self._running}, return_when=asyncio.FIRST_COMPLETED)
+            if self._running.done():
+                raise ProgramEnded
+
+    async def ending(self, wait_s: float) -> str:
+        """Return how it ended, in words, with the end of what it wrote to standard error; empty if it still runs after
+        so many seconds.
+
+        Raises:
+            InfraError: the sandbox that it ran in is gone.
+        """
+        await asyncio.wait([self._running], timeout=wait_s)
+        if not self._running.done():
+            return ""
+        try:
+            result = self._running.result()
+        except InfraError:
+            raise
+        except HermesError as error:
+            return error.message
+        how = f"signal {result.signal} ended it" if result.signal else f"it ended with status {result.returncode}"
+        return ending(how, result.error_text)
+
+    async def _take(self, piece: bytes) -> None:
+        if self._closing:  # so that a program that writes can still notice the end of its input
+            return
+        self._output.feed(piece)
+        while len(self._output) >= _AHEAD_BYTES and not self._closing:
+            self._room.clear()
+            await self._room.wait()
+
+    async def _lines(self) -> AsyncIterator[bytes]:
+        while (data := await self._input.get()) is not None:
+            yield data
+
+
+def ending(how: str, stderr: str) -> str:
+    """Return how a program ended, with the end of what it wrote to standard error."""
+    text = stderr.strip()[-_SAID_CHARS:]
+    return f"{how}, and wrote: {text}" if text else how
+
+
+class Flooded(Exception):
+    """A program wrote more than it may, or a message that can't be read; says what."""
+
+
+class Lines:
+    """Cuts a stream into lines of bounded length, in time that grows only with the stream."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._begun: list[bytes] = []
+        self._size = 0
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Return the lines that are complete now, without their ends.
+
+        Raises:
+            Flooded: a line is longer than the limit.
+        """
+        *complete, rest = data.split(b"\n")
+        found = []
+        for part in complete:
+            self._add(part)
+            found.append(b"".join(self._begun))
+            self._begun, self._size = [], 0
+        self._add(rest)
+        return found
+
+    def _add(self, part: bytes) -> None:
+        self._size += len(part)
+        if self._size > self._limit:
+            raise Flooded(f"it wrote a message of more than {self._limit} bytes")
+        if part:
+            self._begun.append(part)
