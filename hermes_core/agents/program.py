@@ -22,7 +22,7 @@ from hermes_core.agents.model import ModelAgent, ModelSettings
 from hermes_core.agents.replies import sayable
 from hermes_core.agents.serving.gateway import Bounds, Gateway
 from hermes_core.errors import CommandError, ConfigError, InfraError, SetupFailed, UsageError
-from hermes_core.sandbox.commands import SlotCommands
+from hermes_core.sandbox.commands import CommandResult, SlotCommands
 
 MAX_ARGUMENT = 100_000
 """Maximum number of bytes of a prompt that is an argument. Linux takes some more."""
@@ -225,11 +225,25 @@ class ProgramAgent:
             bounds = Bounds(calls=self.settings.max_turns)
             async with Gateway(server, task, self.settings, prompt=prompt, bounds=bounds) as gateway:
                 folder = await _new_folder(task.slot.commands)
-                running = _Running(self.program, self.settings, task.slot, gateway, install, folder, task.result)
-                await running.run(self.program.argv, prompt)
-                while self.program.again and (said := await task.follow_up()) is not None:
-                    await running.run(self.program.again, prompt_of([said]))
+                running = Running(self.program, self.settings, task.slot, gateway, install, folder, task.result)
+                try:
+                    await self.work(running, task, prompt)
+                except CommandError as error:
+                    if not gateway.log:
+                        raise SetupFailed(f"{self.name} can't be run: {error.message}", hint=error.hint) from error
+                    task.result.stop(StopReason.PROGRAM_FAILED)  # what its own work made of the slot is its result
         return task.result
+
+    async def work(self, running: Running, task: AgentTask, prompt: str) -> None:
+        """Run the program on the prompt, and again for whatever the user says then.
+
+        Raises:
+            CommandError, SetupFailed: it can't be run.
+            ModelError: the model failed.
+        """
+        await running.run(self.program.argv, prompt)
+        while self.program.again and (said := await task.follow_up()) is not None:
+            await running.run(self.program.again, prompt_of([said]))
 
     async def _install(self, slot: AgentSlot) -> str:
         """Return the folder of the program in the sandbox; empty if it needs none."""
@@ -261,6 +275,8 @@ class CommandAgent(ProgramAgent):
     """
 
     config_class = CommandSettings
+    called = "program"
+    """The agent's name."""
 
     def __init__(self, settings: CommandSettings, model: Sampler | None = None) -> None:
         try:
@@ -269,14 +285,14 @@ class CommandAgent(ProgramAgent):
             raise ConfigError(f"agent.command can't be split into words: {error}", hint="close the quotes") from error
         if not words:
             raise ConfigError(
-                "the agent `program` has no command", hint="give --agent.command='my-agent --task {prompt_file}'"
+                f"the agent `{self.called}` has no command", hint="give --agent.command='my-agent --task {prompt_file}'"
             )
-        self.program = AgentProgram("program", (*words, "{args}"))
+        self.program = AgentProgram(self.called, (*words, "{args}"))
         super().__init__(settings, model)
 
 
 @dataclass(frozen=True)
-class _Running:
+class Running:
     """A program at work on one task."""
 
     program: AgentProgram
@@ -291,49 +307,81 @@ class _Running:
         """Run the program once, and note how it ended.
 
         Raises:
+            CommandError: it can't be run.
             ModelError: the model failed.
-            SetupFailed: the program could not be started, or ended with an error before it asked the model anything.
+            SetupFailed: it ended with an error before it asked the model anything.
         """
-        commands, tail = self.slot.commands, _Tail()
-        self.result.program = self._told(tail, {})
-        untouched = not self.gateway.log
+        tail, done, calls = _Tail(), None, self.calls
         try:
-            async with commands.forward(self.gateway.serve, most=self.gateway.bounds.connections) as forward:
-                line, env = await self._prepared(argv, prompt, forward.url)
+            async with self.prepared(argv, prompt) as (line, env):
                 stdin = None if _names_prompt(argv) else prompt.encode()
-                done = await commands.run(line, env=env, stdin=stdin, merge_stderr=True, stdout=tail)
-        except CommandError as error:
-            if not untouched:  # what its own work made of the slot is its result
-                self.result.stop(StopReason.PROGRAM_FAILED)
-                return
-            raise SetupFailed(f"{self.program.name} can't be run: {error.message}", hint=error.hint) from error
+                done = await self.slot.commands.run(line, env=env, stdin=stdin, merge_stderr=True, stdout=tail)
         finally:
-            self.result.program = self._told(tail, self.result.program)
-        self.result.program = self._told(tail, {"exit_code": done.exit_code, "signal": done.signal})
+            self.tell(done, tail.text, tail.total)
+        self.check(None if done.ok else f"ended with {done.returncode}", tail.text)
+        otherwise = StopReason.FINISHED if done.ok else StopReason.PROGRAM_FAILED
+        self.result.stop(self.stop_reason(otherwise, since=calls))
+
+    @asynccontextmanager
+    async def prepared(self, argv: Sequence[str], prompt: str) -> AsyncIterator[tuple[list[str], dict[str, str]]]:
+        """Write the program's files, open its port to the model during the block, and give its command line and
+        environment.
+
+        Raises:
+            CommandError: the slot has no such port, or no room for the files.
+            SetupFailed: the prompt is too long for an argument.
+        """
+        async with self.slot.commands.forward(self.gateway.serve, most=self.gateway.bounds.connections) as forward:
+            yield await self._prepared(argv, prompt, forward.url)
+
+    def tell(self, done: CommandResult | None, output: str, output_bytes: int, **more: Any) -> None:
+        """Record how the program ended, and the end of its output.
+
+        Args:
+            done: None if it was ended from outside.
+        """
+        self.result.program = {
+            "exit_code": done and done.exit_code,
+            "signal": done and done.signal,
+            "output": output.replace(self.gateway.key, "[key]"),
+            "output_bytes": output_bytes,
+            "requests": self.gateway.counts,
+            **more,
+        }
+
+    def check(self, failed: str | None, output: str) -> None:
+        """Check whether what the program did can be its result.
+
+        Args:
+            failed: what went wrong with it; None if nothing did.
+
+        Raises:
+            ModelError: the model failed.
+            SetupFailed: it failed before it asked the model anything.
+        """
         if self.gateway.failure is not None:
             raise self.gateway.failure
-        if not done.ok and not self.gateway.log:
+        if failed is not None and not self.gateway.log:
             raise SetupFailed(
-                f"{self.program.name} ended with {done.returncode} before it asked the model anything: "
-                f"{tail.text[-2000:].strip() or 'it said nothing'}",
+                f"{self.program.name} {failed} before it asked the model anything: "
+                f"{output[-2000:].strip() or 'it said nothing'}",
                 hint="try its command in a sandbox: hermes-rl shell",
             )
-        self.result.stop(self._stop_reason(ok=done.ok))
 
-    def _stop_reason(self, *, ok: bool) -> StopReason:
+    @property
+    def calls(self) -> int:
+        """Return how many model calls it has made."""
+        return self.gateway.counts.get("calls", 0)
+
+    def stop_reason(self, otherwise: StopReason, *, since: int) -> StopReason:
+        """Return why it stopped, as the gateway saw it.
+
+        Args:
+            otherwise: what holds if the gateway saw no end of its conversation.
+            since: the number of its model calls before this part of the task.
+        """
         reason = self.gateway.stop_reason
-        if reason is not StopReason.INTERRUPTED:
-            return reason
-        return StopReason.FINISHED if ok else StopReason.PROGRAM_FAILED
-
-    def _told(self, tail: _Tail, ended: Mapping[str, Any]) -> dict[str, Any]:
-        return {
-            "exit_code": ended.get("exit_code"),
-            "signal": ended.get("signal"),
-            "output": tail.text.replace(self.gateway.key, "[key]"),
-            "output_bytes": tail.total,
-            "requests": self.gateway.counts,
-        }
+        return otherwise if reason is StopReason.INTERRUPTED or self.calls == since else reason
 
     async def _prepared(self, argv: Sequence[str], prompt: str, url: str) -> tuple[list[str], dict[str, str]]:
         """Write the program's files, and return its command line and environment.
