@@ -275,7 +275,7 @@ class AgentResult:
     usage: Usage = field(default_factory=Usage)
     program: Mapping[str, Any] | None = None
     """How the agent's program ended, if it is one: `exit_code`, `signal`, the end of its `output` and how many
-    `output_bytes` there were, and the counts of the `requests` that it made."""
+    `output_bytes` there were, the counts of the `requests` that it made, and what it said in ACP as `acp`."""
 
     def add_turn(self, answer: Message, *, started: float, reasoning: str | None = None, **about: Any) -> range:
         """Add an answer of the model to the conversation and to `turns`, and its tool calls to `calls`.

@@ -37,6 +37,12 @@ def hermes_register_agents(registry: Registrar) -> None:
         summary="Runs any agent that is a program in the sandbox, and answers its model calls",
         requires=("a model endpoint", "the program in the sandbox"),
     )
+    registry.add(
+        "acp",
+        "hermes_core.agents.acp:AcpAgent",
+        summary="Runs any agent that speaks the Agent Client Protocol, and answers its model calls",
+        requires=("a model endpoint", "the program in the sandbox"),
+    )
     registry.add("oracle", "hermes_core.agents.baselines:OracleAgent", summary="Applies the reference solution")
     registry.add("nop", "hermes_core.agents.baselines:NopAgent", summary="Does nothing")
 

@@ -1,0 +1,373 @@
+"""Agents that speak the Agent Client Protocol: programs in the slot that the driver prompts over their streams."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import Field
+
+from hermes_core.agents.base import AgentTask, StopReason
+from hermes_core.agents.program import CommandAgent, CommandSettings, Running, prompt_of
+from hermes_core.agents.replies import sayable
+from hermes_core.aio import alongside
+from hermes_core.errors import HermesError, SetupFailed
+from hermes_core.sandbox.commands import SlotCommands
+from hermes_core.sandbox.programs import Flooded, Lines, ProgramEnded, SlotProgram
+from hermes_core.version import __version__
+
+VERSION = 1
+"""The version of the protocol."""
+
+MAX_LINES = 300_000
+MAX_BYTES = 1 << 30
+"""Maximum number of lines, and of bytes, that a program may write."""
+
+MAX_LINE = 16 << 20
+"""Maximum number of bytes of one line."""
+
+MAX_READ = 4 << 20
+MAX_OBJECTS = 30_000
+"""Maximum number of bytes, and of objects and lists, of a line that is read. Larger ones tell what some command wrote,
+and would take time that the event loop does not have."""
+
+CANCEL_S = 2.0
+"""Seconds that a program has to stop at the end of its time."""
+
+_WORDS = 300
+_KINDS = 32
+_METHOD_NOT_FOUND = -32601
+_ALLOWING = ("allow_always", "allow_once")
+
+_STOPS = {
+    "end_turn": StopReason.FINISHED,
+    "max_tokens": StopReason.LENGTH,
+    "max_turn_requests": StopReason.MAX_TURNS,
+    "refusal": StopReason.CONTENT_FILTER,
+}
+"""What a program's reasons to stop are if the driver saw no other one."""
+
+
+class Failed(Exception):
+    """The program refused a request, or gives no answers any more; says what it did."""
+
+
+class Peer:
+    """Speaks JSON-RPC 2.0 with a program, one message a line, while `receive` runs.
+
+    It allows all that the program asks permission for. Other requests are refused, and what it tells is only counted.
+
+    Args:
+        counts: counts the updates of each kind, the requests, and the useless lines.
+    """
+
+    def __init__(self, program: SlotProgram, counts: Counter[str]) -> None:
+        self.junk = ""
+        """The beginning of the first line that is no message."""
+        self.read_bytes = 0
+        self.cancelled = False
+        """Whether nothing more is to be allowed."""
+        self._program = program
+        self._counts = counts
+        self._lines = Lines(MAX_LINE)
+        self._read_lines = 0
+        self._numbers = itertools.count(1)
+        self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._over: Exception | None = None
+
+    async def receive(self) -> None:
+        """Take what the program writes until it ends. Then requests without an answer fail."""
+        over: Exception = Failed("ended")
+        try:
+            while data := await self._program.read():
+                await self._feed(data)
+        except Flooded as error:
+            over = Failed(f"wrote too much: {error}")
+        except ProgramEnded:
+            pass
+        except Exception as error:  # a mistake of ours must not look like one of the program
+            over = error
+        finally:
+            self._over = over
+            for waiting in self._waiting.values():
+                if not waiting.done():
+                    waiting.set_exception(over)
+
+    async def call(self, method: str, **params: Any) -> dict[str, Any]:
+        """Return the answer to a request. The wait for it ends with the program; other limits are the caller's.
+
+        Raises:
+            Failed: the program refused it, or has ended.
+        """
+        if self._over is not None:
+            raise self._over
+        number = next(self._numbers)
+        self._waiting[number] = waiting = asyncio.get_running_loop().create_future()
+        try:
+            await self.send(id=number, method=method, params=params)
+            answer = await waiting
+        except ProgramEnded:
+            raise Failed("ended") from None
+        finally:
+            del self._waiting[number]
+        if (error := answer.get("error")) is not None:
+            said = error.get("message") if isinstance(error, dict) else error
+            raise Failed(f"refused {method}: {_words(said)}")
+        result = answer.get("result")
+        return result if isinstance(result, dict) else {}
+
+    async def send(self, **message: Any) -> None:
+        """Write a message, and wait while the program does not read.
+
+        Raises:
+            ProgramEnded: it has ended.
+        """
+        await self._program.write(json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n")
+
+    async def _feed(self, data: bytes) -> None:
+        lines = self._lines.feed(data)
+        self.read_bytes += len(data)
+        self._read_lines += len(lines)
+        if self._read_lines > MAX_LINES or self.read_bytes > MAX_BYTES:
+            raise Flooded(f"more than {MAX_LINES} lines or {MAX_BYTES >> 20} MiB")
+        for line in lines:
+            if line.strip():
+                await self._take(line)
+
+    async def _take(self, line: bytes) -> None:
+        """Take one line: an answer, a request, or news."""
+        message = _message(line)
+        if message is None:
+            self._counts["not_read"] += 1
+            self.junk = self.junk or _words(line[:_WORDS].decode("utf-8", "replace"))
+            return
+        method, number = message.get("method"), message.get("id")
+        if not isinstance(method, str):
+            waiting = self._waiting.get(number) if type(number) is int else None
+            if waiting is None or waiting.done():
+                self._counts["not_asked"] += 1
+            else:
+                waiting.set_result(message)
+        elif "id" in message:
+            self._counts["requests"] += 1
+            await self.send(id=number, **self._reply(method, _object(message.get("params"))))
+        else:
+            kind = _object(_object(message.get("params")).get("update")).get("sessionUpdate")
+            kind = kind[:_KINDS] if isinstance(kind, str) else "other"
+            self._counts[kind if kind in self._counts or len(self._counts) < _KINDS else "other"] += 1
+
+    def _reply(self, method: str, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the answer to a request of the program."""
+        if method != "session/request_permission":
+            return {"error": {"code": _METHOD_NOT_FOUND, "message": "Method not found"}}
+        options = params.get("options")
+        offered = [each for each in options if isinstance(each, dict)] if isinstance(options, list) else []
+        by_kind = {each["kind"]: each for each in reversed(offered) if isinstance(each.get("kind"), str)}
+        chosen = next((by_kind[kind] for kind in _ALLOWING if kind in by_kind), offered[0] if offered else None)
+        if chosen is None or self.cancelled:
+            return {"result": {"outcome": {"outcome": "cancelled"}}}
+        return {"result": {"outcome": {"outcome": "selected", "optionId": chosen.get("optionId")}}}
+
+
+class AcpSettings(CommandSettings):
+    """Settings of the agent `acp`."""
+
+    start_timeout_s: float = Field(default=180.0, gt=0)
+    """Time limit in seconds for the start of the program, until it has opened a session."""
+    auth_method: str | None = None
+    """The way to authenticate that the program is told, by its name for it. None tells it none."""
+
+
+@dataclass
+class _Session:
+    """What of a session outlasts its program."""
+
+    cwd: str
+    id: str = ""
+    loadable: bool = False
+    """Whether it can be loaded by the program when that is started again."""
+    agent: str = ""
+    """What the program says that it is."""
+    stops: list[str] = field(default_factory=list)
+    """The program's own reasons to stop."""
+    counts: Counter[str] = field(default_factory=Counter)
+    """How many messages it wrote, by their kinds."""
+
+
+class AcpAgent(CommandAgent):
+    """Runs any program that speaks the Agent Client Protocol. What the user says later goes to the same session.
+
+    If an environment ends the slot's processes in between, the program is started again and loads its session. What the
+    user says is left out if it can't do that.
+    """
+
+    config_class = AcpSettings
+    called = "acp"
+    settings: AcpSettings
+
+    async def work(self, running: Running, task: AgentTask, prompt: str) -> None:
+        """Prompt the program, and again with whatever the user says then.
+
+        Raises:
+            CommandError, SetupFailed: it can't be run, or failed before it asked the model anything.
+            ModelError: the model failed.
+        """
+        session = _Session(await _directory(running.slot.commands))
+        said: str | None = prompt
+        while said is not None and (not session.id or session.loadable):
+            said = await self._talk(running, task, session, said)
+
+    async def _talk(self, running: Running, task: AgentTask, session: _Session, said: str) -> str | None:
+        """Run the program until the user has no more to say. Return what was said to it when it had been ended.
+
+        Raises:
+            CommandError, SetupFailed, ModelError: as by `work`.
+        """
+        program, calls = SlotProgram(running.slot.commands), running.calls
+        peer, failed, left = Peer(program, session.counts), None, None
+        async with running.prepared(self.program.argv, said) as (line, env):
+            try:
+                async with program.run(line, env), alongside(peer.receive()):
+                    try:
+                        await self._open(peer, session)
+                        while True:
+                            calls = running.calls
+                            await self._prompt(running, peer, session, said)
+                            if (left := await _next(running, task)) is None:
+                                break
+                            said = left
+                    except Failed as error:
+                        failed = str(error)
+            finally:
+                output = _tell(running, program, peer, session)
+        done = program.result
+        if failed is None:
+            return None
+        if failed == "ended" and left is not None and running.calls == calls:
+            return left
+        failed = f"ended with {done.returncode}" if failed == "ended" and done is not None else failed
+        running.check(failed, output)
+        running.result.stop(running.stop_reason(StopReason.PROGRAM_FAILED, since=calls))
+        return None
+
+    async def _open(self, peer: Peer, session: _Session) -> None:
+        """Open a session, or load the one that there was.
+
+        Raises:
+            Failed: the program can't.
+        """
+        capabilities = {"fs": {"readTextFile": False, "writeTextFile": False}, "terminal": False}
+        client = {"name": "hermes-rl", "version": __version__}
+        place = {"cwd": session.cwd, "mcpServers": []}
+        told: dict[str, Any] = {}
+        try:
+            async with asyncio.timeout(self.settings.start_timeout_s):
+                told = await peer.call(
+                    "initialize", protocolVersion=VERSION, clientCapabilities=capabilities, clientInfo=client
+                )
+                if told.get("protocolVersion") != VERSION:
+                    raise Failed(f"speaks version {_words(told.get('protocolVersion'))} of ACP, and not {VERSION},")
+                session.loadable = _object(told.get("agentCapabilities")).get("loadSession") is True
+                about = _object(told.get("agentInfo"))
+                session.agent = _words(f"{about.get('name', '')} {about.get('version', '')}".strip())
+                if self.settings.auth_method is not None:
+                    await peer.call("authenticate", methodId=self.settings.auth_method)
+                if session.id:
+                    await peer.call("session/load", sessionId=session.id, **place)
+                    return
+                opened = (await peer.call("session/new", **place)).get("sessionId")
+        except Failed as error:
+            ways = told.get("authMethods") if self.settings.auth_method is None else None
+            names = [_words(_object(way).get("id")) for way in ways] if isinstance(ways, list) else []
+            raise Failed(f"{error} (auth_method can be {', '.join(names)})" if names else str(error)) from None
+        except TimeoutError:
+            raise Failed(f"was not ready within {self.settings.start_timeout_s:g} s,") from None
+        if not isinstance(opened, str) or not opened:
+            raise Failed("opened a session without a name")
+        session.id = opened
+
+    async def _prompt(self, running: Running, peer: Peer, session: _Session, text: str) -> None:
+        """Give the program a prompt, and note why it stopped. At the end of its time, it is told to stop.
+
+        Raises:
+            Failed: it gave no answer.
+            ModelError: the model failed.
+        """
+        calls = running.calls
+        prompt = [{"type": "text", "text": text}]
+        async with alongside(peer.call("session/prompt", sessionId=session.id, prompt=prompt)) as answer:
+            try:
+                await asyncio.wait([answer])
+            except asyncio.CancelledError:
+                peer.cancelled = True
+                with suppress(TimeoutError, ProgramEnded, HermesError):
+                    async with asyncio.timeout(CANCEL_S):
+                        await peer.send(method="session/cancel", params={"sessionId": session.id})
+                        await running.gateway.aclose()
+                        await asyncio.wait([answer])
+                if answer.done() and answer.exception() is None:
+                    session.stops.append(_words(answer.result().get("stopReason")))
+                raise
+            stop = _words((await answer).get("stopReason"))
+        session.stops.append(stop)
+        running.check(None, "")
+        running.result.stop(running.stop_reason(_STOPS.get(stop, StopReason.PROGRAM_FAILED), since=calls))
+
+
+async def _next(running: Running, task: AgentTask) -> str | None:
+    """Return what the user says now, if the model was done."""
+    if running.result.stop_reason is not StopReason.FINISHED:
+        return None
+    message = await task.follow_up()
+    return None if message is None else prompt_of([message])
+
+
+def _tell(running: Running, program: SlotProgram, peer: Peer, session: _Session) -> str:
+    """Record how the program ended, and return the end of its standard error."""
+    done = None
+    with suppress(HermesError):  # raised where nothing else is on its way
+        done = program.result
+    output = sayable(done.error_text) if done is not None else ""
+    if peer.junk:
+        output = f"{output}\nits standard output is not only ACP: {peer.junk}".strip()
+    about = {"agent": session.agent, "stop_reasons": session.stops[-_KINDS:], "messages": dict(session.counts)}
+    running.tell(done, output, peer.read_bytes, acp=about)
+    return output
+
+
+async def _directory(commands: SlotCommands) -> str:
+    """Return the directory in which commands start.
+
+    Raises:
+        SetupFailed: it can't be known.
+    """
+    told = await commands.run(["pwd"])
+    if not told.ok:
+        raise SetupFailed(f"the slot can't run pwd: {told.error_text.strip()[-_WORDS:]}")
+    return told.text.rstrip("\n")
+
+
+def _message(line: bytes) -> dict[str, Any] | None:
+    """Return the object in a line; None if there is none that can be read in a short time."""
+    if len(line) > MAX_READ or line.count(b"{") + line.count(b"[") > MAX_OBJECTS:
+        return None
+    try:
+        message = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return message if isinstance(message, dict) else None
+
+
+def _object(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _words(value: Any) -> str:
+    """Return a value of the program as a short text."""
+    return sayable(value if isinstance(value, str) else repr(value))[:_WORDS]
