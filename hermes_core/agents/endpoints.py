@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 from hermes_core.agents.base import AgentResult, AgentSettings, AgentTask
@@ -44,6 +45,13 @@ class SharedAgent:
         """Work on one task until the model is done or has to stop; see `Agent.run`."""
         with self._choice.one() as chosen:
             return await self._agents[chosen].run(task)
+
+    @asynccontextmanager
+    async def session(self, **options: Any) -> AsyncIterator[ChatServer]:
+        """Give what answers the model calls of one rollout; see `ModelAgent.session`."""
+        with self._choice.one() as chosen:
+            async with self._agents[chosen].session(**options) as server:
+                yield server
 
     async def check_endpoint(self) -> None:
         """Check that every server can be used. Raise as `OpenAIServer.check`."""

@@ -44,6 +44,8 @@ class HermesAgentEnvConfig(RolloutOptions, BaseEnvConfig):  # type: ignore[misc]
     distribution: str | None = Field(
         default=None, description="Draw each group's toolsets from this, instead of enabled_toolsets"
     )
+    agent: str = Field(default="model", description="The agent: `model`, or a program that asks the servers")
+    agent_options: dict[str, Any] = Field(default_factory=dict, description="A program's own settings, as JSON")
     max_agent_turns: int = Field(default=30, ge=1, description="Answers that the model may give in one rollout")
     max_turn_tokens: int | None = Field(
         default=None, ge=1, description="Tokens of one answer at most; None leaves the rest of max_token_length"
@@ -114,7 +116,7 @@ class HermesAgentEnvConfig(RolloutOptions, BaseEnvConfig):  # type: ignore[misc]
     def _from_commas(cls, value: Any) -> Any:
         return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
 
-    @field_validator("extra_body", "chat_template_kwargs", mode="before")
+    @field_validator("extra_body", "chat_template_kwargs", "agent_options", mode="before")
     @classmethod
     def _from_json(cls, value: Any) -> Any:
         return json.loads(value) if isinstance(value, str) else value

@@ -15,6 +15,8 @@ from atroposlib.envs.base import BaseEnv
 from atroposlib.envs.server_handling.server_baseline import APIServerConfig
 
 from hermes_core.agents.base import MASKED, AgentResult
+from hermes_core.agents.endpoints import SharedAgent
+from hermes_core.agents.exact import ExactAgent
 from hermes_core.atropos.adapter import AdaptedEnvironment
 from hermes_core.atropos.commands import run_class
 from hermes_core.atropos.config import HermesAgentEnvConfig
@@ -27,7 +29,15 @@ from hermes_core.atropos.json_lines import JsonLines, group_json
 from hermes_core.atropos.metrics import lengths
 from hermes_core.atropos.modes import Serving, check_servable, process
 from hermes_core.atropos.reporting import Reporter, evaluating
-from hermes_core.atropos.servers import EXACT, checked_servers, default_config, default_server, open_servers, with_key
+from hermes_core.atropos.servers import (
+    EXACT,
+    checked_servers,
+    default_config,
+    default_server,
+    open_agent,
+    open_servers,
+    with_key,
+)
 from hermes_core.atropos.trainer import TrainerApi
 from hermes_core.atropos.wandb_run import WandbRun, check_login
 from hermes_core.environment import Environment, EnvironmentConfig, Item
@@ -111,6 +121,7 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
         calls it too."""
         self.evaluate = partial(evaluating, self.evaluate)  # type: ignore[method-assign]
         self._roller: GroupRoller | None = None
+        self._model: SharedAgent | ExactAgent | None = None
         self._put_back: Counter[str] = Counter()
         if config.data_path_to_save_groups is not None:
             # Atropos made it, but may not need it. Its writer has a buffer, which a killed run would lose.
@@ -206,7 +217,7 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
             backend_class = runtime.backend(options.backend).config_class
             given = backend_class.from_dict("default", options.backend_config).model_dump(exclude_unset=True)
             options = options.model_copy(update={"backend_config": {**given, "name": "default"}})
-            agent, settings = open_servers(
+            model, settings = open_servers(
                 runtime,
                 self.server_configs,
                 self.config,
@@ -214,7 +225,8 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
                 max_length=self.config.max_token_length,
                 tools=bool(options.mcp or Tools(runtime, environment, self.config.seed).names()),
             )
-            stack.push_async_callback(agent.aclose)
+            stack.push_async_callback(model.aclose)
+            agent = open_agent(runtime, self.config, model, settings[0])
             redact = redactor(runtime, *settings)
             session = await stack.enter_async_context(
                 open_session(runtime, environment, agent, options, load=self.setup, redact=redact)
@@ -231,11 +243,11 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
                 await context.backend.start()
             if self.config.data_path_to_save_groups is not None:
                 self.jsonl_writer = stack.enter_context(JsonLines(Path(self.config.data_path_to_save_groups)))
-            self._roller = roller
+            self._roller, self._model = roller, model
             try:
                 yield
             finally:
-                self._roller = self.jsonl_writer = None
+                self._roller = self._model = self.jsonl_writer = None
 
     @property
     def roller(self) -> GroupRoller:
@@ -292,9 +304,8 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
             config.batch_size = info["batch_size"]
         if info["max_token_len"] != -1:
             self.max_token_len = info["max_token_len"]
-            agent = self.roller.context.agent
-            if hasattr(agent, "max_length"):  # shorter than the trainer's limit, or it drops the whole group
-                agent.max_length = min(config.max_token_length, self.max_token_len - 1)
+            if isinstance(self._model, ExactAgent):  # shorter than the trainer's limit, or it drops the whole group
+                self._model.max_length = min(config.max_token_length, self.max_token_len - 1)
         if self.curr_step > 0:
             self.load_checkpoint()
 

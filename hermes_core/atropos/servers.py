@@ -14,10 +14,10 @@ from hermes_core.agents.endpoints import SharedAgent
 from hermes_core.agents.exact import ExactAgent
 from hermes_core.agents.generate import GenerateServer
 from hermes_core.agents.matching import matching_parser
-from hermes_core.agents.model import OpenAIServer
+from hermes_core.agents.model import ModelAgent, OpenAIServer
 from hermes_core.agents.opening import checked_chat
 from hermes_core.atropos.config import HermesAgentEnvConfig
-from hermes_core.envs.session import parsers_with
+from hermes_core.envs.session import agent_on, parsers_with
 from hermes_core.errors import ConfigError
 from hermes_core.runtime import Runtime
 from hermes_core.settings import Settings, read_dotenv
@@ -122,8 +122,8 @@ def open_servers(
     *,
     max_length: int,
     tools: bool,
-) -> tuple[Agent, list[AgentSettings]]:
-    """Return the agent for these servers, which closes them, and the settings of each server.
+) -> tuple[SharedAgent | ExactAgent, list[AgentSettings]]:
+    """Return the agent `model` on these servers, which closes them, and the settings of each server.
 
     Raises:
         UnknownNameError: there is no such parser, or the chat template has no such variable.
@@ -135,12 +135,14 @@ def open_servers(
     if servers[0].server_type not in EXACT:
         return SharedAgent([(one, OpenAIServer(one), most) for one, most in zip(each, room, strict=True)]), each
     parsers = parsers_with(runtime, config.tool_call_parser)
+    alone = config.agent != ModelAgent.name  # a program has tools and a system prompt of its own
+    tools = tools or alone
     chat = checked_chat(
         tokenizer,
         template=config.chat_template,
         template_kwargs=config.chat_template_kwargs,
         tools=tools,
-        system=bool(config.system_prompt),
+        system=bool(config.system_prompt) or alone,
         compacts=config.compact_at is not None,
     )
     parser = matching_parser(config.tool_call_parser, parsers, chat, tools=tools)
@@ -149,6 +151,24 @@ def open_servers(
         for one, server, most in zip(each, servers, room, strict=True)
     ]
     return ExactAgent(settings, exact, chat, parser, max_length, end_thinking=config.calls_end_thinking), each
+
+
+def open_agent(
+    runtime: Runtime, config: HermesAgentEnvConfig, model: SharedAgent | ExactAgent, settings: AgentSettings
+) -> Agent:
+    """Return the agent that the configuration names, on this model.
+
+    Args:
+        settings: those of the model.
+
+    Raises:
+        UnknownNameError: there is no such agent, or it has no such setting.
+        UsageError, ConfigError: it can't be used here, or not with these settings.
+    """
+    if config.agent_options and config.agent == ModelAgent.name:
+        raise ConfigError("agent_options are those of a program", hint="name one: --env.agent")
+    given = {**settings.model_dump(exclude_unset=True), **config.agent_options}
+    return agent_on(runtime, config.agent, given, model)
 
 
 def _settings(settings: AgentSettings, server: APIServerConfig) -> AgentSettings:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from hermes_core.agents.base import AgentSettings
 from hermes_core.agents.chat import Chat
 from hermes_core.agents.generate import TokenServer
+from hermes_core.agents.model import ModelAgent
 from hermes_core.aio import LoopThread, SingleFlight, TaskSet, together
 from hermes_core.environment import Environment, Item
 from hermes_core.envs.driven import DrivenRollout
@@ -23,6 +24,9 @@ from hermes_core.runtime import Runtime
 
 T = TypeVar("T")
 
+NAME = "name"
+"""What names the agent among its settings."""
+
 
 class DrivenRun:
     """An open run whose rollouts begin one by one, as a trainer asks for them.
@@ -32,7 +36,8 @@ class DrivenRun:
     Args:
         environment: its name, or an instance.
         env: the environment's configuration, if it is given by name.
-        agent: settings of the agent `model`, whose rollouts are token-exact; None if the trainer runs the model itself.
+        agent: settings of the agent, whose rollouts are token-exact; None if the trainer runs the model itself. `name` is
+            the agent's: `model`, if it is not there, or a program's.
         options: the options of the run.
         refills: number of failed rollouts of a group that `roll` may replace.
         more_room: what to do where rollouts hold all slots and the trainer begins another.
@@ -166,12 +171,13 @@ class DrivenRun:
     async def model(
         self, runtime: Runtime, agent: Mapping[str, Any]
     ) -> tuple[AgentSettings, Callable[[Chat], TokenServer] | None]:
-        """Return the settings of the agent `model`, and what makes its server; None is the one at its `base_url`.
+        """Return the settings of the agent, and what makes its model's server; None is the one at its `base_url`.
 
         Raises:
             UnknownNameError, ConfigError: a key or a value is wrong.
         """
-        return runtime.agent_settings({"tool_call_parser": "auto", **agent}, "model"), None
+        given = {key: value for key, value in agent.items() if key != NAME}
+        return runtime.agent_settings({"tool_call_parser": "auto", **given}, agent.get(NAME, ModelAgent.name)), None
 
     async def _open(
         self,
@@ -187,7 +193,7 @@ class DrivenRun:
             environment,
             # Where the trainer runs the model, the agent is the caller. `nop` only stands for it: `model` decides the
             # isolation.
-            "nop" if agent is None else "model",
+            "nop" if agent is None else agent.get(NAME, ModelAgent.name),
             options,
             env=env,
             settings=settings,

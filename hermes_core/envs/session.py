@@ -15,12 +15,14 @@ from typing import Any
 from hermes_core.agents.base import Agent, AgentSettings, is_in_slot
 from hermes_core.agents.baselines import CHEAT, OracleAgent
 from hermes_core.agents.chat import Chat
+from hermes_core.agents.endpoints import SharedAgent
+from hermes_core.agents.exact import ExactAgent
 from hermes_core.agents.generate import TokenServer
 from hermes_core.agents.mixture import MixedAgent
 from hermes_core.agents.model import ModelAgent, ModelSettings
 from hermes_core.agents.opening import open_exact_agent
 from hermes_core.agents.parsers.base import Parser
-from hermes_core.agents.program import ProgramAgent
+from hermes_core.agents.program import ProgramAgent, ProgramSettings
 from hermes_core.aio import exits_are_errors
 from hermes_core.environment import Environment, Item
 from hermes_core.envs.options import (
@@ -407,6 +409,29 @@ async def open_agent(
             made = model if made is None else made.on(model)
         assert made is not None
         yield made
+
+
+def agent_on(runtime: Runtime, agent: str, settings: Mapping[str, Any], model: ExactAgent | SharedAgent) -> Agent:
+    """Return the agent with this name, whose model is a trainer's: for `model` that is all, and a program asks it. The
+    caller closes the model.
+
+    Args:
+        settings: those of the program.
+
+    Raises:
+        UnknownNameError: there is no such agent, or it has no such setting.
+        UsageError, ConfigError: it is an agent that does not ask a model by itself, or the settings can't be used.
+    """
+    if agent == ModelAgent.name:
+        return model
+    program = issubclass(runtime.agent_config_class(agent), ProgramSettings)
+    # With a parser, it makes no model of its own.
+    made = runtime.agent(agent, {**settings, "tool_call_parser": "auto"}) if program else None
+    if not isinstance(made, ProgramAgent):
+        raise UsageError(
+            f"agent {agent!r} can't be given the trainer's model", hint="use `model`, or an agent that is a program"
+        )
+    return made.on(model)
 
 
 def parsers_with(runtime: Runtime, name: str) -> dict[str, Parser]:

@@ -21,7 +21,7 @@ import pytest
 from hermes_core.runtime import Runtime
 from hermes_core.settings import Settings
 from hermes_core.testing.scripted_server import Call, ScriptedServer, ToolScript, call
-from tests.http_server import listening
+from tests.token_server import TokenServer
 
 NEEDED = ("atroposlib", "transformers", "wandb")
 
@@ -137,45 +137,6 @@ def make_env(atropos_extra: None, runtime: Runtime, tasks: str, tokenizer_folder
         return kind(kind.env_config_cls(**given), [server], runtime=runtime)
 
     return make
-
-
-class TokenServer:
-    """Speaks vLLM's `/generate`, and answers by a script: the text of the prompt in, the text of the answer out."""
-
-    def __init__(self, tokenizer: Any, script: Callable[[str], str]) -> None:
-        self.tokenizer, self.script = tokenizer, script
-        self.base_url = ""
-        self.requests = 0
-        self.logprobs = True
-        self.trouble: int | str | None = None
-        """A status to refuse everything with, or `hang`."""
-
-    async def __aenter__(self) -> TokenServer:
-        self._open = listening({"POST /generate": self._generate})
-        self.base_url = await self._open.__aenter__()
-        return self
-
-    async def __aexit__(self, *error: Any) -> None:
-        await self._open.__aexit__(*error)
-
-    async def _generate(self, request: Any) -> Any:
-        from aiohttp import web
-
-        self.requests += 1
-        body = await request.json()
-        if self.trouble == "hang":
-            await asyncio.sleep(60)
-        if self.trouble is not None:
-            return web.json_response({"error": "in trouble"}, status=int(self.trouble))
-        text = self.script(self.tokenizer.decode(body["prompt"]["prompt_token_ids"]))
-        tokens = [*self.tokenizer.encode(text, add_special_tokens=False), self.tokenizer.eos_token_id]
-        reason = "stop" if len(tokens) <= body["max_tokens"] else "length"
-        tokens = tokens[: body["max_tokens"]]
-        said = self.tokenizer.decode(tokens, skip_special_tokens=True)
-        answer: dict[str, Any] = {"text": [said], "finish_reasons": [reason]}
-        if self.logprobs:
-            answer["logprobs"] = [[[{str(token): -0.25}] for token in tokens]]
-        return web.json_response(answer)
 
 
 def obedient_text(prompt: str) -> str:

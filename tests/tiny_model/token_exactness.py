@@ -86,7 +86,7 @@ def _check_sequence(
         return []
     tokens, used = tuple(sequence.tokens), []
     passes: dict[float, list[float]] = {}
-    for begin, end in _spans(sequence.masks):
+    for begin, end in spans(sequence.masks):
         place = f"{where}, tokens {begin} to {end}"
         key = (tokens[:begin], tokens[begin:end])
         found.trained += end - begin
@@ -131,7 +131,7 @@ def recomputed_logprobs(model: Any, tokens: Sequence[int], begin: int, temperatu
     return given
 
 
-def _spans(masks: Sequence[int]) -> Iterator[tuple[int, int]]:
+def spans(masks: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Yield where each stretch of trained tokens begins and ends."""
     marks = pairwise([False, *(mask != MASKED for mask in masks), False])
     edges = [index for index, (before, here) in enumerate(marks) if before != here]

@@ -31,6 +31,7 @@ from hermes_core import (
     RolloutEnded,
     RunOptions,
     SetupFailed,
+    UsageError,
     VerifierError,
     open_exact_agent,
     validated,
@@ -208,6 +209,12 @@ class OpenRun(DrivenRun):
 
     async def _open_agent(self, agent: Mapping[str, Any]) -> None:
         session = self.session
+        if agent.get("name", "model") != "model":
+            raise UsageError(
+                "a program can't be played step by step: it may ask several things at once, and what is not its own "
+                "conversation would be trained on",
+                hint="use TinkerRun",
+            )
         settings: Any
         settings, _ = await self.model(session.runtime, agent)
         self.agent = await open_exact_agent(

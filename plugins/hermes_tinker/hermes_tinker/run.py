@@ -40,8 +40,8 @@ class TinkerRun:
         environment: its name, or an instance.
         training: the `TrainingClient`. The caller trains with it.
         env: the environment's configuration, if it is given by name.
-        agent: settings of the agent `model`: `max_turns`, `max_tokens`, `max_token_length`, … The model and its
-            tokenizer are those of `training` unless they are named here.
+        agent: settings of the agent: `max_turns`, `max_tokens`, `max_token_length`, … The model and its tokenizer are
+            those of `training` unless they are named here. `name` names another agent than `model`: a program's.
         refills: number of failed rollouts of a group that may be replaced.
         options: options of the run (`RunOptions`): `backend`, `isolation`, `rollout_timeout`, … `concurrency` is the
             number of rollouts at the same time.
