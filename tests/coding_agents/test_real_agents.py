@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,6 @@ import hermes_agents
 import hermes_docker
 import hermes_swe_smith
 import pytest
-from hermes_agents import packages
 from hermes_swe_smith.demo import MENDS, Mend
 
 from hermes_core.envs.runner import run_rollouts
@@ -75,19 +72,6 @@ def script(agent: str) -> Callable[[dict[str, Any]], Reply]:
         return Reply(None, [call(name, **{argument: command}, **others) for command in steps[turn]], usage=(100, 5))
 
     return answer
-
-
-@pytest.fixture
-def indexes(require: Callable[[str, str | None], None]) -> None:
-    """The indexes that the agents are fetched from can be reached, or the agents were fetched before."""
-    require("agents", None if packages.cache().is_dir() else unreachable())
-
-
-def unreachable() -> str | None:
-    if shutil.which("npm") is None:
-        return "npm is not installed"
-    asked = subprocess.run(["npm", "view", "@openai/codex", "version"], capture_output=True, timeout=60, check=False)
-    return "the npm index can't be reached" if asked.returncode else None
 
 
 ROW = {

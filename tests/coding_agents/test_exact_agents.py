@@ -1,0 +1,129 @@
+"""What real coding agents are trained on is, token for token and logprob for logprob, what the server gave."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import hermes_agents
+import pytest
+
+from hermes_core.envs.runner import run_rollouts
+from hermes_core.runtime import Runtime
+from hermes_core.settings import Settings
+from tests.coding_agents.test_real_agents import ALWAYS, ROW, TOOLS
+from tests.tiny_model.token_exactness import TrainedSequence, spans
+from tests.token_server import TokenServer, differences
+
+pytestmark = [pytest.mark.full, pytest.mark.loop_stall(2.0)]
+
+FORM, MARK = "qwen3", "<|im_start|>assistant\n"
+
+STEPS = [
+    ["cat calc.py", "ls"],
+    ["sed -i 's/a - b/a + b/' calc.py  # naïve"],
+    ["PYTHONPATH=. python3 -c 'import calc; print(calc.add(2, 3))'"],
+]
+"""The commands of each turn, in parallel."""
+
+CONTINUED = 0.95
+"""The share of the requests after the first that must go on from a known path."""
+
+
+def script(agent: str) -> Callable[[str], str]:
+    """Return a model that thinks, and does the steps with this agent's tool. No two of its answers are the same."""
+    name, argument, others = TOOLS[agent]
+    numbers = itertools.count()
+
+    def answer(prompt: str) -> str:
+        turn = prompt.count(MARK) - 1
+        if turn < 0:
+            return "Hello"  # it is tried out
+        thought = f"<think>\nThis is answer {next(numbers)}.\n</think>\n\n"
+        if turn >= len(STEPS):
+            return f"{thought}I mended it."
+        calls = [json.dumps({"name": name, "arguments": {argument: each, **others}}) for each in STEPS[turn]]
+        return thought + "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in calls)
+
+    return answer
+
+
+def chat_template(tokenizer: Any) -> str:
+    """Return the tokenizer's, which also writes system messages after the first, as that of the true Qwen3 does."""
+    template: str = tokenizer.chat_template
+    user = "{%- if message.role == 'user' -%}\n        {{- '<|im_start|>user\\n' + message.content"
+    assert user in template
+    both = "{%- if message.role == 'user' or (message.role == 'system' and not loop.first) -%}"
+    return template.replace(user, f"{both}\n        {{{{- '<|im_start|>' + message.role + '\\n' + message.content")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("rollouts", [3, pytest.param(200, marks=pytest.mark.stress)])
+@pytest.mark.parametrize("agent", ALWAYS)
+async def test_a_real_agent_is_trained_on_what_was_sampled(
+    tmp_path: Path,
+    isolates: None,
+    indexes: None,
+    tokenizers: Callable[[str], Any],
+    agent: str,
+    rollouts: int,
+    record_property: Callable[[str, object], None],
+) -> None:
+    tokenizer = tokenizers(FORM)
+    async with TokenServer(tokenizer, script(agent)) as server:
+        records = await recorded(tmp_path, agent, rollouts, server)
+    assert [(record["reward"], record["failure"]) for record in records] == [(1.0, None)] * rollouts
+    trained = [[TrainedSequence(**lists) for lists in record["sequences"]] for record in records]
+    for (own, *others), record in zip(trained, records, strict=True):
+        assert not others
+        assert ROW["prompt"] in tokenizer.decode(own.tokens)
+        assert len(list(spans(own.masks))) == len(record["turns"]) == len(STEPS) + 1
+    sequences = list(itertools.chain.from_iterable(trained))
+    found = differences(sequences, server.log)
+    forks = sum((Counter(record.get("forks") or {}) for record in records), Counter[str]())
+    continued = sum(len(list(spans(each.masks))) - 1 for each in sequences)
+    share = continued / (len(server.log) - rollouts)
+    tokens, written = sum(len(each.tokens) for each in sequences), sum(len(each.tokens) for each in server.log)
+    record_property(
+        "figure",
+        f"{agent}: {rollouts} trajectories, {len(server.log)} answers: {tokens} tokens, {written} of them sampled; "
+        f"{len(found)} differences from the server's own record; {share:.0%} of the requests after the first went on "
+        f"from a known path; forks: {dict(forks) or 0}",
+    )
+    assert found == []
+    assert share >= CONTINUED
+    assert forks == {}
+
+
+async def recorded(tmp_path: Path, agent: str, rollouts: int, server: TokenServer) -> list[Mapping[str, Any]]:
+    """Return the records of a run of one task."""
+    (tmp_path / "tasks.jsonl").write_text(json.dumps(ROW) + "\n")
+    records: list[Mapping[str, Any]] = []
+    async with Runtime(
+        Settings(state_dir=tmp_path / "state"), load_entry_points=False, plugins=[hermes_agents]
+    ) as runtime:
+        await run_rollouts(
+            runtime,
+            "tasks",
+            agent,
+            env={"dataset_name": str(tmp_path / "tasks.jsonl")},
+            settings={
+                "model": "scripted",
+                "base_url": server.base_url,
+                "server_type": "vllm",
+                "tokenizer_name": server.tokenizer.name_or_path,
+                "chat_template": chat_template(server.tokenizer),
+                "tool_call_parser": "auto",
+                "max_token_length": 200_000,
+            },
+            isolation="user",
+            backend_config={"network": "none"},
+            group_size=rollouts,
+            concurrency=2,
+            on_record=lambda record: records.append(dict(record)),
+        )
+    return records
