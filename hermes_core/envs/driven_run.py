@@ -36,8 +36,8 @@ class DrivenRun:
     Args:
         environment: its name, or an instance.
         env: the environment's configuration, if it is given by name.
-        agent: settings of the agent, whose rollouts are token-exact; None if the trainer runs the model itself. `name` is
-            the agent's: `model`, if it is not there, or a program's.
+        agent: settings of the agent, whose rollouts are token-exact; None if the trainer runs the model itself. `name`
+            is the agent's: `model`, if it is not there, or a program's.
         options: the options of the run.
         refills: number of failed rollouts of a group that `roll` may replace.
         more_room: what to do where rollouts hold all slots and the trainer begins another.

@@ -141,6 +141,18 @@ async def test_one_rollout_can_have_an_agent_and_a_group_of_its_own(tmp_path: Pa
     assert [rolled.record.group for rolled in records.rolled] == ["mine"] * 2
 
 
+async def test_an_agent_in_the_slot_has_a_slot_and_no_tools_also_in_place_of_another(tmp_path: Path) -> None:
+    class Inside(Worker):
+        in_slot = True
+
+    ours, theirs = failing(0, ModelError("no")), failing(0, ModelError("no"))
+    async with rolling(tmp_path, ours[0]) as (roller, _):
+        assert (await roller.roll_one({"id": "one"}, agent=Inside(theirs[0]))).whole
+        assert (await roller.roll_one({"id": "one"})).whole
+    assert [(task.tool_schemas, task.slot is None) for task in theirs[1]] == [([], False)]
+    assert ours[1][0].tool_schemas
+
+
 async def test_nothing_is_begun_when_the_model_is_down(tmp_path: Path) -> None:
     work, begun = failing(100, EndpointDown("in trouble"))
     async with rolling(tmp_path, work, refills=50) as (roller, records):

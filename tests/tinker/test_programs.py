@@ -1,4 +1,4 @@
-"""Rollouts of an agent that is a program in the slot, for Tinker: tokens, masks and logprobs as its sampler gave them."""
+"""Rollouts of a program in the slot, for Tinker: tokens, masks and logprobs as its sampler gave them."""
 
 from __future__ import annotations
 

@@ -38,8 +38,8 @@ class HermesSpec:
     Args:
         environment: its name, or an instance.
         env: the environment's configuration, if it is given by name.
-        agent: settings of the agent `model`, whose rollouts are token-exact: `base_url`, `tokenizer_name`, … Without
-            it, TRL runs the model.
+        agent: settings of the agent, whose rollouts are token-exact: `base_url`, `tokenizer_name`, …, and `name` if it
+            is a program. Without `agent`, TRL runs the model.
         rewards: more reward functions. Rollouts that have no reward of the environment get none of these, either.
         refills: number of failed rollouts of a group that `rollout_func` and `rollout_worker` may replace.
         options: options of the run (`RunOptions`): `backend`, `isolation`, `rollout_timeout`, … `concurrency` is the
