@@ -178,6 +178,9 @@ class Peer:
 class AcpSettings(CommandSettings):
     """Settings of the agent `acp`."""
 
+    command: str = ""
+    """Command line that starts the program, such as `my-agent acp`. It is split into words like a shell's and not run
+    by one; `{model}`, `{url}`, `{key}` and `{folder}` (a place for its own files) are replaced."""
     start_timeout_s: float = Field(default=180.0, gt=0)
     """Time limit in seconds for the start of the program, until it has opened a session."""
     auth_method: str | None = None
