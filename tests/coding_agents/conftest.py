@@ -11,9 +11,10 @@ from hermes_agents import packages
 
 
 @pytest.fixture
-def indexes(require: Callable[[str, str | None], None]) -> None:
-    """The indexes that the agents are fetched from can be reached, or the agents were fetched before."""
-    require("agents", None if packages.cache().is_dir() else unreachable())
+def indexes(request: pytest.FixtureRequest, require: Callable[[str, str | None], None]) -> None:
+    """The agent was fetched before, or the index that it is fetched from can be reached."""
+    agent = request.node.callspec.params.get("agent", "") if hasattr(request.node, "callspec") else ""
+    require("agents", None if any(packages.cache().glob(f"{agent or '*'}-*")) else unreachable())
 
 
 def unreachable() -> str | None:
