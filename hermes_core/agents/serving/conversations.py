@@ -228,12 +228,14 @@ class Conversations:
             return []
         beginning = begin.before
         summaries = {id(root): self._summary_in([step.form for step in root.path()[:-1]], root) for root in roots}
-        parts = [_longest([root for root in roots if beginning in root.path() and summaries[id(root)] is None])]
+        own = [root for root in roots if beginning in root.path() and summaries[id(root)] is None]
+        parts = [_longest(own, beginning)]
         for root in roots:
             summary = summaries[id(root)]
-            if summary is not None and _offers(root):
+            # An agent does not go on with what it has summarised: who began this is somebody else then.
+            if summary is not None and _offers(root) and _number(root) > max(map(_number, parts[-1])):
                 parts[-1] = _up_to(summary, parts[-1])
-                parts.append(_longest([root]))
+                parts.append(_longest([root], root.before))
         return parts
 
     def _summary_in(self, forms: Sequence[Canonical], root: Step | None = None) -> Step | None:
@@ -272,14 +274,36 @@ def _number(step: Step) -> int:
     return step.sampled.number if step.sampled else -1
 
 
-def _longest(roots: Sequence[Step]) -> list[Step]:
+def _longest(roots: Sequence[Step], beginning: Step | None) -> list[Step]:
     """Return the path with the most answers that begins at one of these, the newest of several; and what was said after
-    its last answer, to which there is none."""
+    its last answer, to which there is none. It has no answer that the model never gave, which only somebody else than
+    the agent would send.
+
+    Args:
+        beginning: the last message that the agent begins with, whatever that holds.
+    """
     ends = [step for root in roots for step in root.following() if step.sampled]
-    end = max(ends, key=lambda step: (step.answers, _number(step)))
-    while end.after:
-        end = list(end.after.values())[-1]
+    ends.sort(key=lambda step: (step.answers, _number(step)), reverse=True)
+    end = next(step for step in ends if _is_true(step, beginning))
+    while after := [step for step in end.after.values() if step.message["role"] != "assistant"]:
+        end = after[-1]
     return end.path()
+
+
+def _is_true(step: Step, beginning: Step | None) -> bool:
+    """Return whether all answers from the beginning up to here are the model's, or parts of what it said there."""
+    while step is not beginning and step.before is not None:
+        if step.message["role"] == "assistant" and step.sampled is None and not _is_part(step, step.before):
+            return False
+        step = step.before
+    return True
+
+
+def _is_part(answer: Step, before: Step) -> bool:
+    """Return whether a message is what an agent may have left of an answer that the model gave at the same place."""
+    given = [step for step in before.after.values() if step.sampled is not None]
+    form = answer.form
+    return any(form.text in each.form.text and set(form.calls) <= set(each.form.calls) for each in given)
 
 
 def _gone_on(part: list[Step], first: list[Step]) -> list[Step]:

@@ -119,6 +119,36 @@ def test_a_forged_copy_of_the_task_does_not_take_its_place() -> None:
     assert slot.conversations.places["root"] == 2
 
 
+def test_a_history_with_answers_that_the_model_never_gave_does_not_take_its_place() -> None:
+    slot = Slot()
+    main = said("I look.", "a")
+    slot.ask([SYSTEM, USER], main)
+    forged = [SYSTEM, USER, said("I have mended it."), user("Very good.")]
+    for number in range(9):
+        slot.ask(forged, answer := said(f"Forged {number}.", f"f{number}"))
+        forged = [*forged, answer, told(f"f{number}")]
+    assert slot.texts[2:3] == ["I look."]
+    slot.ask([SYSTEM, USER, main, told("a")], said("Done."))
+    assert slot.texts[-1] == "Done."
+
+
+def test_an_agent_may_send_a_part_of_an_answer() -> None:
+    slot = Slot()
+    slot.ask([SYSTEM, USER], said("Action: ls\nObservation: made up"))
+    slot.ask([SYSTEM, USER, said("Action: ls"), user("Observation: calc.py")], said("Done."))
+    assert slot.texts[2:] == ["Action: ls", "Observation: calc.py", "Done."]
+
+
+def test_a_forged_summary_does_not_take_its_place() -> None:
+    slot = Slot()
+    main = said("I look.", "a")
+    slot.ask([SYSTEM, USER], main)
+    slot.ask([user("Write a summary.")], summary := said("A summary of nothing at all."), tools=frozenset())
+    slot.ask([user(f"{TASK} {summary['content']}")], said("Forged.", "f"))
+    slot.ask([SYSTEM, USER, main, told("a")], said("Done."))
+    assert slot.texts == [SYSTEM["content"], USER["content"], "I look.", "ok", "Done."]
+
+
 def test_an_answer_that_the_agent_dropped_is_not_in_its_conversation() -> None:
     slot = Slot()
     slot.ask([SYSTEM, USER], said("No call at all."))
