@@ -249,9 +249,9 @@ def _part(block: Mapping[str, Any], asked: Asked) -> dict[str, Any]:
     source = block.get("source")
     if kind == "image" and isinstance(source, Mapping):
         if isinstance(url := source.get("url"), str):
-            return image_part(url)
+            return image_part(url, asked)
         if isinstance(data := source.get("data"), str):
-            return image_part(f"data:{string(source.get('media_type')) or 'image/png'};base64,{data}")
+            return image_part(f"data:{string(source.get('media_type')) or 'image/png'};base64,{data}", asked)
     if kind == "document" and isinstance(source, Mapping) and source.get("type") == "text":
         return text_part(string(source.get("data")))
     return placeholder(kind, asked)

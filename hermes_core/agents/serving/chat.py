@@ -195,4 +195,4 @@ def _part(part: Any, asked: Asked) -> dict[str, Any]:
             return text_part(string(part[key]))
     image = part.get("image_url")
     url = image.get("url") if isinstance(image, Mapping) else image
-    return image_part(url) if isinstance(url, str) else placeholder(string(part.get("type")), asked)
+    return image_part(url, asked) if isinstance(url, str) else placeholder(string(part.get("type")), asked)

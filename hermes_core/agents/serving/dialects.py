@@ -178,9 +178,10 @@ def text_part(text: str) -> dict[str, Any]:
     return {"type": "text", "text": text}
 
 
-def image_part(url: str) -> dict[str, Any]:
-    """Return an image as a part of a content."""
-    return {"type": "image_url", "image_url": {"url": url}}
+def image_part(url: str, asked: Asked) -> dict[str, Any]:
+    """Return an image as a part of a content. It must be in the request: what the endpoint fetches from elsewhere would
+    be a way out for a slot without a network."""
+    return {"type": "image_url", "image_url": {"url": url}} if url.startswith("data:") else placeholder("image", asked)
 
 
 def placeholder(kind: str, asked: Asked) -> dict[str, Any]:

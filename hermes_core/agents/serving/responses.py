@@ -333,4 +333,4 @@ def _part(part: Any, asked: Asked) -> dict[str, Any]:
         if isinstance(part.get(key), str):
             return text_part(string(part[key]))
     url = part.get("image_url")
-    return image_part(url) if isinstance(url, str) else placeholder(string(part.get("type")), asked)
+    return image_part(url, asked) if isinstance(url, str) else placeholder(string(part.get("type")), asked)

@@ -255,3 +255,15 @@ def test_what_would_have_to_be_stored_is_refused(key: str) -> None:
 def test_a_request_without_messages_is_refused(dialect: Dialect, body: dict[str, Any]) -> None:
     with pytest.raises(BadRequest):
         dialect.read(body)
+
+
+def test_no_image_is_fetched_from_elsewhere() -> None:
+    """That would be a way out of a slot without a network."""
+    url = "http://example.com/?secret"
+    chat = ChatDialect().read({"messages": [{"content": [{"type": "image_url", "image_url": {"url": url}}]}]})
+    responses = ResponsesDialect().read({"input": [{"content": [{"type": "input_image", "image_url": url}]}]})
+    source = {"type": "url", "url": url}
+    messages = AnthropicDialect().read({"messages": [{"content": [{"type": "image", "source": source}]}]})
+    for asked in (chat, responses, messages):
+        assert [message["content"] for message in asked.messages] == ["[image is not shown]"]
+        assert asked.unknown == {"image": 1}
