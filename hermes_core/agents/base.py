@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -273,6 +273,8 @@ class AgentResult:
     tool_calls_exec_error: int = 0
     """Calls that the tool answered with an error, bad arguments included."""
     usage: Usage = field(default_factory=Usage)
+    tool_schemas: Sequence[Mapping[str, Any]] | None = None
+    """The tools that the model was offered last, if they are not those of the task: a program has tools of its own."""
     program: Mapping[str, Any] | None = None
     """How the agent's program ended, if it is one: `exit_code`, `signal`, the end of its `output` and how many
     `output_bytes` there were, the counts of the `requests` that it made, and what it said in ACP as `acp`."""

@@ -213,7 +213,7 @@ class ProgramAgent:
         """Run the program on one task until it ends; see `Agent.run`.
 
         Raises:
-            SetupFailed: it could not be started, or ended with an error before it asked the model anything.
+            SetupFailed: it could not be started, or ended before the model had answered anything that it asked.
         """
         if task.slot is None:
             raise UsageError(f"{self.name} is a program in a slot, and this rollout has none")
@@ -309,7 +309,7 @@ class Running:
         Raises:
             CommandError: it can't be run.
             ModelError: the model failed.
-            SetupFailed: it ended with an error before it asked the model anything.
+            SetupFailed: it failed, or asked in vain, before the model had answered anything.
         """
         tail, done, calls = _Tail(), None, self.calls
         try:
@@ -357,16 +357,25 @@ class Running:
 
         Raises:
             ModelError: the model failed.
-            SetupFailed: it failed before it asked the model anything.
+            SetupFailed: it failed before the model had answered anything, or nothing that it asked could be answered.
         """
         if self.gateway.failure is not None:
             raise self.gateway.failure
-        if failed is not None and not self.gateway.log:
-            raise SetupFailed(
-                f"{self.program.name} {failed} before it asked the model anything: "
-                f"{output[-2000:].strip() or 'it said nothing'}",
-                hint="try its command in a sandbox: hermes-rl shell",
-            )
+        if self.answers or not (failed or any(self.gateway.counts.values())):
+            return  # what asks no model may work in its own way
+        refusal = next((call.refusal for call in reversed(self.gateway.log) if call.refusal), None)
+        said = [f"its last request was refused: {refusal}" if refusal else "", output[-2000:].strip()]
+        raise SetupFailed(
+            f"{self.program.name} {failed or 'ended'} before the model had answered it: "
+            f"{'; '.join(filter(None, said)) or 'it said nothing'}",
+            hint="see in docs/agent-programs.md what a program is given, and how it asks the model",
+        )
+
+    @property
+    def answers(self) -> int:
+        """Return how many answers of the model it was given."""
+        counts = self.gateway.counts
+        return counts.get("answered", 0) + counts.get("replayed", 0)
 
     @property
     def calls(self) -> int:

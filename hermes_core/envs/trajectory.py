@@ -213,6 +213,8 @@ class Trajectory:
         item = clean(short_fields(self.item), "item")
         redactions = clean.redactions
         messages = clean(result.messages, "messages")
+        own = result.tool_schemas  # a program in the slot wrote these
+        offered = self.tool_schemas if own is None else clean(list(own), "tool_schemas")
         exact = tokens_of(result.managed_state)
         if exact.sequences and clean.redactions > redactions:
             exact = replace(exact, sequences=(), refused=SPELT)
@@ -236,7 +238,7 @@ class Trajectory:
             messages=messages,
             turns=tuple(_turn(turn, clean, f"turns.{index}") for index, turn in enumerate(result.turns)),
             calls=tuple(_call(call, clean, f"calls.{index}") for index, call in enumerate(result.calls)),
-            tool_schemas=tuple(self.tool_schemas),
+            tool_schemas=tuple(offered),
             sequences=exact.sequences,
             tokens_refused=exact.refused,
             forks=exact.forks,

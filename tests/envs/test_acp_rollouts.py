@@ -144,7 +144,7 @@ async def test_a_program_that_hangs_is_ended_at_the_end_of_its_time(tmp_path: Pa
 @pytest.mark.parametrize(
     ("modes", "said"),
     [
-        ("dies-first", "acp ended with 1 before it asked the model anything: no settings"),
+        ("dies-first", "acp ended with 1 before the model had answered it: no settings"),
         ("hangs", "was not ready within 4 s"),
         ("old", "speaks version 7 of ACP, and not 1"),
         ("locked", "refused session/new: Authentication required (auth_method can be key)"),

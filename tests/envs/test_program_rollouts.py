@@ -89,7 +89,7 @@ async def test_a_program_solves_a_task_with_the_runs_model(tmp_path: Path, level
     program = record["program"]
     assert (program["exit_code"], program["signal"], program["output"]) == (0, None, "I wrote it.\n")
     assert program["requests"]["answered"] == 2
-    assert record["tool_schemas"] == [] or record["tool_schemas"][0]["function"]["name"] == "bash"
+    assert [tool["function"]["name"] for tool in record["tool_schemas"]] == ["bash"]
 
 
 async def test_a_server_that_keeps_tokens_is_told_the_task_and_what_to_do_with_thinking(tmp_path: Path) -> None:
@@ -136,13 +136,35 @@ async def test_a_prompt_that_is_too_long_for_an_argument(tmp_path: Path) -> None
     ("command", "said"),
     [
         ("/no/such/agent", "/no/such/agent"),
-        ("sh -c 'echo no loader >&2; exit 127'", "ended with 127 before it asked the model anything: no loader"),
+        ("sh -c 'echo no loader >&2; exit 127'", "ended with 127 before the model had answered it: no loader"),
         ("sh -c 'kill -9 $$'", "ended with 137"),
     ],
 )
 async def test_a_program_that_can_not_be_started_is_no_reward(tmp_path: Path, command: str, said: str) -> None:
     record = await rollout(tmp_path, command=command)
     assert record["reward"] is None and record["failure"]["kind"] == "setup"
+    assert said in record["failure"]["message"]
+
+
+ASKS = "import os, urllib.request as u; u.urlopen(u.Request(os.environ['OPENAI_BASE_URL'] + '%s', b'%s', %s))"
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (("/chat/completions", "no JSON", {"authorization": "Bearer KEY"}), "was refused"),
+        (("/completions", "{}", {"authorization": "Bearer KEY"}), "before the model had answered it"),
+        (("/chat/completions", "{}", {"authorization": "Bearer wrong"}), "before the model had answered it"),
+    ],
+)
+@pytest.mark.parametrize("end", ["", " || exit 0"])
+async def test_a_program_that_can_not_speak_with_its_model_is_no_reward(
+    tmp_path: Path, asked: tuple[Any, ...], said: str, end: str
+) -> None:
+    code = ASKS % asked
+    code = code.replace("'Bearer KEY'", "'Bearer ' + os.environ['OPENAI_API_KEY']")
+    record = await rollout(tmp_path, command=f"sh -c {shlex.quote(f'python3 -c {shlex.quote(code)}{end}')}")
+    assert record["reward"] is None and record["failure"]["kind"] == "setup", record
     assert said in record["failure"]["message"]
 
 

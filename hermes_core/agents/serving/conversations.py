@@ -17,6 +17,7 @@ end."""
 _FILLED = (
     *("messages", "turns", "calls", "turns_used", "reasoning_per_turn", "tool_errors"),
     *("tool_calls_attempted", "tool_calls_schema_valid", "tool_calls_executed_ok", "tool_calls_exec_error"),
+    "tool_schemas",
 )
 """What of an `AgentResult` follows from the agent's own conversation."""
 
@@ -36,6 +37,8 @@ class Sampled:
     """Fields of its `TurnRecord`."""
     valid_calls: int = 0
     """How many of its calls are well-formed."""
+    tools: Sequence[Mapping[str, Any]] = ()
+    """The schemas of what was offered."""
 
 
 @dataclass(eq=False)
@@ -189,6 +192,8 @@ class Conversations:
             summary = part[-1] if number < len(parts) - 1 else None
             _add_part(fresh, _gone_on(part, parts[0]) if number else part, summary)
         fresh.tool_calls_attempted = len(fresh.calls)
+        offers = [step.sampled.tools for part in parts for step in part if step.sampled is not None and _offers(step)]
+        fresh.tool_schemas = offers[-1] if offers else ()
         for name in _FILLED:
             setattr(result, name, getattr(fresh, name))
 

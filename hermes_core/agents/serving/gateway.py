@@ -527,7 +527,7 @@ class Gateway:
         }
         offered = frozenset(tool["function"]["name"] for tool in asked.tools)
         valid = sum(made.error is None and not made.repaired and made.name in offered for made in reply.calls)
-        sampled = Sampled(call.number, offered, about, valid)
+        sampled = Sampled(call.number, offered, about, valid, asked.tools)
         call.place = self.conversations.add(
             *(asked.messages, request.forms, reply.as_message(), sampled),
             heard_at=call.started,
