@@ -18,6 +18,7 @@ from hermes_core.agents.base import AgentSettings
 from hermes_core.agents.chat import Chat
 from hermes_core.agents.exact import ExactAgent, ExactSession
 from hermes_core.agents.parsers.base import Parser
+from hermes_core.agents.replies import sayable
 from hermes_core.agents.retries import Endpoint
 from hermes_core.agents.wires import Sampled
 from hermes_core.envs.tokens import MASKED, tokens_of
@@ -171,6 +172,16 @@ async def test_a_history_in_another_form_continues_token_for_token(
     (node,) = session.nodes
     assert len(node.turns) == 4
     assert session.get_state()["thinking_kept"] == (3 if form is without_thinking else 0)
+
+
+async def test_characters_that_no_program_sends_back_as_they_are_do_not_fork(start: Start) -> None:
+    """The gateway replaces them in what programs send; the model may write any."""
+    session, server = start(call(0, thinking="h\x00m\x7f").replace("<tool_call>", "a\x7f\x00b<tool_call>"), "done")
+    said = await ask(session, START)
+    said[2] = {**said[2], "content": sayable(said[2]["content"]), "reasoning_content": "h\ufffdm\ufffd"}
+    await ask(session, said)
+    assert extends(server, 1, 0)
+    assert check(session, server) == {}
 
 
 async def test_dropped_thinking_forks_if_it_is_not_to_be_kept(start: Start) -> None:
