@@ -490,13 +490,21 @@ def _quoted(value: str) -> str:
     return json.dumps(value)[1:-1]
 
 
+# In the home, because some programs refuse to make others in a directory for temporary files; not in the workspace.
+_NEW_FOLDER = """
+case $PWD/ in "$HOME"/*) exec mktemp -d ;; esac
+case $HOME/ in "$PWD"/*) exec mktemp -d ;; esac
+mktemp -d "$HOME/.agent-XXXXXX" 2>/dev/null || exec mktemp -d
+"""
+
+
 async def _new_folder(commands: SlotCommands) -> str:
     """Return a new folder for the files of a program, which is not in the workspace.
 
     Raises:
         SetupFailed: none can be made.
     """
-    made = await commands.run(["mktemp", "-d"])
+    made = await commands.run(["sh", "-c", _NEW_FOLDER])
     if not made.ok:
         raise SetupFailed(f"there is no room for the program's files: {made.error_text.strip()[-300:]}")
     return made.text.strip()

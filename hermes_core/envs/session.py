@@ -227,6 +227,12 @@ async def open_session(
                 hint="leave out --mcp",
             )
         isolation = granted_isolation(options, made, runtime.backend(options.backend), work_of or worker.name)
+        if is_in_slot(worker) and isolation is Isolation.SHARED:
+            raise UsageError(
+                f"agent {worker.name!r} asks its model at a port of its slot, and at level shared nothing keeps others "
+                "from it",
+                hint="give --isolation user, or a higher level",
+            )
         slots, _ = _new_backend(runtime, made, options, isolation, None)
         session = Session(
             runtime=runtime,

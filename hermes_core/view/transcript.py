@@ -50,6 +50,7 @@ def rollout(row: Row, record: Mapping[str, Any], *, full: bool = False) -> Itera
     yield from heading(row, record)
     yield from _timeline(record)
     yield from _conversation(record, full)
+    yield from _program(record, full)
     yield from report(record, full=full)
 
 
@@ -206,6 +207,20 @@ def _about_call(call: Mapping[str, Any], said: str) -> Text:
         kind, message = call["error"]["kind"], call["error"]["message"]
         parts.append(kind if message in said else f"{kind}: {message}")
     return line("← " + " · ".join(parts), "red" if call["error"] else "yellow" if call["exit_code"] else "dim")
+
+
+def _program(record: Mapping[str, Any], full: bool) -> Iterator[RenderableType]:
+    """Yield how the program that was the agent ended, and the end of its output if it did not go well."""
+    program = record.get("program")
+    if not program:
+        return
+    code, signal = program["exit_code"], program["signal"]
+    ended = (
+        "ended from outside" if code is signal is None else f"signal {signal}" if code is None else f"exit code {code}"
+    )
+    yield _title("program", ended)
+    if program["output"].strip() and (full or code != 0 or record["stop_reason"] != "finished"):
+        yield _block(program["output"], full, "dim")
 
 
 # ---------------------------------------------------------------------- the verifier's report

@@ -52,7 +52,7 @@ async def rollout(
     where = {"dataset_name": str(tmp_path / "tasks.jsonl"), "shuffle": False}
     (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     records: list[dict[str, Any]] = []
-    options = {name: settings.pop(name) for name in ("mcp", "rollout_timeout") if name in settings}
+    options = {name: settings.pop(name) for name in ("mcp", "rollout_timeout", "allow_unisolated") if name in settings}
     async with (
         ScriptedServer(script or ToolScript(solver), faults=faults) as server,
         Runtime(Settings(state_dir=tmp_path / "state"), load_entry_points=False) as runtime,
@@ -90,6 +90,20 @@ async def test_a_program_solves_a_task_with_the_runs_model(tmp_path: Path, level
     assert (program["exit_code"], program["signal"], program["output"]) == (0, None, "I wrote it.\n")
     assert program["requests"]["answered"] == 2
     assert [tool["function"]["name"] for tool in record["tool_schemas"]] == ["bash"]
+
+
+async def test_a_program_at_level_shared_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="at level shared nothing keeps others from it") as refused:
+        await rollout(tmp_path, level="shared", allow_unisolated=True)
+    assert "--isolation user" in str(refused.value.hint)
+
+
+@pytest.mark.parametrize("level", ["user", "namespace"])
+async def test_the_programs_own_files_are_neither_in_the_workspace_nor_temporary(tmp_path: Path, level: str) -> None:
+    """Codex makes its helpers in no folder that is for temporary files."""
+    code = 'case $HERMES_PROMPT_FILE in "$PWD"/* | "$TMPDIR"/* | /tmp/*) ;; "$HOME"/*) echo done >out.txt ;; esac'
+    record = await rollout(tmp_path, level=level, command=f"sh -c {shlex.quote(code)}")
+    assert record["reward"] == 1.0, record
 
 
 async def test_a_server_that_keeps_tokens_is_told_the_task_and_what_to_do_with_thinking(tmp_path: Path) -> None:

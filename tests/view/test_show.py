@@ -295,6 +295,25 @@ def test_a_reward_without_a_report_says_so(make_record: Any, write_run: Any) -> 
     assert "VERIFIER'S REPORT  the verifier gave a reward and no report" in show(run, "greet/0")
 
 
+@pytest.mark.parametrize(
+    ("code", "signal", "stopped", "ended", "said"),
+    [
+        (0, None, "finished", "exit code 0", False),
+        (3, None, "program_failed", "exit code 3", True),
+        (None, 11, "program_failed", "signal 11", True),
+        (None, None, "time_limit", "ended from outside", True),
+    ],
+)
+def test_a_program_says_how_it_ended(
+    make_record: Any, write_run: Any, code: int | None, signal: int | None, stopped: str, ended: str, said: bool
+) -> None:
+    program = {"exit_code": code, "signal": signal, "output": "no more room", "output_bytes": 12, "requests": {}}
+    run = write_run([make_record(program=program, stop_reason=stopped)])
+    page = show(run, "greet/0")
+    assert f"PROGRAM  {ended}\n" in page and ("no more room" in page) is said
+    assert "no more room" in show(run, "greet/0", "--full")
+
+
 def test_a_report_has_the_texts_of_lists_and_no_endless_lines(make_record: Any, write_run: Any) -> None:
     texts = [["tests/a.py::test_a", "E  assert 1\nE  assert 2"], ["tests/a.py::test_b", "E  assert 3"]]
     page = show(
