@@ -10,8 +10,8 @@ import re
 import secrets
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from types import TracebackType
 from typing import Any
@@ -95,6 +95,8 @@ class Bounds:
     """Calls that may wait for their turn. Others are refused."""
     connections: int = 64
     """Open connections. Others are closed at once."""
+    open_bytes: int = 128 << 20
+    """Bytes of the requests that are being answered, all of them together. Others are refused."""
     kept_bytes: int = 256 << 20
     """Bytes of the requests that begin a conversation or leave one before its end, all of them together: they are kept
     until the rollout ends. Those after them are refused."""
@@ -218,7 +220,7 @@ class Gateway:
         """For each call by its number, the key under which its answer is kept."""
         self._usage = Usage()
         self._waited_s = 0.0
-        self._connections = self._waiting = self._number = self._kept_bytes = 0
+        self._connections = self._waiting = self._number = self._kept_bytes = self._open_bytes = 0
         self._end: StopReason | None = None
         self._tools: tuple[list[Tool], str] = ([], "[]")
         self._characters = self._tokens = 0
@@ -375,7 +377,8 @@ class Gateway:
         call = self._note(exchange, dialect, asked)
         call.own, call.place = self.conversations.is_own(request.forms), self.conversations.place(request.forms)
         self._forget_continued(request)
-        outcome = await self._outcome(call, request, exchange, dialect)
+        with self._open(request):
+            outcome = await self._outcome(call, request, exchange, dialect)
         if isinstance(outcome, Refusal):
             self._hear(call, request)
             await self._refuse(call, exchange, dialect, outcome, asked)
@@ -393,6 +396,15 @@ class Gateway:
             await _send(exchange, sse(dialect.events(outcome, asked)))
         call.delivered = True
 
+    @contextmanager
+    def _open(self, request: _Request) -> Iterator[None]:
+        """Count a request among those that are being answered. One that is sampled may outlive its connection."""
+        self._open_bytes += request.size
+        try:
+            yield
+        finally:
+            self._open_bytes -= request.size
+
     async def _outcome(
         self, call: CallLog, request: _Request, exchange: Exchange, dialect: Dialect
     ) -> Answer | Refusal:
@@ -409,7 +421,8 @@ class Gateway:
         async def begin() -> Answer | Refusal:
             nonlocal begun
             begun = True
-            return await self._sample(call, request)
+            with self._open(request):
+                return await self._sample(call, request)
 
         waiter = asyncio.ensure_future(self._answers.get(self._work, begin, request.digest))
         try:
@@ -448,6 +461,8 @@ class Gateway:
         if self._kept_bytes >= bounds.kept_bytes:
             self._end = StopReason.MAX_TURNS
             return Refusal("the rollout has ended: its conversations are too long")
+        if self._open_bytes > bounds.open_bytes:
+            return Refusal("the requests that are being answered are too long together")
         return None
 
     async def _sample(self, call: CallLog, request: _Request) -> Answer | Refusal:

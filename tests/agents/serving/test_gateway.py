@@ -350,6 +350,19 @@ async def test_calls_wait_for_their_turn_up_to_a_bound() -> None:
     assert most == 2
 
 
+async def test_requests_that_are_long_together_are_refused_while_they_are_answered() -> None:
+    begun, go, answer = gate()
+    async with agent(answer, reply("Later."), bounds=Bounds(open_bytes=2000)) as one:
+        first, second = ([{"role": "user", "content": TASK + letter * 1500}] for letter in "ab")
+        task = asyncio.create_task(one.post(messages=first))
+        await begun.wait()
+        refused = await one.post(messages=second)
+        assert refused.status_code == 400 and "too long together" in refused.text
+        go.set()
+        assert (await task).status_code == 200
+        assert (await one.post(messages=second)).status_code == 200
+
+
 async def test_a_call_that_need_not_wait_is_never_refused() -> None:
     async with agent(reply("Done."), bounds=Bounds(waiting=0)) as one:
         assert (await one.ask())["content"] == "Done."
