@@ -23,7 +23,7 @@ MODEL = ["rollout", "tasks", "TASKS", "--model", "m", "--base-url", "http://127.
         ([*ORACLE, "--backend", "locl"], ["unknown backend 'locl'", "did you mean 'local'?"]),
         (["doctor", "locale"], ["unknown backend 'locale'", "did you mean 'local'?"]),
         (["rollout", "tasks", "TASKS", "--agent", "orcle"], ["unknown agent 'orcle'", "did you mean 'oracle'?"]),
-        (["rollout", "tasks", "TASKS", "--agent", ""], ["unknown agent ''", "known: model, nop, oracle"]),
+        (["rollout", "tasks", "TASKS", "--agent", ""], ["unknown agent ''", "known: acp, model, nop, oracle, program"]),
         ([*ORACLE, "--isolation", "usr"], ["unknown isolation level 'usr'", "did you mean 'user'?"]),
         ([*ORACLE, "--env.max_item=1"], ["unknown key 'max_item' of environment 'tasks'", "did you mean 'max_items'?"]),
         ([*ORACLE, "--backend.tmpfs=1"], ["unknown key 'tmpfs' of profile 'default'", "did you mean 'tmpfs_size'?"]),
