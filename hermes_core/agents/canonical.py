@@ -16,6 +16,7 @@ from hermes_core.agents.replies import sayable
 
 _EXACT = 1 << 53
 """Programs in JavaScript know whole numbers only up to here."""
+_SPACE = b" \t\n\r\v\f"
 _THINKING = ("reasoning_content", "reasoning", "thinking")
 """The fields in which messages carry the model's thinking."""
 
@@ -75,6 +76,12 @@ def canonical_arguments(written: Any) -> str:
         return json.dumps(_plain(value), sort_keys=True, separators=(",", ":"))
     except (TypeError, ValueError, RecursionError):
         return f"!{written!r}"
+
+
+def squeezed(text: str) -> bytes:
+    """Return a text as it is looked for in others: without white space, which agents write anew. As bytes, since that
+    takes next to no time and memory, whatever the text is."""
+    return text.encode("utf-8", "surrogatepass").translate(None, _SPACE)
 
 
 def joined(texts: Sequence[str]) -> str:

@@ -6,7 +6,7 @@ import asyncio
 import math
 import zlib
 from array import array
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import cached_property
@@ -40,7 +40,8 @@ class ExactSession:
         max_length: maximum number of tokens of a sequence, prompt and answers together.
         end_thinking: whether a call inside thinking that was never closed is made, and not only reported.
         keep_thinking: see `TokenTree`.
-        task: see `TokenTree`; for an agent that is a program, to which the model may add calls of its own.
+        own: gives the numbers (`Reply.number`) of the answers to train on, when somebody looks at the sequences; for an
+            agent that is a program, to which the model may add calls of its own. None is all.
     """
 
     def __init__(
@@ -52,20 +53,21 @@ class ExactSession:
         max_length: int,
         end_thinking: bool = False,
         keep_thinking: bool = True,
-        task: str | None = None,
+        own: Callable[[], Collection[int]] | None = None,
     ) -> None:
         self._server = server
         self._chat = chat
         self._parser = parser
         self.max_length = max_length
         self._end_thinking = end_thinking
-        self._tree = TokenTree(keep_thinking=keep_thinking, task=task)
+        self._tree = TokenTree(keep_thinking=keep_thinking)
+        self._own = own
         self._under_way = 0
 
     @property
     def nodes(self) -> list[Node]:
         """Return the sequences so far, made anew each time."""
-        return self._tree.nodes()
+        return self._tree.nodes(None if self._own is None else self._own())
 
     def get_state(self) -> Mapping[str, Any]:
         """Return the sequences, under `nodes`, and counts: `forks` by cause, and `thinking_kept`, answers to histories
@@ -74,7 +76,7 @@ class ExactSession:
         This is asked for after each answer, so the sequences are made only when somebody looks at them.
         """
         return {
-            "nodes": _Nodes(self._tree),
+            "nodes": _Nodes(self),
             "end_tokens": self._chat.closing_tokens,
             "forks": self._tree.forks,
             "thinking_kept": self._tree.thinking_kept,
@@ -126,8 +128,8 @@ class ExactSession:
         sent = {key: value for key, value in sampling.items() if value is not None}
         reply = replace(self._read(sampled, offered, len(prompt), added.begun), sampling=sent)
         # Only now, so that a request that failed or was cancelled leaves no trace in the sequences.
-        self._tree.add(asked, array("i", added.tokens), sampled, zlib.crc32(prompt), reply)
-        return reply
+        answer = self._tree.add(asked, array("i", added.tokens), sampled, zlib.crc32(prompt), reply)
+        return replace(reply, number=answer.number)
 
     @asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:
@@ -178,14 +180,14 @@ class ExactSession:
 
 
 class _Nodes(Sequence[Node]):
-    """The sequences of a tree, as they are when they are first looked at."""
+    """The sequences of a session, as they are when they are first looked at."""
 
-    def __init__(self, tree: TokenTree) -> None:
-        self._tree = tree
+    def __init__(self, session: ExactSession) -> None:
+        self._session = session
 
     @cached_property
     def _made(self) -> list[Node]:
-        return self._tree.nodes()
+        return self._session.nodes
 
     @overload
     def __getitem__(self, index: int) -> Node: ...

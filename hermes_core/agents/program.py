@@ -8,7 +8,7 @@ import json
 import platform
 import re
 import shlex
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +20,7 @@ from hermes_core.agents.base import AgentResult, AgentSettings, AgentSlot, Agent
 from hermes_core.agents.loop import ChatServer
 from hermes_core.agents.model import ModelAgent, ModelSettings
 from hermes_core.agents.replies import sayable
+from hermes_core.agents.serving.conversations import Conversations
 from hermes_core.agents.serving.gateway import Bounds, Gateway
 from hermes_core.errors import CommandError, ConfigError, InfraError, SetupFailed, UsageError
 from hermes_core.sandbox.commands import CommandResult, SlotCommands
@@ -134,11 +135,13 @@ class ProgramSettings(ModelSettings):
 class Sampler(Protocol):
     """An agent that asks a model, such as `model`, of which a program uses the model."""
 
-    def session(self, *, task: str, keep_thinking: bool) -> AbstractAsyncContextManager[ChatServer]:
+    def session(
+        self, *, own: Callable[[], Collection[int]], keep_thinking: bool
+    ) -> AbstractAsyncContextManager[ChatServer]:
         """Give what answers the model calls of one rollout.
 
         Args:
-            task, keep_thinking: see `TokenTree`, for a server that keeps tokens.
+            own, keep_thinking: see `ExactSession`, for a server that keeps tokens.
         """
 
     async def check_endpoint(self) -> None:
@@ -221,9 +224,10 @@ class ProgramAgent:
         await _check_needs(task.slot.commands, self.program)
         install = await self._install(task.slot)
         task.result.messages.extend(copy.deepcopy(task.messages))
-        async with self._sampler.session(task=prompt, keep_thinking=self.settings.keep_thinking) as server:
+        asked = Conversations(prompt)
+        async with self._sampler.session(own=asked.trained, keep_thinking=self.settings.keep_thinking) as server:
             bounds = Bounds(calls=self.settings.max_turns)
-            async with Gateway(server, task, self.settings, prompt=prompt, bounds=bounds) as gateway:
+            async with Gateway(server, task, self.settings, conversations=asked, bounds=bounds) as gateway:
                 folder = await _new_folder(task.slot.commands)
                 running = Running(self.program, self.settings, task.slot, gateway, install, folder, task.result)
                 try:

@@ -59,6 +59,8 @@ class Reply:
     """The version of the policy's weights, from endpoints that name it, such as SGLang."""
     parts: list[Part] = field(default_factory=list)
     """See `TurnRecord.parts`."""
+    number: int | None = None
+    """Its number among the answers of a session that keeps their tokens."""
 
     def as_message(self) -> Message:
         """Return the answer in the form for the conversation, including its reasoning."""

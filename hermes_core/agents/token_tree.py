@@ -16,7 +16,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from hermes_core.agents.base import MASKED, Message
-from hermes_core.agents.canonical import Canonical, canonical
+from hermes_core.agents.canonical import Canonical, canonical, squeezed
 from hermes_core.agents.replies import Reply
 from hermes_core.agents.wires import Sampled
 
@@ -35,11 +35,6 @@ def forms_of(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) ->
         return (_NO_TOOLS, *map(canonical, messages))
     digest = hashlib.sha256(json.dumps(tools, sort_keys=True, default=str).encode()).hexdigest()
     return (Canonical(_TOOLS, digest), *map(canonical, messages))
-
-
-def _plain(text: str) -> str:
-    """Return the text with each white space as one blank."""
-    return " ".join(text.split())
 
 
 class Step(StrEnum):
@@ -123,8 +118,6 @@ class Asked(NamedTuple):
     """How many of these are known: up to that answer."""
     asked_at: int
     """How many answers the tree had."""
-    has_task: bool = False
-    """Whether it begins anew, and holds the text of the task."""
     summary: Answer | None = None
     """The answer whose text it holds, if it begins anew: that conversation may go on here."""
 
@@ -150,10 +143,8 @@ class Answer:
     prompt_checksum: int
     finish_reason: str
     step: Step
-    has_task: bool
-    summary: Answer | None
     text: str
-    """What it says, until something goes on from it, if it may be a summary."""
+    """What it says, until something goes on from it: it may be a summary."""
     after: list[Answer] = field(default_factory=list)
     """The answers that were sampled next."""
     root: Answer = field(init=False)
@@ -187,12 +178,10 @@ class TokenTree:
     Args:
         keep_thinking: whether a history that leaves out the thinking of an answer still goes on from it, with the
             thinking's tokens; otherwise it forks.
-        task: the text that the agent's own conversation begins with; None if all conversations are the agent's.
     """
 
-    def __init__(self, *, keep_thinking: bool = True, task: str | None = None) -> None:
+    def __init__(self, *, keep_thinking: bool = True) -> None:
         self._keep_thinking = keep_thinking
-        self._task = None if task is None else _plain(task)
         self._roots: list[Answer] = []
         self.answers: list[Answer] = []
         """All of them, in the order in which they came."""
@@ -226,12 +215,11 @@ class TokenTree:
         asked = Asked(best, forms, known, len(self.answers))
         if best is not None:
             return asked
-        texts = [_plain(form.text) for form in forms if form.role == "user"]
-        has_task = self._task is None or any(self._task in text for text in texts)
+        texts = [squeezed(form.text) for form in forms if form.role == "user"]
         newest = {answer.root: answer for answer in self.answers}.values()
-        summaries = ((answer, _plain(answer.text)) for answer in sorted(newest, key=lambda each: -each.number))
+        summaries = ((answer, squeezed(answer.text)) for answer in sorted(newest, key=lambda each: -each.number))
         summary = next((each for each, found in summaries if found and any(found in text for text in texts)), None)
-        return asked._replace(has_task=has_task, summary=summary)
+        return asked._replace(summary=summary)
 
     def add(self, asked: Asked, prompt: array[int], sampled: Sampled, checksum: int, reply: Reply) -> Answer:
         """Add an answer to this request.
@@ -251,10 +239,7 @@ class TokenTree:
             prompt_checksum=checksum,
             finish_reason=sampled.finish_reason,
             step=self._step(asked),
-            has_task=asked.has_task,
-            summary=asked.summary,
-            # Others than the agent may ask while a call is made: a program in the slot runs.
-            text=reply.content if self._task is None or not reply.calls else "",
+            text="" if reply.calls else reply.content,
         )
         self.after(before).append(answer)
         self.answers.append(answer)
@@ -263,18 +248,22 @@ class TokenTree:
             self.thinking_kept += self._leaves_thinking_out(asked)
         return answer
 
-    def nodes(self) -> list[Node]:
+    def nodes(self, own: Collection[int] | None = None) -> list[Node]:
         """Return a sequence for each path, in the order in which their last answers came.
 
         Each answer is a turn of one of them: of the newest that has it, the agent's own conversation first.
+
+        Args:
+            own: the numbers of the answers of the agent's own conversation; None if all are.
         """
-        own = set(self.answers) if self._task is None else own_answers(self.answers)
-        ends = [(answer, True) for answer in self.answers if answer in own and own.isdisjoint(answer.after)]
-        ends += [(answer, False) for answer in self.answers if answer not in own and not answer.after]
+        numbers = range(len(self.answers)) if own is None else own
+        mine = {self.answers[number] for number in numbers}
+        ends = [(answer, True) for answer in self.answers if answer in mine and mine.isdisjoint(answer.after)]
+        ends += [(answer, False) for answer in self.answers if answer not in mine and not answer.after]
         taken: set[Answer] = set()
         made = {}
         for end, is_own in sorted(ends, key=lambda each: (each[1], each[0].number), reverse=True):
-            turns = {each for each in end.path if each not in taken and (each in own) == is_own}
+            turns = {each for each in end.path if each not in taken and (each in mine) == is_own}
             taken |= turns
             made[end.number] = _node(end.path, turns, is_own)
         return [made[number] for number in sorted(made)]
@@ -315,60 +304,6 @@ class TokenTree:
         if before is not None or any(form.without_thinking in known for form in rest):
             return Step.EDITED
         return Step.PARALLEL
-
-
-def own_answers(answers: Sequence[Answer]) -> set[Answer]:
-    """Return the answers that belong to the agent's own conversation.
-
-    It begins with the first request that holds the text of the task. (A request without tools is only that if no other
-    comes after it: it may ask for a title.) It may go on in a conversation that begins from the text of one of its
-    answers. If something forked it, for example because a program in the slot has called too, it is the path with most
-    of the answers; of two, the newest. An answer belongs to it if it stands in it, or was asked with nothing but a
-    beginning of it.
-    """
-    own: set[Answer] = set()
-    roots = [answer for answer in answers if answer.before is None]
-    first = _first([root for root in roots if root.has_task])
-    for root in roots:
-        if root is first or root.summary in own:
-            family = [each for each in answers if _begins_as(each.root, root)]
-            ends = [_Conversation(end.path) for end in family if not end.after]
-            main = max(ends, key=lambda one: (sum(map(one.says, family)), one.path[-1].number))
-            own |= {part for each in family if main.says(each) or main.asks(each) for part in each.path}
-    return own
-
-
-def _first(roots: Sequence[Answer]) -> Answer | None:
-    for root in roots:
-        if root.heard[0] != _NO_TOOLS or root.after:
-            return root
-    return roots[0] if roots else None
-
-
-def _begins_as(other: Answer, root: Answer) -> bool:
-    """Return whether this root is the other one, or was left behind by it: it was asked with the same, or with more."""
-    if other is root:
-        return True
-    same = other.asked[: len(root.asked)] == root.asked
-    return same and other.number > root.number and other.step is not Step.COMPACTION
-
-
-class _Conversation:
-    """One path, as a conversation in which other answers may stand that were sampled on other paths."""
-
-    def __init__(self, path: Sequence[Answer]) -> None:
-        self.path = path
-        self._said = {form.without_thinking for each in path for form in each.asked if form.role == "assistant"}
-        self._next: dict[Answer | None, Answer] = dict(zip([None, *path], path, strict=False))
-
-    def says(self, answer: Answer) -> bool:
-        """Return whether the answer stands in it."""
-        return self._next.get(answer.before) is answer or answer.said.without_thinking in self._said
-
-    def asks(self, answer: Answer) -> bool:
-        """Return whether the answer was asked with nothing but a beginning of it."""
-        following = self._next.get(answer.before)
-        return following is not None and following.asked[: len(answer.asked)] == answer.asked
 
 
 def _common(known: Sequence[Canonical], sent: Sequence[Canonical]) -> int:

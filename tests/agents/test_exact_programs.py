@@ -84,8 +84,8 @@ Start = Callable[..., tuple[ExactSession, Log]]
 def start(tokenizers: Callable[[str], Any], runtime: Runtime) -> Start:
     chat, parser = Chat(tokenizers(FORM)), runtime.parser("hermes")
 
-    def session(*answers: str, task: str | None = TASK, **options: Any) -> tuple[ExactSession, Log]:
-        return made(chat, parser, answers or [call(number) for number in range(9)], task=task, **options)
+    def session(*answers: str, **options: Any) -> tuple[ExactSession, Log]:
+        return made(chat, parser, answers or [call(number) for number in range(9)], **options)
 
     return session
 
@@ -289,7 +289,7 @@ async def test_a_compaction_makes_exactly_one_new_root(start: Start) -> None:
     assert after.metadata["step"] == "compaction"
 
 
-async def test_sub_agents_in_parallel_do_not_train(start: Start) -> None:
+async def test_sub_agents_in_parallel_have_sequences_of_their_own(start: Start) -> None:
     session, server = start()
     said = await ask(session, START)
     helpers: list[Messages] = [
@@ -306,13 +306,11 @@ async def test_sub_agents_in_parallel_do_not_train(start: Start) -> None:
     server.holds = False
     await ask(session, said)
     assert check(session, server) == {"parallel": 3}
-    tokens = tokens_of(session.get_state())
-    assert tokens.only is not None
-    assert tokens.only.tokens.tolist() == server.log[4][0] + server.log[4][1]
-    assert tokens.forks == {"parallel": 3}
+    sequences = [sequence.tokens.tolist() for sequence in tokens_of(session.get_state()).sequences]
+    assert sorted(sequences) == sorted(prompt + tokens for prompt, tokens in server.log[1:])
 
 
-async def test_a_forged_history_forks_and_does_not_train(start: Start) -> None:
+async def test_a_forged_history_forks(start: Start) -> None:
     session, server = start()
     said = await ask(session, START)
     forged = copy.deepcopy(said)
@@ -323,10 +321,6 @@ async def test_a_forged_history_forks_and_does_not_train(start: Start) -> None:
     assert not extends(server, 1, 0)
     assert extends(server, 3, 0)
     assert check(session, server) == {"edited": 2}
-    tokens = tokens_of(session.get_state())
-    assert tokens.only is not None
-    assert tokens.only.tokens.tolist() == server.log[3][0] + server.log[3][1]
-    assert tokens.only.trained == len(server.log[0][1]) + len(server.log[3][1])
 
 
 async def agent_models() -> None:
@@ -338,11 +332,12 @@ async def test_an_agent_opens_sessions_for_programs(tokenizers: Callable[[str], 
     server: Any = Log(chat.tokenizer, [call(0)])
     server.endpoint = Endpoint(AgentSettings(), "http://here", "model", agent_models)
     agent = ExactAgent(AgentSettings(), [server], chat, parser, 9999)
-    async with agent.session(task=TASK, keep_thinking=False) as session:
+    async with agent.session(own=lambda: [0], keep_thinking=False) as session:
         said = await ask(session, START)
         await ask(session, without_thinking(said))
         assert session.max_length == 9999
         assert check(session, server) == {"dropped_thinking": 1}
+        assert [node.metadata["own"] for node in session.nodes] == [True, False]
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from hermes_core.agents.replies import Reply, ToolCall
+from hermes_core.agents.serving.conversations import Conversations
+from hermes_core.agents.serving.conversations import Sampled as Answered
 from hermes_core.agents.token_tree import Asked, TokenTree, tokens_after
 from hermes_core.agents.wires import Sampled
 from hermes_core.envs.tokens import MASKED, tokens_of
@@ -28,14 +30,18 @@ def user(text: str) -> dict[str, Any]:
 class Grown:
     """A tree whose tokens are made up: each message has one of its own, and each answer two."""
 
-    def __init__(self, *, task: str | None = TASK, keep_thinking: bool = True) -> None:
-        self.tree = TokenTree(task=task, keep_thinking=keep_thinking)
+    def __init__(self, *, keep_thinking: bool = True) -> None:
+        self.tree = TokenTree(keep_thinking=keep_thinking)
+        self.conversations = Conversations(TASK)
         self.seen: list[list[int]] = []
         """What a server saw and sampled."""
+        self._sent: dict[Any, Messages] = {}
 
     def ask(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] = (TOOL,)) -> Asked:
         sent = [dict(message) for message in messages]
-        return self.tree.ask(sent, tools)
+        asked = self.tree.ask(sent, tools)
+        self._sent[asked.forms] = sent
+        return asked
 
     def answer(self, asked: Asked, text: str = "", thinking: str | None = None, *, calls: bool = True) -> Messages:
         number = len(self.seen)
@@ -44,7 +50,10 @@ class Grown:
         prompt = array("i", [1000 + number] * len(asked.rest))
         whole = tokens_after(asked.before) + prompt
         sampled = Sampled([number, number], [-0.5, -1.0], "stop")
-        self.tree.add(asked, prompt, sampled, zlib.crc32(whole), reply)
+        added = self.tree.add(asked, prompt, sampled, zlib.crc32(whole), reply)
+        offered = frozenset(["bash"] if asked.forms[0].text else [])
+        known = Answered(number, offered, {}, kept=added.number)
+        self.conversations.add(self._sent[asked.forms], asked.forms[1:], reply.as_message(), known)
         self.seen.append([*whole, *sampled.tokens])
         return [reply.as_message(), {"role": "tool", "tool_call_id": f"call{number}", "content": str(number)}]
 
@@ -55,7 +64,7 @@ class Grown:
     @property
     def own(self) -> list[list[int]]:
         """Return what is trained on: the number of each answer, by sequence."""
-        nodes = self.tree.nodes()
+        nodes = self.tree.nodes(self.conversations.trained())
         for node in nodes:
             assert list(node.tokens) in self.seen, "a server saw each sequence, as it is"
         trained = [turn.sampled[0] for node in nodes for turn in node.turns]
@@ -79,7 +88,12 @@ def test_a_conversation_that_only_grows_is_one_sequence_without_forks() -> None:
     for _ in range(3):
         conversation = grown.go_on(conversation)
     assert (grown.own, grown.forks) == ([[0, 1, 2, 3]], {})
-    assert grown.tree.nodes()[0].metadata == {"finish_reason": "stop", "own": True, "step": "root", "shared": 0}
+    assert grown.tree.nodes([0, 1, 2, 3])[0].metadata == {
+        "finish_reason": "stop",
+        "own": True,
+        "step": "root",
+        "shared": 0,
+    }
 
 
 def test_an_answer_that_was_dropped_is_a_sequence_of_its_own_and_is_trained_on() -> None:
@@ -194,7 +208,9 @@ def test_a_title_that_is_asked_for_first_is_not_the_agents_conversation() -> Non
     grown.answer(grown.ask(titled, tools=()), "A bug", calls=False)
     grown.go_on(begun(grown))
     assert grown.own == [[1, 2]]
-    assert tokens_of({"nodes": grown.tree.nodes()[:1]}).refused == "no conversation begins with the text of the task"
+    assert (
+        tokens_of({"nodes": grown.tree.nodes([1, 2])[:1]}).refused == "no conversation begins with the text of the task"
+    )
 
 
 @pytest.mark.parametrize(
@@ -234,11 +250,12 @@ def test_a_summary_is_none_while_a_program_may_run_that_its_answer_has_started(c
     assert grown.own == ([[0]] if calls else [[0], [1]])
 
 
-def test_without_a_task_every_conversation_is_the_agents() -> None:
-    grown = Grown(task=None)
+def test_all_answers_are_the_agents_if_nobody_says_otherwise() -> None:
+    grown = Grown()
     begun(grown)
     grown.go_on([user("something else")])
-    assert (grown.own, grown.forks) == ([[0], [1]], {"parallel": 1})
+    assert [node.metadata["own"] for node in grown.tree.nodes()] == [True, True]
+    assert (grown.own, grown.forks) == ([[0]], {"parallel": 1})
 
 
 def test_other_tools_begin_anew() -> None:

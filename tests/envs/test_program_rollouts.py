@@ -122,7 +122,8 @@ async def test_a_server_that_keeps_tokens_is_told_the_task_and_what_to_do_with_t
 
     record = await rollout(tmp_path, agent=agent, keep_thinking=False)
     assert record["reward"] == 1.0, record
-    assert given == [{"task": ROW["prompt"], "keep_thinking": False}]
+    [options] = given
+    assert (options["keep_thinking"], options["own"]()) == (False, set())
 
 
 async def test_the_prompt_goes_through_no_shell(tmp_path: Path) -> None:

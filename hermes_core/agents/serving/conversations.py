@@ -1,14 +1,18 @@
 """What the requests and answers of a slot are to each other: which belong to the agent's own conversation, and which to
-others, such as those of its sub-agents, titles, and calls that the model's own shell has forged."""
+others, such as those of its sub-agents, titles, and calls that the model's own shell has forged.
+
+This decides it for the record and for what is trained on.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from hermes_core.agents.base import AgentResult, CallError, CallErrorKind, Message, ToolError
-from hermes_core.agents.canonical import Canonical, canonical, joined
+from hermes_core.agents.canonical import Canonical, canonical, joined, squeezed
 
 Place = Literal["root", "continues", "fork"]
 """What a call is to those before it: it begins a conversation, continues one where it ended, or leaves one before its
@@ -21,8 +25,10 @@ _FILLED = (
 )
 """What of an `AgentResult` follows from the agent's own conversation."""
 
-_SHORTEST_SUMMARY = 16
-"""Characters of an answer from which it is recognised in a later message."""
+_SHORTEST_SUMMARY = 12
+"""Characters of an answer, without white space, from which it is recognised in a later message."""
+_LATEST = 32
+"""The most answers that a request's messages are looked through for."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +45,8 @@ class Sampled:
     """How many of its calls are well-formed."""
     tools: Sequence[Mapping[str, Any]] = ()
     """The schemas of what was offered."""
+    kept: int | None = None
+    """The number under which the server keeps its tokens (`Reply.number`)."""
 
 
 @dataclass(eq=False)
@@ -50,8 +58,6 @@ class Step:
     before: Step | None
     sampled: Sampled | None = None
     """Set for an answer of the model."""
-    answers: int = 0
-    """How many answers of the model there are up to here."""
     heard_at: float = 0.0
     """When it came, in seconds since the epoch."""
     failed: bool = False
@@ -66,13 +72,149 @@ class Step:
             step = step.before
         return steps[-2::-1]  # without what all conversations begin after
 
-    def following(self) -> Iterator[Step]:
-        """Yield this message and all that came after it, on all ways."""
-        waiting = [self]
+    def below(self) -> Iterator[Step]:
+        """Yield all that came after this message, on all ways."""
+        waiting = list(self.after.values())
         while waiting:
             step = waiting.pop()
             yield step
             waiting.extend({id(each): each for each in step.after.values()}.values())
+
+
+@dataclass(eq=False)
+class _Own:
+    """An answer that may be of the agent's own conversation."""
+
+    number: int
+    """Its place among these."""
+    step: Step
+    before: _Own | None
+    """The last of these in its request; None if it begins the conversation."""
+    asked: Sequence[Step]
+    """What its request says after that."""
+    anew: bool
+    """Whether its request has no answer but the text of `before`, which is a summary."""
+    counts: bool
+    """Whether it is not a title or a summary: what was asked for elsewhere, and without tools."""
+    answers: int
+    """How many that count there are up to here."""
+    after: list[_Own] = field(default_factory=list)
+
+    def asks_less(self, other: _Own) -> bool:
+        """Return whether this was asked for with nothing but a beginning of what the other one was asked for with."""
+        mine, theirs = ([step.form for step in each.asked] for each in (self, other))
+        return self.anew == other.anew and theirs[: len(mine)] == mine
+
+
+class _Going(NamedTuple):
+    """Where a request goes on in the agent's own conversation."""
+
+    before: _Own | None
+    """After this answer; None if it begins as the conversation does."""
+    known: int = 0
+    """How many of its messages there are up to that answer."""
+    summary: Step | None = None
+    """The answer whose text it holds, if it begins anew from a summary."""
+
+
+class _Line:
+    """What may be the agent's own conversation: its first request, and all that goes on from there, on all ways.
+
+    A request goes on if every answer in it is one of these, or a part of one, whatever else was changed. One with an
+    answer that the model has not given here is somebody else's. Without any answer, it goes on if it has all messages
+    of the first request, or a summary.
+    """
+
+    def __init__(self, opening: Sequence[Canonical], step: Step) -> None:
+        self._opening = tuple(opening)
+        self._said = squeezed(joined([form.text for form in opening]))
+        self._by_step: dict[Step, _Own] = {}
+        self._by_form: dict[Canonical, list[_Own]] = {}
+        self._first: list[_Own] = []
+        self.offers = _offers(step)
+        """Whether the first request offers tools."""
+        self.answers: list[_Own] = []
+        self.add(_Going(None), step)
+
+    def goes_on(
+        self, forms: Sequence[Canonical], known: Sequence[Step], summaries: Sequence[Step], *, has_task: bool
+    ) -> _Going | None:
+        """Return where a request goes on; None if it does not belong to this.
+
+        Args:
+            forms: the canonical forms of its messages.
+            known: those of its messages that are known.
+            summaries: answers of other conversations that may be summaries of this one, for a request with the task.
+            has_task: whether it has the text of the task before its first answer.
+        """
+        last, begin = None, 0
+        for index, form in enumerate(forms):
+            if form.role == "assistant" and form not in self._opening:
+                last = self._given(form, known[index] if index < len(known) else None, last)
+                if last is None:
+                    return None
+                begin = index + 1
+        if last is not None:
+            return _Going(last, begin)
+        told = [squeezed(form.text) for form in forms if form.role == "user" and form not in self._opening]
+        own = [each.step for each in self.answers if not each.step.form.calls]
+        for summary in (*own[: -_LATEST - 1 : -1], *(summaries[: -_LATEST - 1 : -1] if has_task else ())):
+            text = squeezed(summary.form.text)
+            if len(text) >= _SHORTEST_SUMMARY and any(text in each for each in told) and text not in self._said:
+                return _Going(self._by_step.get(summary), 0, summary)
+        return _Going(None) if tuple(forms[: len(self._opening)]) == self._opening else None
+
+    def add(self, going: _Going, step: Step) -> None:
+        """Add the answer to a request."""
+        before, summary = going.before, going.summary
+        if summary is not None and before is None:  # it was asked for elsewhere
+            end = self.main[-1]
+            before = self._append(end, [*_told_after(end.step), *summary.path()[-2:-1]], summary)
+        asked = step.path()[going.known : -1]
+        self._append(before, asked, step, anew=summary is not None)
+
+    def _append(self, before: _Own | None, asked: Sequence[Step], step: Step, *, anew: bool = False) -> _Own:
+        counts = _offers(step) or not self.offers or before is None or before.step in step.path()
+        answers = (before.answers if before is not None else 0) + counts
+        own = _Own(len(self.answers), step, before, asked, anew, counts, answers)
+        self.answers.append(own)
+        (self._first if before is None else before.after).append(own)
+        self._by_step[step] = own
+        for form in {step.form, step.form.without_thinking}:
+            self._by_form.setdefault(form, []).append(own)
+        return own
+
+    @property
+    def main(self) -> list[_Own]:
+        """Return the way with the most answers, and of several the newest."""
+        end: _Own | None = max(self.answers, key=lambda own: (own.answers, own.counts, own.number))
+        way = []
+        while end is not None:
+            way.append(end)
+            end = end.before
+        return way[::-1]
+
+    @property
+    def trained(self) -> list[_Own]:
+        """Return the answers on the main way, and those that it left behind: that were asked for with nothing but a
+        beginning of it."""
+        main = self.main
+        following = {own.before: own for own in main}
+        return [own for own in self.answers if own.before in following and own.asks_less(following[own.before])]
+
+    def _given(self, form: Canonical, step: Step | None, last: _Own | None) -> _Own | None:
+        """Return the answer that a message of a history is.
+
+        Args:
+            step: the same message in the same history, if it is known.
+            last: the answer before it.
+        """
+        if step is not None and step in self._by_step:
+            return self._by_step[step]
+        given = [own for own in self._by_form.get(form, ()) if last is None or own.number > last.number]
+        here = self._first if last is None else last.after
+        parts = [own for own in here if _is_part(form, own.step.form)]
+        return next((own for own in reversed(given) if own.before is last), next(reversed([*parts, *given]), None))
 
 
 class Conversations:
@@ -82,18 +224,18 @@ class Conversations:
     dropped the model's thinking.
 
     Args:
-        text: the task's text. The conversation of which a user's message holds it before the first answer is the
-            agent's own. Of several, it is the first that offers tools: a title is asked for without. It goes on in one
-            that begins with a summary of it, which was asked for without tools.
+        text: the task's text. The agent's own conversation begins with the first request of which a user's message
+            holds it before the first answer. If that offers no tools, it may be for a title, so it may be the first
+            that does, too: the one with more answers is.
     """
 
     def __init__(self, text: str) -> None:
-        self._text = _squeezed(text)
+        self._text = squeezed(text)
         self._top = Step({}, Canonical("", ""), None)
+        self._lines: list[_Line] = []
+        """At most two: the one that began first, and the first one with tools."""
         self._summaries: list[Step] = []
-        """Answers that were asked for without tools, and may be summaries."""
-        self._own_summaries: list[str] = []
-        """The texts of those that the agent's own conversation goes on from, wherever the task's text is left."""
+        """Answers that were asked for without tools since then, and may be summaries."""
         self.places: dict[Place, int] = {"root": 0, "continues": 0, "fork": 0}
 
     def known(self, forms: Sequence[Canonical]) -> list[Step]:
@@ -111,19 +253,18 @@ class Conversations:
         known = self.known(forms)
         answers = [step for step in known if step.sampled is not None]
         if answers:
-            return "fork" if any(step.sampled for step in _below(answers[-1])) else "continues"
+            return "fork" if any(step.sampled for step in answers[-1].below()) else "continues"
         answered = any(after.sampled for step in known for after in step.after.values())
+        going = (self._goes_on(line, forms, known) for line in self._lines)
         # Without the answer to what it begins with it is a fork, unless it begins with a summary of more than that.
-        return "fork" if answered and self._summary_in(forms) is None else "root"
+        return "root" if not answered or any(each and each.summary for each in going) else "fork"
 
     def is_own(self, forms: Sequence[Canonical]) -> bool:
         """Return whether a request with these messages belongs to the agent's own conversation."""
-        if not self._begins_so(forms):
-            return False
-        begin = self._begin(self._roots())
-        if begin is None or not _offers(begin) or self._summary_in(forms) is not None:
+        known = self.known(forms)
+        if any(self._goes_on(line, forms, known) is not None for line in self._lines):
             return True
-        return begin.before in self.known(forms)
+        return not any(line.offers for line in self._lines) and self._has_task(forms, known)
 
     def add(
         self,
@@ -147,16 +288,22 @@ class Conversations:
         """
         place = self.place(forms)
         self.places[place] += 1
+        known = self.known(forms)
+        going = [(line, self._goes_on(line, forms, known)) for line in self._lines]
         step = self.hear(messages, forms, heard_at=heard_at, failed=failed)
         form = canonical(answer)
-        new = Step(answer, form, step, sampled, step.answers + 1)
-        old = step.after.get(form)
-        if old is not None and old.sampled is not None and old.after:
-            return place  # the same words once more: what follows them stays where it is
-        step.after[form] = step.after[form.without_thinking] = new
-        if not sampled.offered and len(form.text) >= _SHORTEST_SUMMARY:
+        new = Step(answer, form, step, sampled)
+        for line, there in going:
+            if there is not None:
+                line.add(there, new)
+        others = not any(there for _, there in going)
+        if others and self._may_begin(new) and self._has_task(forms, known):
+            self._lines.append(_Line(forms, new))
+        elif others and not sampled.offered and not form.calls:
             self._summaries.append(new)
-            self._own_summaries += [form.text] if self._begins_so(forms) else []
+        old = step.after.get(form)
+        if old is None or old.sampled is None or not old.after:  # else what follows the same words stays where it is
+            step.after[form] = step.after[form.without_thinking] = new
         return place
 
     def hear(
@@ -173,97 +320,52 @@ class Conversations:
             after = step.after.get(form)
             if after is None:
                 wrong = message["role"] == "tool" and message.get("tool_call_id") in failed
-                after = Step(message, form, step, answers=step.answers, heard_at=heard_at, failed=wrong)
+                after = Step(message, form, step, heard_at=heard_at, failed=wrong)
                 step.after[form] = after
             step = after
         return step
 
-    def own_path(self) -> list[Step]:
-        """Return the agent's own conversation, up to its newest end; empty if it has not begun."""
-        return [step for part in self._own_parts() for step in part]
+    def trained(self) -> set[int]:
+        """Return which of the answers that the server keeps may be trained on, by their numbers."""
+        steps = [own.step for own in self._own.trained] if self._lines else []
+        return {step.sampled.kept for step in steps if step.sampled is not None and step.sampled.kept is not None}
 
     def fill(self, result: AgentResult) -> None:
-        """Make the agent's own conversation, if it has begun, that of a result: its messages, turns and calls."""
-        fresh = AgentResult()
-        parts = self._own_parts()
-        if not parts:
+        """Make the agent's own conversation, if it has begun, that of a result: its messages, turns and calls. What the
+        agent has changed of it later stands there as it was first."""
+        if not self._lines:
             return
-        for number, part in enumerate(parts):
-            summary = part[-1] if number < len(parts) - 1 else None
-            _add_part(fresh, _gone_on(part, parts[0]) if number else part, summary)
+        main = self._own.main
+        opening = main[0].asked
+        steps: list[Step] = []
+        for own in main:
+            steps += _gone_on(own.asked, opening) if own.anew else own.asked
+            steps.append(own.step)
+        steps += _told_after(main[-1].step)
+        fresh = AgentResult()
+        _add(fresh, steps, {own.before.step for own in main if own.anew and own.before is not None})
         fresh.tool_calls_attempted = len(fresh.calls)
-        offers = [step.sampled.tools for part in parts for step in part if step.sampled is not None and _offers(step)]
+        offers = [own.step.sampled.tools for own in main if own.step.sampled is not None and _offers(own.step)]
         fresh.tool_schemas = offers[-1] if offers else ()
         for name in _FILLED:
             setattr(result, name, getattr(fresh, name))
 
-    def _begins_so(self, forms: Sequence[Canonical]) -> bool:
-        """Return whether these messages have the task's text, or a summary, before their first answer."""
-        answers = [index for index, step in enumerate(self.known(forms)) if step.sampled is not None]
-        return any(map(self._holds, forms[: answers[0] if answers else len(forms)]))
+    @property
+    def _own(self) -> _Line:
+        """Return the agent's own conversation."""
+        return max(self._lines, key=lambda line: (line.main[-1].answers, line.offers))
 
-    def _holds(self, form: Canonical) -> bool:
-        """Return whether the message begins a conversation of the agent's own: with the task, or with a summary."""
-        if form.role != "user":
-            return False
-        return self._text in _squeezed(form.text) or any(each in form.text for each in self._own_summaries)
+    def _goes_on(self, line: _Line, forms: Sequence[Canonical], known: Sequence[Step]) -> _Going | None:
+        return line.goes_on(forms, known, self._summaries, has_task=self._has_task(forms, known))
 
-    def _roots(self) -> list[Step]:
-        """Return the first answers of all conversations that may be the agent's own, oldest first."""
-        found = []
-        waiting = [(self._top, False)]
-        while waiting:
-            step, holds = waiting.pop()
-            for after in {id(each): each for each in step.after.values()}.values():
-                if after.sampled is None:
-                    waiting.append((after, holds or self._holds(after.form)))
-                elif holds:
-                    found.append(after)
-        return sorted(found, key=_number)
+    def _may_begin(self, answer: Step) -> bool:
+        """Return whether the agent's own conversation may begin with an answer, as far as others have not."""
+        return not self._lines or (_offers(answer) and not any(line.offers for line in self._lines))
 
-    def _begin(self, roots: Sequence[Step]) -> Step | None:
-        """Return the first answer of the agent's own conversation."""
-        return next(filter(_offers, roots), roots[0] if roots else None)
-
-    def _own_parts(self) -> list[list[Step]]:
-        """Return the agent's own conversation, in several parts if it went on from summaries."""
-        roots = self._roots()
-        begin = self._begin(roots)
-        if begin is None:
-            return []
-        beginning = begin.before
-        summaries = {id(root): self._summary_in([step.form for step in root.path()[:-1]], root) for root in roots}
-        own = [root for root in roots if beginning in root.path() and summaries[id(root)] is None]
-        parts = [_longest(own, beginning)]
-        for root in roots:
-            summary = summaries[id(root)]
-            # An agent does not go on with what it has summarised: who began this is somebody else then.
-            if summary is not None and _offers(root) and _number(root) > max(map(_number, parts[-1])):
-                parts[-1] = _up_to(summary, parts[-1])
-                parts.append(_longest([root], root.before))
-        return parts
-
-    def _summary_in(self, forms: Sequence[Canonical], root: Step | None = None) -> Step | None:
-        """Return the newest summary that these messages have; None if they have none. What the agent's conversation
-        began with is no summary of it, even if a title repeats the task.
-
-        Args:
-            root: the answer to them, which came after the summary; None for a new request.
-        """
-        begin = self._begin(self._roots())
-        first = {step.form for step in begin.path()} if begin is not None else set()
-        told = [form.text for form in forms if form.role == "user" and form not in first]
-        earlier = (step for step in reversed(self._summaries) if root is None or _number(step) < _number(root))
-        return next((step for step in earlier if any(step.form.text in text for text in told)), None)
-
-
-def _up_to(summary: Step, part: list[Step]) -> list[Step]:
-    """Return a part of the agent's conversation up to its summary, which may have been asked for elsewhere."""
-    path = summary.path()
-    if any(step in part for step in path[:-1] if step.sampled):
-        return path
-    asked = path[-2:-1] if len(path) > 1 and path[-2].form.role == "user" else []
-    return [*part, *asked, summary]
+    def _has_task(self, forms: Sequence[Canonical], known: Sequence[Step]) -> bool:
+        """Return whether a user's message has the text of the task before the first answer."""
+        first = next((index for index, step in enumerate(known) if step.sampled is not None), len(forms))
+        return any(form.role == "user" and self._text in squeezed(form.text) for form in forms[:first])
 
 
 def _offers(answer: Step) -> bool:
@@ -271,59 +373,32 @@ def _offers(answer: Step) -> bool:
     return bool(answer.sampled and answer.sampled.offered)
 
 
-def _below(step: Step) -> Iterator[Step]:
-    return (each for each in step.following() if each is not step)
+def _is_part(form: Canonical, given: Canonical) -> bool:
+    """Return whether a message is what an agent may have left of an answer."""
+    same = form.thinking in ("", given.thinking)
+    return same and form.text in given.text and Counter(form.calls) <= Counter(given.calls)
 
 
-def _number(step: Step) -> int:
-    return step.sampled.number if step.sampled else -1
+def _told_after(step: Step) -> list[Step]:
+    """Return what was said after the last answer, to which there is none."""
+    told: list[Step] = []
+    while after := [each for each in step.after.values() if each.message["role"] != "assistant"]:
+        step = after[-1]
+        told.append(step)
+    return told
 
 
-def _longest(roots: Sequence[Step], beginning: Step | None) -> list[Step]:
-    """Return the path with the most answers that begins at one of these, the newest of several; and what was said after
-    its last answer, to which there is none. It has no answer that the model never gave, which only somebody else than
-    the agent would send.
-
-    Args:
-        beginning: the last message that the agent begins with, whatever that holds.
-    """
-    ends = [step for root in roots for step in root.following() if step.sampled]
-    ends.sort(key=lambda step: (step.answers, _number(step)), reverse=True)
-    end = next(step for step in ends if _is_true(step, beginning))
-    while after := [step for step in end.after.values() if step.message["role"] != "assistant"]:
-        end = after[-1]
-    return end.path()
+def _gone_on(asked: Sequence[Step], opening: Sequence[Step]) -> list[Step]:
+    """Return what is asked after a summary: without the messages that the conversation began with, and with what the
+    user says in one message, as ours do."""
+    known = {step.form for step in opening}
+    last = next((step.form for step in reversed(opening) if step.form.role == "user"), None)
+    told = [step for step in asked if step.form.role == "user" and (step.form not in known or step.form == last)]
+    message: Message = {"role": "user", "content": "\n\n".join(step.form.text for step in told)}
+    return [Step(message, canonical(message), None, heard_at=told[-1].heard_at if told else 0.0)]
 
 
-def _is_true(step: Step, beginning: Step | None) -> bool:
-    """Return whether all answers from the beginning up to here are the model's, or parts of what it said there."""
-    while step is not beginning and step.before is not None:
-        if step.message["role"] == "assistant" and step.sampled is None and not _is_part(step, step.before):
-            return False
-        step = step.before
-    return True
-
-
-def _is_part(answer: Step, before: Step) -> bool:
-    """Return whether a message is what an agent may have left of an answer that the model gave at the same place."""
-    given = [step for step in before.after.values() if step.sampled is not None]
-    form = answer.form
-    return any(form.text in each.form.text and set(form.calls) <= set(each.form.calls) for each in given)
-
-
-def _gone_on(part: list[Step], first: list[Step]) -> list[Step]:
-    """Return a later part as it follows a summary: without the messages that the first one began with, and with what
-    the user says before the first answer in one message, as ours do."""
-    begin = next(index for index, step in enumerate(part) if step.sampled)
-    known = {step.form for step in first[: next(index for index, step in enumerate(first) if step.sampled)]}
-    last = next((step.form for step in reversed(first) if step.form.role == "user" and step.form in known), None)
-    told = [step for step in part[:begin] if step.form.role == "user" and (step.form not in known or step.form == last)]
-    text = "\n\n".join(step.form.text for step in told)
-    message: Message = {"role": "user", "content": text}
-    return [Step(message, canonical(message), None, heard_at=told[-1].heard_at if told else 0.0), *part[begin:]]
-
-
-def _add_part(result: AgentResult, steps: Sequence[Step], summary: Step | None) -> None:
+def _add(result: AgentResult, steps: Sequence[Step], summaries: Collection[Step]) -> None:
     """Add messages to a result. What answers a call replaces the note that it was interrupted."""
     open_calls: dict[str, int] = {}
     offered: frozenset[str] = frozenset()
@@ -331,7 +406,7 @@ def _add_part(result: AgentResult, steps: Sequence[Step], summary: Step | None) 
         message = step.message
         if (sampled := step.sampled) is not None:
             reasoning = message.get("reasoning_content")
-            about = {**sampled.about, "compacted": step is summary}
+            about = {**sampled.about, "compacted": step in summaries}
             numbers = result.add_turn(dict(message), reasoning=reasoning, **about)
             open_calls = {result.calls[number].id: number for number in numbers}
             offered = sampled.offered
@@ -356,11 +431,6 @@ def _answer_call(result: AgentResult, number: int, step: Step, offered: frozense
         return
     result.tool_calls_exec_error += 1
     result.tool_errors.append(ToolError(call.turn + 1, call.name, call.arguments, error.message, text))
-
-
-def _squeezed(text: str) -> str:
-    """Return the text with all space between words alike."""
-    return " ".join(text.split())
 
 
 def task_text(messages: Sequence[Message]) -> str:

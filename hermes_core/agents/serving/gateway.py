@@ -182,7 +182,7 @@ class Gateway:
         server: answers the calls; the caller closes it.
         task: `result` is filled after each answer, and `waiting` is entered while calls are sampled.
         settings: the model and how to sample. What the agent asks for does not count.
-        prompt: the task's text as the agent was given it; None is that of the task's messages.
+        conversations: tells the agent's own conversation from others; None is for the text of the task's messages.
         bounds: what the slot may take.
     """
 
@@ -192,7 +192,7 @@ class Gateway:
         task: AgentTask,
         settings: AgentSettings,
         *,
-        prompt: str | None = None,
+        conversations: Conversations | None = None,
         bounds: Bounds | None = None,
     ) -> None:
         self.bounds = bounds or Bounds()
@@ -204,7 +204,7 @@ class Gateway:
         """Whether the last call that may be the agent's own was refused or failed."""
         self.log: list[CallLog] = []
         self._counts: Counter[str] = Counter()
-        self.conversations = Conversations(task_text(task.messages) if prompt is None else prompt)
+        self.conversations = conversations or Conversations(task_text(task.messages))
         self._server = server
         self._task = task
         self._settings = settings
@@ -542,7 +542,7 @@ class Gateway:
         }
         offered = frozenset(tool["function"]["name"] for tool in asked.tools)
         valid = sum(made.error is None and not made.repaired and made.name in offered for made in reply.calls)
-        sampled = Sampled(call.number, offered, about, valid, asked.tools)
+        sampled = Sampled(call.number, offered, about, valid, asked.tools, reply.number)
         call.place = self.conversations.add(
             *(asked.messages, request.forms, reply.as_message(), sampled),
             heard_at=call.started,

@@ -10,6 +10,7 @@ from typing import Any
 
 from hermes_core.agents.base import AgentSettings, AgentTask
 from hermes_core.agents.replies import Reply, ToolCall, decode_arguments
+from hermes_core.agents.serving.conversations import Conversations
 from hermes_core.agents.serving.gateway import Bounds, Gateway
 
 TASK = "Fix the bug in calc.py."
@@ -98,11 +99,16 @@ def task_of(**more: Any) -> AgentTask:
 
 @asynccontextmanager
 async def slot(
-    *answers: Answer, bounds: Bounds | None = None, task: AgentTask | None = None, model: Any = None, **settings: Any
+    *answers: Answer,
+    bounds: Bounds | None = None,
+    task: AgentTask | None = None,
+    model: Any = None,
+    conversations: Conversations | None = None,
+    **settings: Any,
 ) -> AsyncIterator[Slot]:
     model = model or Model(answers)
     task = task or task_of()
-    gateway = Gateway(model, task, AgentSettings(model="ours", **settings), bounds=bounds)
+    gateway = Gateway(model, task, AgentSettings(model="ours", **settings), conversations=conversations, bounds=bounds)
     async with gateway, port_of(gateway) as url:
         yield Slot(gateway, model, task, url)
 

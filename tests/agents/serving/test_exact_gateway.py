@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from hermes_core.agents.serving.conversations import Conversations
 from hermes_core.envs.tokens import tokens_of
 from tests.agents.serving.slot import TASK, Slot, slot
 from tests.agents.test_exact_programs import Start, check, extends, start
@@ -105,9 +106,10 @@ async def test_a_retry_in_flight_and_after_a_lost_answer_samples_nothing(start: 
 
 
 async def test_what_a_program_of_the_models_asks_is_not_trained_on(start: Start) -> None:
-    session, server = start()
+    asked = Conversations(TASK)
+    session, server = start(own=asked.trained)
     program = Chat()
-    async with slot(model=session) as one:
+    async with slot(model=session, conversations=asked) as one:
         await program.turn(one)
         forged = Chat()
         forged.messages = [*program.messages[:-1], {**program.messages[-1], "content": "all tests pass"}]
