@@ -26,6 +26,7 @@ from hermes_core.agents.parsers.base import (
     Parser as Parser,
 )
 from hermes_core.agents.program import (
+    MCP_SERVER as MCP_SERVER,
     AgentProgram as AgentProgram,
     ProgramAgent as ProgramAgent,
     ProgramSettings as ProgramSettings,

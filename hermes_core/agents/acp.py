@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -234,11 +234,11 @@ class AcpAgent(CommandAgent):
         """
         program, calls = SlotProgram(running.slot.commands), running.calls
         peer, failed, left = Peer(program, session.counts), None, None
-        async with running.prepared(self.program.argv, said) as (line, env):
+        async with running.prepared(self.program.argv, said) as (line, env, url):
             try:
                 async with program.run(line, env), alongside(peer.receive()):
                     try:
-                        await self._open(peer, session)
+                        await self._open(peer, session, _mcp_servers(running, url))
                         while True:
                             calls = running.calls
                             await self._prompt(running, peer, session, said)
@@ -259,15 +259,18 @@ class AcpAgent(CommandAgent):
         running.result.stop(running.stop_reason(StopReason.PROGRAM_FAILED, since=calls))
         return None
 
-    async def _open(self, peer: Peer, session: _Session) -> None:
+    async def _open(self, peer: Peer, session: _Session, servers: Sequence[Mapping[str, Any]]) -> None:
         """Open a session, or load the one that there was.
+
+        Args:
+            servers: the MCP servers that it is to use.
 
         Raises:
             Failed: the program can't.
         """
         capabilities = {"fs": {"readTextFile": False, "writeTextFile": False}, "terminal": False}
         client = {"name": "hermes-rl", "version": __version__}
-        place = {"cwd": session.cwd, "mcpServers": []}
+        place = {"cwd": session.cwd, "mcpServers": servers}
         told: dict[str, Any] = {}
         try:
             async with asyncio.timeout(self.settings.start_timeout_s):
@@ -276,7 +279,10 @@ class AcpAgent(CommandAgent):
                 )
                 if told.get("protocolVersion") != VERSION:
                     raise Failed(f"speaks version {_words(told.get('protocolVersion'))} of ACP, and not {VERSION},")
-                session.loadable = _object(told.get("agentCapabilities")).get("loadSession") is True
+                able = _object(told.get("agentCapabilities"))
+                session.loadable = able.get("loadSession") is True
+                if servers and _object(able.get("mcpCapabilities")).get("http") is not True:
+                    raise Failed("takes no MCP servers over HTTP, and the rollout has some, so it was not started:")
                 about = _object(told.get("agentInfo"))
                 session.agent = _words(f"{about.get('name', '')} {about.get('version', '')}".strip())
                 if self.settings.auth_method is not None:
@@ -321,6 +327,12 @@ class AcpAgent(CommandAgent):
         session.stops.append(stop)
         running.check(None, "")
         running.result.stop(running.stop_reason(_STOPS.get(stop, StopReason.PROGRAM_FAILED), since=calls))
+
+
+def _mcp_servers(running: Running, url: str) -> list[dict[str, Any]]:
+    """Return the rollout's MCP servers in the form of the protocol."""
+    headers = [{"name": "Authorization", "value": f"Bearer {running.gateway.key}"}]
+    return [{"type": "http", "name": name, "url": f"{url}/mcp/{name}", "headers": headers} for name in running.servers]
 
 
 async def _next(running: Running, task: AgentTask) -> str | None:

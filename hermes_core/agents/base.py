@@ -362,6 +362,9 @@ class AgentTask:
     """Await it when the model is done. It returns the user's next message, with which the conversation goes on, or None
     at the end. It may check the work and take minutes; that time does not count as the agent's. An agent that does not
     ask has left out the parts of its task that follow."""
+    mcp_tools: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """The MCP servers whose tools are among the tools: for each, the name here of each of its tools, by its own
+    name."""
     slot: AgentSlot | None = None
     """The slot, for an agent that is a program there; None if the rollout has none."""
     result: AgentResult = field(default_factory=AgentResult)
@@ -379,7 +382,8 @@ class Agent(Protocol):
 
     name: str
     """An agent may also have a `version: str | None`, which the records name, and `in_slot: bool`: that it is a program
-    in the slot, with tools of its own, so that its rollouts have a slot in any case and none of the run's tools."""
+    in the slot, with tools of its own, so that its rollouts have a slot in any case, and none of the run's tools. It
+    gets those of MCP servers if it has `takes_mcp: bool`."""
 
     async def run(self, task: AgentTask) -> AgentResult:
         """Work on one task until done, and return `task.result`.
@@ -398,6 +402,11 @@ class Agent(Protocol):
 def is_in_slot(agent: Agent) -> bool:
     """Return whether an agent is a program in the slot."""
     return bool(getattr(agent, "in_slot", False))
+
+
+def takes_mcp(agent: Agent) -> bool:
+    """Return whether an agent can be given the tools of MCP servers."""
+    return not is_in_slot(agent) or bool(getattr(agent, "takes_mcp", False))
 
 
 class ModelChoice(BaseModel):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import importlib
 import json
 import platform
 import re
@@ -22,6 +23,7 @@ from hermes_core.agents.model import ModelAgent, ModelSettings
 from hermes_core.agents.replies import sayable
 from hermes_core.agents.serving.conversations import Conversations
 from hermes_core.agents.serving.gateway import Bounds, Gateway
+from hermes_core.agents.serving.http import Handle
 from hermes_core.errors import CommandError, ConfigError, InfraError, SetupFailed, UsageError
 from hermes_core.sandbox.commands import CommandResult, SlotCommands
 
@@ -30,6 +32,9 @@ MAX_ARGUMENT = 100_000
 
 TAIL = 16_000
 """Number of bytes of a program's output that the record keeps: the last ones."""
+
+MCP_SERVER = '"{server}": {"type": "http", "url": "{url}/mcp/{server}", "headers": {"Authorization": "Bearer {key}"}}'
+"""An MCP server in the form that most clients read, below the key `mcpServers`."""
 
 _PLACES = re.compile(r"\{(prompt|prompt_file|install|folder|model|url|key)\}")
 
@@ -79,7 +84,8 @@ class AgentProgram:
     In `argv`, `env` and `files` these words are replaced: `{model}`, `{url}` (the model's address, without `/v1`),
     `{key}` (which it must name there), `{install}` (the folder of what was fetched), `{folder}` (one for the program's
     own files, new for each rollout), `{prompt}`, and `{prompt_file}` (a file with it). In `files` the values are
-    escaped as in JSON, because texts in TOML and YAML can be written like that, too.
+    escaped as in JSON, because texts in TOML and YAML can be written like that, too; and `{mcp}` is replaced by the
+    rollout's MCP servers, with commas between them.
     """
 
     name: str
@@ -93,6 +99,9 @@ class AgentProgram:
     """Environment variables, in addition to those of `ProgramAgent`."""
     files: Mapping[str, str] = field(default_factory=dict)
     """Texts of files below `{folder}`, by path."""
+    mcp: str = ""
+    """How one MCP server is written in a file. `{server}` is its name; it speaks streamable HTTP at
+    `{url}/mcp/{server}`, and wants the header `Authorization: Bearer {key}`. Empty if there can't be any."""
     needs: tuple[str, ...] = ()
     """What the slot must have: programs; `glibc`; `passwd` (an entry of its user); `python3.N`."""
     dialect: str = "chat"
@@ -207,6 +216,11 @@ class ProgramAgent:
             await self._model.aclose()
 
     @property
+    def takes_mcp(self) -> bool:
+        """Return whether it can be given the tools of MCP servers."""
+        return bool(self.program.mcp)
+
+    @property
     def _sampler(self) -> Sampler:
         if self._model is None:
             raise UsageError("this agent has no model yet", hint="use run_rollouts(…), or give it one with `on`")
@@ -224,18 +238,22 @@ class ProgramAgent:
         await _check_needs(task.slot.commands, self.program)
         install = await self._install(task.slot)
         task.result.messages.extend(copy.deepcopy(task.messages))
-        asked = Conversations(prompt)
-        async with self._sampler.session(own=asked.trained, keep_thinking=self.settings.keep_thinking) as server:
-            bounds = Bounds(calls=self.settings.max_turns)
-            async with Gateway(server, task, self.settings, conversations=asked, bounds=bounds) as gateway:
-                folder = await _new_folder(task.slot.commands)
-                running = Running(self.program, self.settings, task.slot, gateway, install, folder, task.result)
-                try:
-                    await self.work(running, task, prompt)
-                except CommandError as error:
-                    if not gateway.log:
-                        raise SetupFailed(f"{self.name} can't be run: {error.message}", hint=error.hint) from error
-                    task.result.stop(StopReason.PROGRAM_FAILED)  # what its own work made of the slot is its result
+        asked, bounds = Conversations(prompt), Bounds(calls=self.settings.max_turns)
+        async with (
+            self._sampler.session(own=asked.trained, keep_thinking=self.settings.keep_thinking) as server,
+            _mcp_routes(task) as routes,
+            Gateway(server, task, self.settings, conversations=asked, bounds=bounds, routes=routes) as gateway,
+        ):
+            folder = await _new_folder(task.slot.commands)
+            running = Running(
+                self.program, self.settings, task.slot, gateway, install, folder, task.result, tuple(task.mcp_tools)
+            )
+            try:
+                await self.work(running, task, prompt)
+            except CommandError as error:
+                if not gateway.log:
+                    raise SetupFailed(f"{self.name} can't be run: {error.message}", hint=error.hint) from error
+                task.result.stop(StopReason.PROGRAM_FAILED)  # what its own work made of the slot is its result
         return task.result
 
     async def work(self, running: Running, task: AgentTask, prompt: str) -> None:
@@ -291,7 +309,13 @@ class CommandAgent(ProgramAgent):
             raise ConfigError(
                 f"the agent `{self.called}` has no command", hint="give --agent.command='my-agent --task {prompt_file}'"
             )
-        self.program = AgentProgram(self.called, (*words, "{args}"))
+        self.program = AgentProgram(
+            self.called,
+            (*words, "{args}"),
+            env={"HERMES_MCP_FILE": "{folder}/mcp.json"},
+            files={"mcp.json": '{"mcpServers": {{mcp}}}'},
+            mcp=MCP_SERVER,
+        )
         super().__init__(settings, model)
 
 
@@ -306,6 +330,8 @@ class Running:
     install: str
     folder: str
     result: AgentResult
+    servers: Sequence[str] = ()
+    """The names of its MCP servers."""
 
     async def run(self, argv: Sequence[str], prompt: str) -> None:
         """Run the program once, and note how it ended.
@@ -317,7 +343,7 @@ class Running:
         """
         tail, done, calls = _Tail(), None, self.calls
         try:
-            async with self.prepared(argv, prompt) as (line, env):
+            async with self.prepared(argv, prompt) as (line, env, _):
                 stdin = None if _names_prompt(argv) else prompt.encode()
                 done = await self.slot.commands.run(line, env=env, stdin=stdin, merge_stderr=True, stdout=tail)
         finally:
@@ -327,16 +353,16 @@ class Running:
         self.result.stop(self.stop_reason(otherwise, since=calls))
 
     @asynccontextmanager
-    async def prepared(self, argv: Sequence[str], prompt: str) -> AsyncIterator[tuple[list[str], dict[str, str]]]:
-        """Write the program's files, open its port to the model during the block, and give its command line and
-        environment.
+    async def prepared(self, argv: Sequence[str], prompt: str) -> AsyncIterator[tuple[list[str], dict[str, str], str]]:
+        """Write the program's files, open its port to the model during the block, and give its command line, its
+        environment, and the port's address.
 
         Raises:
             CommandError: the slot has no such port, or no room for the files.
             SetupFailed: the prompt is too long for an argument.
         """
         async with self.slot.commands.forward(self.gateway.serve, most=self.gateway.bounds.connections) as forward:
-            yield await self._prepared(argv, prompt, forward.url)
+            yield *await self._prepared(argv, prompt, forward.url), forward.url
 
     def tell(self, done: CommandResult | None, output: str, output_bytes: int, **more: Any) -> None:
         """Record how the program ended, and the end of its output.
@@ -412,8 +438,9 @@ class Running:
             "url": url,
             "key": self.gateway.key,
         }
+        servers = ", ".join(self.program.mcp.replace("{server}", name) for name in self.servers)
         for path, text in {**self.program.files, "prompt.txt": "{prompt}"}.items():
-            written = prompt if path == "prompt.txt" else _filled(text, values, _quoted)
+            written = prompt if path == "prompt.txt" else _filled(text.replace("{mcp}", servers), values, _quoted)
             await self.slot.commands.write_file(f"{self.folder}/{path}", written.encode())
         line = [_filled(word, values) for word in _words(argv, self.settings.args)]
         if any(len(word.encode()) > MAX_ARGUMENT for word in line):
@@ -512,6 +539,19 @@ async def _new_folder(commands: SlotCommands) -> str:
     if not made.ok:
         raise SetupFailed(f"there is no room for the program's files: {made.error_text.strip()[-300:]}")
     return made.text.strip()
+
+
+@asynccontextmanager
+async def _mcp_routes(task: AgentTask) -> AsyncIterator[Mapping[str, Handle]]:
+    """Give what answers for the rollout's MCP servers during the block. The package is loaded only if there are any."""
+    if not task.mcp_tools:
+        yield {}
+        return
+    await asyncio.to_thread(importlib.import_module, "hermes_core.agents.serving.mcp")  # it takes a second
+    from hermes_core.agents.serving.mcp import mcp_routes
+
+    async with mcp_routes(task) as routes:
+        yield routes
 
 
 async def _check_needs(commands: SlotCommands, program: AgentProgram) -> None:

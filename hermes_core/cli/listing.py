@@ -149,6 +149,7 @@ def _program(program: AgentProgram) -> list[Row]:
         ("the slot needs", needs),
         ("command", " ".join(program.argv)),
         ("to go on", " ".join(program.again)),
+        ("MCP servers", program.mcp or "can't be given any"),
         *((f"variable {key}", value) for key, value in program.env.items()),
         *((f"file {path}", text) for path, text in program.files.items()),
     ]

@@ -23,7 +23,7 @@ from hermes_core.agents.base import (
     Message,
     StopReason,
     ToolAnswer,
-    is_in_slot,
+    takes_mcp,
 )
 from hermes_core.agents.baselines import NopAgent
 from hermes_core.agents.replies import sayable, sayable_message
@@ -680,6 +680,10 @@ async def _work(
         messages=[sayable_message(message) for message in prompt],
         tool_schemas=list(trajectory.tool_schemas),
         tool_handler=rollout.tool_handler,
+        mcp_tools={
+            server: {own: tool.name for own, tool in tools.items()}
+            for server, tools in rollout.servers.by_server.items()
+        },
         solve=solve,
         cheat=cheat,
         waiting=ModelTime(rollout, context.limits.model_timeout_s).waiting,
@@ -795,8 +799,11 @@ async def _mcp_servers(context: RolloutContext, item: Item, rollout: Rollout) ->
         InfraError: a server of the run can't be used.
     """
     own = {**context.environment.mcp_servers(item)}
-    if own and is_in_slot(context.agent):
-        raise SetupFailed(f"the item has MCP servers, and agent {context.agent.name!r} can't be given any")
+    if own and not takes_mcp(context.agent):
+        raise SetupFailed(
+            f"the item has MCP servers, and agent {context.agent.name!r} can't be given any",
+            hint="use an agent that takes them: `hermes-rl agents NAME` says whether it does",
+        )
     of_item = own.keys() - context.mcp_servers.keys()
     for name in of_item:
         try:

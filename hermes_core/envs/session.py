@@ -12,7 +12,7 @@ from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
-from hermes_core.agents.base import Agent, AgentSettings, is_in_slot
+from hermes_core.agents.base import Agent, AgentSettings, is_in_slot, takes_mcp
 from hermes_core.agents.baselines import CHEAT, OracleAgent
 from hermes_core.agents.chat import Chat
 from hermes_core.agents.endpoints import SharedAgent
@@ -40,7 +40,7 @@ from hermes_core.envs.quarantine import Quarantine
 from hermes_core.envs.rollout import RolloutContext
 from hermes_core.envs.running import RunningRollouts
 from hermes_core.envs.stalls import STALLS, stalls_noticed
-from hermes_core.errors import PluginError, UsageError, describe, explained
+from hermes_core.errors import ConfigError, PluginError, UsageError, describe, explained
 from hermes_core.mcp.opening import check_installed, check_servers
 from hermes_core.mcp.servers import McpServer, secrets_of
 from hermes_core.plugins.calling import EnvironmentHooks
@@ -221,10 +221,10 @@ async def open_session(
         system=bool(made.config.system_prompt),
         server=server,
     ) as worker:
-        if servers and is_in_slot(worker):
-            raise UsageError(
+        if servers and not takes_mcp(worker):
+            raise ConfigError(
                 f"agent {worker.name!r} is a program with tools of its own, and can't be given MCP servers",
-                hint="leave out --mcp",
+                hint="leave out --mcp, or use another agent: `hermes-rl agents NAME` says whether it takes them",
             )
         isolation = granted_isolation(options, made, runtime.backend(options.backend), work_of or worker.name)
         if is_in_slot(worker) and isolation is Isolation.SHARED:
@@ -593,12 +593,13 @@ class Tools:
         )
 
     def offered(self, context: RolloutContext, item: Item, group: str) -> RolloutContext:
-        """Return the context with the tools of the item's group in it. A program in the slot has tools of its own."""
+        """Return the context with the tools of the item's group in it. A program in the slot has tools of its own, and
+        gets only those of MCP servers."""
+        servers = self.servers_for(item, group)
         if is_in_slot(context.agent):
-            return replace(context, tool_names=(), tool_schemas=(), mcp_servers={}, needs_slot=True)
+            return replace(context, tool_names=(), tool_schemas=(), mcp_servers=servers, needs_slot=True)
         names = self.names(item, group)
         if names not in self._schemas:
             self._schemas[names] = self._registry.schemas(names)
         schemas, slot = self._schemas[names], self.need_slot(item, group)
-        servers = self.servers_for(item, group)
         return replace(context, tool_names=names, tool_schemas=schemas, mcp_servers=servers, needs_slot=slot)

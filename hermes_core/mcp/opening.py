@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import importlib
 import importlib.util
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hermes_core.aio import together
 from hermes_core.errors import ConfigError, HermesError, InfraError, SetupFailed
@@ -49,9 +49,15 @@ async def check_servers(servers: Mapping[str, McpServer]) -> None:
 class OpenServers:
     """Servers that are connected, with their tools."""
 
-    tools: Sequence[Tool] = ()
+    by_server: Mapping[str, Mapping[str, Tool]] = field(default_factory=dict)
+    """The tools of each server, by its own names for them."""
     reopen: Callable[[], Awaitable[None]] = _nothing
     """Connect again to servers whose program has ended. Raises `InfraError` if the sandbox is gone."""
+
+    @property
+    def tools(self) -> list[Tool]:
+        """Return the tools of all servers."""
+        return [tool for tools in self.by_server.values() for tool in tools.values()]
 
 
 @asynccontextmanager
@@ -78,7 +84,7 @@ async def open_servers(
 
     connections = [Connection(name, server, commands) for name, server in servers.items()]
 
-    async def opened(connection: Connection) -> list[Tool]:
+    async def opened(connection: Connection) -> dict[str, Tool]:
         try:
             await connection.open()
             return tools_of(connection)
@@ -93,7 +99,7 @@ async def open_servers(
     try:
         async with together() as group:
             opening = [group.create_task(opened(connection)) for connection in connections]
-        yield OpenServers([tool for task in opening for tool in task.result()], reopen)
+        yield OpenServers({name: task.result() for name, task in zip(servers, opening, strict=True)}, reopen)
     finally:
         async with asyncio.TaskGroup() as group:
             for connection in connections:

@@ -33,8 +33,8 @@ _MAX_NAME = 64
 _OTHER_CHARACTER = re.compile(r"[^A-Za-z0-9_-]")
 
 
-def tools_of(connection: Connection) -> list[Tool]:
-    """Return the tools that a server offers.
+def tools_of(connection: Connection) -> dict[str, Tool]:
+    """Return the tools that a server offers, by its own names for them.
 
     Raises:
         ServerFailed: it has too many, lacks one that its settings name, or a schema can't be used.
@@ -48,16 +48,16 @@ def tools_of(connection: Connection) -> list[Tool]:
     tools: dict[str, Tool] = {}
     for each in offered:
         tool, bytes_of_schema = _tool(connection, each)
-        if tool.name in tools:
+        if each.name in tools:
             raise ServerFailed(f"{connection} lists the tool {each.name!r} twice", hint="leave it out")
-        tools[tool.name] = tool
+        tools[each.name] = tool
         size += bytes_of_schema
     if size > MAX_SCHEMAS:
         raise ServerFailed(
             f"the schemas of {connection} have {size} bytes, more than {MAX_SCHEMAS}",
             hint="name the tools to offer in its `tools`",
         )
-    return [*tools.values()]
+    return tools
 
 
 def tool_name(server: str, tool: str) -> str:

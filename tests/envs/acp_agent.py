@@ -43,6 +43,16 @@ def ask_model(messages):
         return json.load(response)["choices"][0]["message"]
 
 
+def ask_server(server):
+    """Return the name of the only tool of an MCP server."""
+    assert server["type"] == "http" and server["name"] == "far", server
+    headers = {"content-type": "application/json", "accept": "application/json, text/event-stream"}
+    headers |= {each["name"]: each["value"] for each in server["headers"]}
+    body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "tools/list"}).encode()
+    with urllib.request.urlopen(urllib.request.Request(server["url"], body, headers)) as response:
+        return json.load(response)["result"]["tools"][0]["name"]
+
+
 def bash(call):
     if "asks" in MODES:
         kinds = ("reject_once", "allow_once", "allow_always", "reject_always")
@@ -131,7 +141,8 @@ def main():
                 "terminal": False,
             }
             version = 7 if "old" in MODES else 1
-            able, about = {"loadSession": "loads" in MODES}, {"name": "small", "version": "0.1"}
+            able = {"loadSession": "loads" in MODES, "mcpCapabilities": {"http": "mcp" in MODES}}
+            about = {"name": "small", "version": "0.1"}
             ways = [{"id": "key", "name": "by key"}] if "locked" in MODES else []
             told = {"agentCapabilities": able, "agentInfo": about, "authMethods": ways}
             send(id=number, result={"protocolVersion": version, **told})
@@ -143,7 +154,8 @@ def main():
         elif method == "session/new" and "errs-first" in MODES:
             send(id=number, error="no")
         elif method == "session/new":
-            assert params == {"cwd": os.getcwd(), "mcpServers": []}, params
+            assert params["cwd"] == os.getcwd() and params.keys() == {"cwd", "mcpServers"}, params
+            assert [ask_server(server) for server in params["mcpServers"]] == (["t"] if "mcp" in MODES else []), params
             send(id=number, result={"sessionId": "s"})
         elif method == "session/load":
             with open(FOLDER + "/session.json") as kept:

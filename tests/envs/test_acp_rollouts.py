@@ -15,6 +15,7 @@ from hermes_core.envs.runner import run_rollouts
 from hermes_core.runtime import Runtime
 from hermes_core.settings import Settings
 from hermes_core.testing.scripted_server import Fault, Reply, ScriptedServer, ToolScript, call
+from tests.mcp.mcp_servers import odd
 
 AGENT = "python3 -c " + shlex.quote((Path(__file__).parent / "acp_agent.py").read_text("utf-8")) + " {folder} "
 
@@ -61,7 +62,7 @@ async def rollout(
     """The record of the only item."""
     records: list[dict[str, Any]] = []
     given = {"isolation": "user", "rollout_timeout": 60.0, **settings}
-    options = {name: given.pop(name) for name in ("isolation", "rollout_timeout")}
+    options = {name: given.pop(name) for name in ("isolation", "rollout_timeout", "mcp") if name in given}
     async with (
         ScriptedServer(script or ToolScript(solver)) as server,
         Runtime(Settings(state_dir=tmp_path / "state"), load_entry_points=False) as runtime,
@@ -91,6 +92,16 @@ async def test_what_the_user_says_later_goes_to_the_same_session(tmp_path: Path,
     assert program["requests"]["answered"] == 6 and program["output_bytes"] > 0
     assert program["acp"]["agent"] == "small 0.1" and program["acp"]["stop_reasons"] == ["end_turn"] * 3
     assert program["acp"]["messages"] == {"agent_message_chunk": 6, "requests": 3, "tool_call_update": 3}
+
+
+async def test_it_is_given_the_mcp_servers(tmp_path: Path) -> None:
+    pytest.importorskip("mcp")
+    far = odd("fine", where="driver")
+    record = await rollout(tmp_path / "takes", "mcp", mcp={"far": far})
+    assert (record["reward"], record["failure"], record["stop_reason"]) == (1.0, None, "finished"), record
+    refused = await rollout(tmp_path / "refuses", mcp={"far": far})
+    assert refused["failure"]["kind"] == "setup"
+    assert "takes no MCP servers over HTTP" in refused["failure"]["message"], refused
 
 
 async def test_a_program_that_the_environment_ends_loads_its_session(tmp_path: Path) -> None:

@@ -367,11 +367,6 @@ class Alone(Installed):
     """The same without a way to go on."""
 
 
-async def test_there_are_no_servers_of_ours(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="can't be given MCP servers"):
-        await rollout(tmp_path, mcp={"time": {"url": "http://127.0.0.1:1/mcp"}})
-
-
 def test_settings_that_a_program_can_not_have() -> None:
     with pytest.raises(ConfigError, match="no command"):
         CommandAgent(CommandAgent.config_class(model="m", base_url="http://localhost/v1"))

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any
 
 from hermes_core.agents.base import AgentSettings, AgentTask, StopReason, Usage
@@ -40,7 +40,7 @@ from hermes_core.agents.serving.dialects import (
     Tool,
     sse,
 )
-from hermes_core.agents.serving.http import Exchange, HttpLimits, Refused, Room, serve_http
+from hermes_core.agents.serving.http import Exchange, Handle, HttpLimits, Refused, Room, serve_http
 from hermes_core.agents.serving.responses import ResponsesDialect
 from hermes_core.agents.traffic import counted_waits
 from hermes_core.aio import BrokenOff, SingleFlight, TaskSet, cancel
@@ -184,6 +184,7 @@ class Gateway:
         settings: the model and how to sample. What the agent asks for does not count.
         conversations: tells the agent's own conversation from others; None is for the text of the task's messages.
         bounds: what the slot may take.
+        routes: what answers at other paths, to whoever names the key.
     """
 
     def __init__(
@@ -194,6 +195,7 @@ class Gateway:
         *,
         conversations: Conversations | None = None,
         bounds: Bounds | None = None,
+        routes: Mapping[str, Handle] = MappingProxyType({}),
     ) -> None:
         self.bounds = bounds or Bounds()
         self.key = secrets.token_urlsafe(24)
@@ -206,6 +208,7 @@ class Gateway:
         self._counts: Counter[str] = Counter()
         self.conversations = conversations or Conversations(task_text(task.messages))
         self._server = server
+        self._routes = routes
         self._task = task
         self._settings = settings
         self._model = settings.model or "model"
@@ -299,6 +302,8 @@ class Gateway:
             await _refuse(exchange, dialect, Refusal("the rollout has ended"))
         elif path in _DIALECTS and exchange.method == "POST":
             await self._call(exchange, _DIALECTS[path])
+        elif path in self._routes:
+            await self._routes[path](exchange)
         elif path == _COUNT and exchange.method == "POST":
             await self._count_tokens(exchange)
         elif (path == "/models" or path.startswith("/models/")) and exchange.method in ("GET", "HEAD"):

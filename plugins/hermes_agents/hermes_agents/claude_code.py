@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hermes_agents.packages import NpmPackages
-from hermes_core import AgentProgram, ProgramAgent
+from hermes_core import MCP_SERVER, AgentProgram, ProgramAgent
 
 _SMALL = (
     *("ANTHROPIC_DEFAULT_HAIKU_MODEL", "ANTHROPIC_DEFAULT_SONNET_MODEL", "ANTHROPIC_DEFAULT_OPUS_MODEL"),
@@ -13,7 +13,7 @@ _SMALL = (
 
 _ARGV = (
     *("{install}/claude", "-p", "--output-format", "stream-json", "--verbose", "--dangerously-skip-permissions"),
-    *("--bare", "--tools", "Bash,Edit,Read", "{args}"),
+    *("--bare", "--mcp-config", "{folder}/mcp.json", "--tools", "Bash,Edit,Read", "{args}"),
 )
 
 
@@ -40,6 +40,8 @@ class ClaudeCode(ProgramAgent):
             "ANTHROPIC_MODEL": "{model}",
             **dict.fromkeys(_SMALL, "{model}"),
         },
+        files={"mcp.json": '{"mcpServers": {{mcp}}}'},
+        mcp=MCP_SERVER,
         dialect="anthropic",
         tried="2.1.197: solves the demo tasks on `local`, at `user` and `namespace`, without a network",
     )

@@ -12,6 +12,7 @@ model = "{model}"
 model_provider = "hermes"
 check_for_update_on_startup = false
 web_search = "disabled"
+mcp_servers = { {mcp} }
 
 [model_providers.hermes]
 name = "hermes"
@@ -44,6 +45,10 @@ class Codex(ProgramAgent):
         again=("{install}/codex", "exec", "resume", "--last", *_OPTIONS),
         env={"CODEX_HOME": "{folder}/codex"},
         files={"codex/config.toml": _CONFIG},
+        mcp=(
+            '{server} = { url = "{url}/mcp/{server}", http_headers = { Authorization = "Bearer {key}" }, '
+            "tool_timeout_sec = 7200 }"
+        ),
         dialect="responses",
         tried="0.171.0: solves the demo tasks on `local`, at `user` and `namespace`, without a network",
     )

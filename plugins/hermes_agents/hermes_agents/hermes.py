@@ -7,7 +7,7 @@ from hermes_core import AgentProgram, ProgramAgent
 
 _CONFIG = """\
 {"model": {"provider": "slot", "default": "{model}"}, "approvals": {"mode": "off"},
- "auxiliary": {"title_generation": {"enabled": false}},
+ "mcp_servers": {{mcp}}, "auxiliary": {"title_generation": {"enabled": false}},
  "providers": {"slot": {"api": "{url}/v1", "api_key": "{key}", "discover_models": false}}}
 """
 
@@ -20,11 +20,14 @@ class Hermes(ProgramAgent):
     program = AgentProgram(
         name="hermes",
         version="0.19.0",
-        package=PythonPackages(("hermes-agent=={version}",)),
+        package=PythonPackages(("hermes-agent[mcp]=={version}",)),
         argv=_ARGV,
         again=(*_ARGV, "--continue"),
         needs=("bash",),
         env={"HERMES_HOME": "{folder}/hermes"},
         files={"hermes/config.yaml": _CONFIG, "hermes/.no-bundled-skills": ""},
+        mcp=(
+            '"{server}": {"url": "{url}/mcp/{server}", "headers": {"Authorization": "Bearer {key}"}, "timeout": 7200}'
+        ),
         tried="0.19.0: solves a task on `local`, at `namespace`, without a network",
     )

@@ -23,6 +23,11 @@ class KimiCode(ProgramAgent):
             needs=("glibc", "bash"),
         ),
         argv=_ARGV,
+        files={"kimi/mcp.json": '{"mcpServers": {{mcp}}}'},
+        mcp=(
+            '"{server}": {"transport": "http", "url": "{url}/mcp/{server}", "toolTimeoutMs": 7200000, '
+            '"headers": {"Authorization": "Bearer {key}"}}'
+        ),
         env={
             "KIMI_CODE_HOME": "{folder}/kimi",
             "KIMI_MODEL_NAME": "{model}",

@@ -9,7 +9,7 @@ from hermes_core import AgentProgram, ProgramAgent
 _CONFIG = """\
 {
   "model": "hermes/{model}", "small_model": "hermes/{model}", "permission": "allow", "autoupdate": false,
-  "share": "disabled", "agent": {"title": {"disable": true}},
+  "share": "disabled", "mcp": {{mcp}}, "agent": {"title": {"disable": true}},
   "provider": {"hermes": {
     "npm": "@ai-sdk/openai-compatible",
     "options": {"baseURL": "{url}/v1", "apiKey": "{key}"},
@@ -45,5 +45,9 @@ class OpenCode(ProgramAgent):
             "XDG_CACHE_HOME": "{folder}/cache",
         },
         files={"opencode.json": _CONFIG},
+        mcp=(
+            '"{server}": {"type": "remote", "url": "{url}/mcp/{server}", "oauth": false, '
+            '"headers": {"Authorization": "Bearer {key}"}, "timeout": 7200000}'
+        ),
         tried="1.18.33: solves the demo tasks on `local`, at `user` and `namespace`, without a network",
     )

@@ -7,7 +7,7 @@ from hermes_core import AgentProgram, ProgramAgent
 
 _SETTINGS = """\
 {"security": {"auth": {"selectedType": "openai"}}, "telemetry": {"enabled": false},
- "general": {"disableAutoUpdate": true}, "privacy": {"usageStatisticsEnabled": false}}
+ "general": {"disableAutoUpdate": true}, "privacy": {"usageStatisticsEnabled": false}, "mcpServers": {{mcp}}}
 """
 
 _ARGV = (
@@ -31,5 +31,9 @@ class QwenCoder(ProgramAgent):
         again=(*_ARGV, "--continue"),
         env={"QWEN_CODE_SYSTEM_SETTINGS_PATH": "{folder}/settings.json"},
         files={"settings.json": _SETTINGS},
+        mcp=(
+            '"{server}": {"httpUrl": "{url}/mcp/{server}", "headers": {"Authorization": "Bearer {key}"}, '
+            '"timeout": 7200000, "trust": true}'
+        ),
         tried="0.15.10: solves the demo tasks on `local`, at `user` and `namespace`, without a network",
     )
