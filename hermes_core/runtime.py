@@ -348,8 +348,9 @@ class Runtime:
         if not isinstance(given, kind):
             values = given.model_dump(exclude_unset=True) if isinstance(given, BaseModel) else given or {}
             given = validated(kind, values, "the agent" if agent is None else f"agent {agent!r}")
-        unset = {"model", "base_url", "api_key"} - given.model_fields_set
-        return given.model_copy(update={key: getattr(self.settings, key) for key in unset})
+        ours = {"model": "model", **{key: f"{given.settings_prefix}{key}" for key in ("base_url", "api_key")}}
+        unset = ours.keys() - given.model_fields_set
+        return given.model_copy(update={key: getattr(self.settings, ours[key]) for key in unset})
 
     async def close(self, thing: Closable) -> None:
         """Close something that was made here before the runtime is closed, which may be much later."""

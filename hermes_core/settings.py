@@ -28,6 +28,8 @@ VARIABLES = {
     "HERMES_MODEL": "model",
     "OPENAI_BASE_URL": "base_url",
     "OPENAI_API_KEY": "api_key",
+    "ANTHROPIC_BASE_URL": "anthropic_base_url",
+    "ANTHROPIC_API_KEY": "anthropic_api_key",
     "HERMES_TELEMETRY": "telemetry",
 }
 """The environment variables that are read, with the setting that each one gives."""
@@ -55,6 +57,10 @@ class Settings(BaseModel):
     base_url: str | None = None
     """The OpenAI-compatible endpoint of agents that name none. None is OpenAI's own."""
     api_key: SecretStr | None = None
+    """The key of that endpoint."""
+    anthropic_base_url: str | None = None
+    """The same for agents that ask Anthropic's own API. None is Anthropic's own."""
+    anthropic_api_key: SecretStr | None = None
     """The key of that endpoint."""
     profiles_file: Path | None = None
     """A YAML file with `default_profile` and `profiles`, read once by `load`."""
@@ -106,9 +112,14 @@ class Settings(BaseModel):
     def redactor(self) -> Redactor:
         """Return a function that removes these secrets from a text."""
         known = {name: secret.get_secret_value() for name, secret in self.secrets.items()}
-        if self.api_key is not None:
-            known.setdefault("OPENAI_API_KEY", self.api_key.get_secret_value())
-        return Redactor({**known, **url_secrets("base_url", self.base_url or "")})
+        for name, key in (("OPENAI_API_KEY", self.api_key), ("ANTHROPIC_API_KEY", self.anthropic_api_key)):
+            if key is not None:
+                known.setdefault(name, key.get_secret_value())
+        of_urls = {
+            **url_secrets("base_url", self.base_url or ""),
+            **url_secrets("anthropic_base_url", self.anthropic_base_url or ""),
+        }
+        return Redactor({**known, **of_urls})
 
 
 class Redactor:

@@ -485,6 +485,16 @@ class AgentSettings(BaseModel):
     a YAML or JSON file with that. Without the model's prices, the cost that the endpoint reports is recorded."""
 
     @property
+    def settings_prefix(self) -> str:
+        """Return what the names of the settings of `Settings` begin with that give the endpoint and its key."""
+        return ""
+
+    @property
+    def key_variable(self) -> str:
+        """Return the environment variable with the endpoint's key."""
+        return f"{self.settings_prefix or 'openai_'}api_key".upper()
+
+    @property
     def price(self) -> TokenPrices | None:
         """Return the prices of the model; None if they are not known."""
         return (self.prices or {}).get(self.model or "")

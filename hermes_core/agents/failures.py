@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
-from typing import Any
+from typing import Any, Self
 from urllib.parse import urlsplit
 
 from hermes_core.errors import ModelError
@@ -26,6 +27,8 @@ _TOO_LARGE = re.compile(r"request (is )?too large", re.IGNORECASE)
 _LIMIT_AND_SIZE = re.compile(r"\blimit:? *(\d[\d,]*).*?\brequested:? *(\d[\d,]*)", re.IGNORECASE)
 """What OpenAI, Groq and others say: `on tokens per min (TPM): Limit 30000, Requested 31538`, or, if waiting helps,
 `Limit 30000, Used 29000, Requested 1200`."""
+
+_NO_QUOTA = re.compile(r"credit balance is too low|reached your specified (API|workspace) usage limits", re.IGNORECASE)
 
 
 class ContextLengthExceeded(ModelError):
@@ -57,6 +60,33 @@ class ResponseTooLarge(ModelError):
     """The endpoint's answer is larger than allowed. The rest of it was not read."""
 
 
+class HttpRefusal(Exception):
+    """An answer of an endpoint that is an error, with what this module looks at.
+
+    Args:
+        status: its HTTP status; or, for an error within an answer, the one that it would have had.
+        body: its JSON value, or its text.
+        response: anything with `headers`.
+    """
+
+    def __init__(self, status: int, body: Any, response: Any = None) -> None:
+        super().__init__((body if isinstance(body, str) else json.dumps(body))[:2000])
+        self.status_code = status
+        self.body = body
+        self.response = response
+        error = body.get("error", body) if isinstance(body, dict) else None
+        self.code, self.type = (error.get(key) if isinstance(error, dict) else None for key in ("code", "type"))
+
+    @classmethod
+    def of(cls, status: int, content: bytes, response: Any) -> Self:
+        """Return the refusal with this body."""
+        try:
+            body = json.loads(content)
+        except (ValueError, RecursionError):
+            body = content[:2000].decode("utf-8", "replace")
+        return cls(status, body, response)
+
+
 def root_failure(error: BaseException) -> BaseException:
     """Return the failure that a retrying client gave up on, from inside the wrapper that it raised."""
     for _ in range(5):
@@ -78,7 +108,7 @@ def may_pass(error: BaseException) -> bool:
     status = status_of(error)
     if status is None:
         return isinstance(error, BadCompletion | TimeoutError | OSError | ValueError) or _is_connection_failure(error)
-    for_good = _code(error) == "insufficient_quota" or _exceeds_limit(status, _said(error)) or _too_long(status, error)
+    for_good = _has_no_quota(error) or _exceeds_limit(status, _said(error)) or _too_long(status, error)
     return (status in _PASSING_STATUS or status >= 500) and not for_good
 
 
@@ -94,7 +124,7 @@ def refuses_all(error: BaseException, *, answered: bool) -> bool:
     Args:
         answered: whether the server ever answered one.
     """
-    return _code(error) == "insufficient_quota" or (not answered and status_of(error) in (401, 403, 404))
+    return _has_no_quota(error) or (not answered and status_of(error) in (401, 403, 404))
 
 
 def as_model_error(error: BaseException, *, endpoint: str = "", model: str = "", attempts: int = 1) -> ModelError:
@@ -183,15 +213,15 @@ def _for_status(status: int, error: BaseException, place: str, model: str, tries
             f"{place} takes no request of this size, however long one waits (HTTP {status}): {said}",
             hint="lower max_tokens or max_turns, shorten tool results, or have the limit on tokens per minute raised",
         )
-    if status in (401, 403):
+    if _has_no_quota(error):
+        message = f"{place} has no quota left for this key (HTTP {status}): {said}"
+        hint = "top up the account or use another key; waiting does not help"
+    elif status in (401, 403):
         message = f"{place} refused the API key (HTTP {status}): {said}"
         hint = "set a key that is valid for this endpoint and may use this model"
     elif status == 404:
         message = f"{place} does not know the model {model!r}, or has no chat completions there (HTTP 404): {said}"
         hint = "ask it for its models (GET …/models), and check that the base URL is whole: it usually ends in /v1"
-    elif status == 429 and _code(error) == "insufficient_quota":
-        message = f"{place} has no quota left for this key (HTTP 429): {said}"
-        hint = "top up the account or use another key; waiting does not help"
     elif status == 429:
         message = f"{place} still limits the rate{tries} (HTTP 429): {said}"
         hint = "lower the concurrency, or raise endpoint_patience_s"
@@ -241,6 +271,12 @@ def _said(error: BaseException) -> str:
     inner = body.get("error", body) if isinstance(body, dict) else body
     message: Any = inner.get("message", inner) if isinstance(inner, dict) else inner
     return _short(message if message else error)
+
+
+def _has_no_quota(error: BaseException) -> bool:
+    """Return whether the account can't pay. Anthropic says so with status 400, as if the request were wrong."""
+    known = _code(error) == "insufficient_quota" or getattr(error, "type", None) == "billing_error"
+    return known or (status_of(error) == 400 and _NO_QUOTA.search(_said(error)) is not None)
 
 
 def _code(error: BaseException) -> str | None:

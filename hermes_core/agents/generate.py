@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from hermes_core.agents.base import AgentSettings
-from hermes_core.agents.failures import BadCompletion, ResponseTooLarge, public_url
-from hermes_core.agents.model import derived_seed
+from hermes_core.agents.failures import BadCompletion, HttpRefusal, public_url
+from hermes_core.agents.model import derived_seed, read_bounded
 from hermes_core.agents.retries import Endpoint, is_loopback
 from hermes_core.agents.wires import WIRES, Sampled, Wire, checked
 from hermes_core.errors import ConfigError, ModelError, UnknownNameError, nearest_hint
@@ -274,9 +274,9 @@ class GenerateServer:
             self._session().request("GET" if body is None else "POST", f"{self.url}{path}", data=body) as response,
         ):
             self.endpoint.traffic.learn(response.headers)
-            content = await _bounded(response, self.settings.max_response_bytes)
+            content = await read_bounded(response.content.iter_any(), self.settings.max_response_bytes)
         if response.status >= 400:
-            raise _Refused(response, content)
+            raise _Refused.of(response.status, content, response)
         return content
 
     async def _request_if_there(self, path: str, body: bytes | None = None) -> bytes:
@@ -304,18 +304,8 @@ class GenerateServer:
         return self._client
 
 
-class _Refused(Exception):
-    """The server answered with an error status. It has the shape that `failures` reads."""
-
-    def __init__(self, response: aiohttp.ClientResponse, content: bytes) -> None:
-        text = content[:2000].decode("utf-8", "replace")
-        super().__init__(text)
-        self.status_code = response.status
-        self.response = response
-        try:
-            self.body = json.loads(content)
-        except ValueError:
-            self.body = text
+class _Refused(HttpRefusal):
+    """The server answered with an error status."""
 
     @property
     def no_such_path(self) -> bool:
@@ -323,17 +313,6 @@ class _Refused(Exception):
         body = self.body.get("error", self.body) if isinstance(self.body, dict) else None
         named = isinstance(body, dict) and body.get("type") == "NotFoundError"  # vLLM's type for a missing model
         return self.status_code in (404, 405) and not named
-
-
-async def _bounded(response: aiohttp.ClientResponse, limit: int) -> bytes:
-    body = bytearray()
-    async for chunk in response.content.iter_any():
-        body += chunk
-        if len(body) > limit:
-            raise ResponseTooLarge(
-                f"the server's answer is longer than {limit} bytes", hint="set max_tokens, or raise max_response_bytes"
-            )
-    return bytes(body)
 
 
 def _no_tokens(url: str, wire: Wire, content: bytes, error: Exception) -> NoReturn:

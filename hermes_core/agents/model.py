@@ -444,35 +444,50 @@ def _open_client(settings: AgentSettings, learn: Callable[[Mapping[str, str]], N
         async def send(self, request: Any, *, stream: bool = False, **options: Any) -> Any:
             response = await super().send(request, stream=True, **options)
             learn(response.headers)
-            body = bytearray()
             try:
-                async for chunk in response.aiter_bytes():
-                    body += chunk
-                    if len(body) > limit:
-                        raise ResponseTooLarge(
-                            f"the endpoint's answer is longer than {limit} bytes",
-                            hint="check the base URL, set max_tokens, or raise max_response_bytes",
-                        )
+                body = await read_bounded(response.aiter_bytes(), limit)
             finally:
                 await response.aclose()
             kept = [(key, value) for key, value in response.headers.multi_items() if key not in _OF_THE_TRANSFER]
-            return type(response)(response.status_code, headers=kept, content=bytes(body), request=response.request)
+            return type(response)(response.status_code, headers=kept, content=body, request=response.request)
 
-    # A proxy from the environment is never meant for a server on this host.
-    from_environment = not is_loopback(settings.base_url)
     return openai.AsyncOpenAI(
         api_key=settings.api_key.get_secret_value() if settings.api_key else _NO_KEY,
         base_url=settings.base_url,
         timeout=settings.request_timeout_s,
         max_retries=0,
         http_client=BoundedClient(
-            trust_env=from_environment,
-            verify=_tls(from_environment, *(os.environ.get(name) for name in ("SSL_CERT_FILE", "SSL_CERT_DIR"))),
+            **client_options(settings.base_url),
             limits=type(openai.DEFAULT_CONNECTION_LIMITS)(
                 max_keepalive_connections=100
             ),  # rollouts are limited instead
         ),
     )
+
+
+async def read_bounded(chunks: AsyncIterator[bytes], limit: int) -> bytes:
+    """Return an answer of an endpoint.
+
+    Raises:
+        ResponseTooLarge: it is longer than the limit. The rest is not read.
+    """
+    body = bytearray()
+    async for chunk in chunks:
+        body += chunk
+        if len(body) > limit:
+            raise ResponseTooLarge(
+                f"the endpoint's answer is longer than {limit} bytes",
+                hint="check the base URL, set max_tokens, or raise max_response_bytes",
+            )
+    return bytes(body)
+
+
+def client_options(url: str | None) -> dict[str, Any]:
+    """Return the options of an HTTP client for the endpoint at this URL. A proxy from the environment is never meant
+    for a server on this host."""
+    trust_env = not is_loopback(url)
+    certificates = (os.environ.get(name) for name in ("SSL_CERT_FILE", "SSL_CERT_DIR"))
+    return {"trust_env": trust_env, "verify": _tls(trust_env, *certificates)}
 
 
 @lru_cache(maxsize=8)

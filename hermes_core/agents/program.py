@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mappi
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Literal, Protocol, Self
 
 from pydantic import Field
 
@@ -24,6 +24,7 @@ from hermes_core.agents.replies import sayable
 from hermes_core.agents.serving.conversations import Conversations
 from hermes_core.agents.serving.gateway import Bounds, Gateway
 from hermes_core.agents.serving.http import Handle
+from hermes_core.agents.serving.upstream import Upstream
 from hermes_core.errors import CommandError, ConfigError, InfraError, SetupFailed, UsageError
 from hermes_core.sandbox.commands import CommandResult, SlotCommands
 
@@ -35,6 +36,9 @@ TAIL = 16_000
 
 MCP_SERVER = '"{server}": {"type": "http", "url": "{url}/mcp/{server}", "headers": {"Authorization": "Bearer {key}"}}'
 """An MCP server in the form that most clients read, below the key `mcpServers`."""
+
+ANY_DIALECT = "any"
+"""The dialect of a program of which that is not known."""
 
 _PLACES = re.compile(r"\{(prompt|prompt_file|install|folder|model|url|key)\}")
 
@@ -97,6 +101,8 @@ class AgentProgram:
     a task are left out."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Environment variables, in addition to those of `ProgramAgent`."""
+    env_when_answered: Mapping[str, str] = field(default_factory=dict)
+    """More of them, unless its requests are passed on to its provider as they are."""
     files: Mapping[str, str] = field(default_factory=dict)
     """Texts of files below `{folder}`, by path."""
     mcp: str = ""
@@ -105,7 +111,7 @@ class AgentProgram:
     needs: tuple[str, ...] = ()
     """What the slot must have: programs; `glibc`; `passwd` (an entry of its user); `python3.N`."""
     dialect: str = "chat"
-    """How it asks the model: `chat`, `responses` or `anthropic`."""
+    """How it asks the model: `chat`, `responses` or `anthropic`; `any` is not known."""
     package: Package | None = None
     """Where it comes from; None if it is in the slot anyway."""
     version: str | None = None
@@ -136,9 +142,18 @@ class ProgramSettings(ModelSettings):
     variables: dict[str, str] = Field(default_factory=dict)
     """More environment variables for the program. They are no place for secrets: everything in the slot can read
     them."""
+    upstream: Literal["anthropic", "responses"] | None = None
+    """The API to which the program's requests are passed on as they are: Anthropic's Messages or OpenAI's Responses, at
+    `base_url`. The sampling is then the program's, too. None has them answered by the run's own endpoint, whatever the
+    program speaks. Exact tokens can't be had so."""
     keep_thinking: bool = True
     """Whether the tokens of thinking stay in the conversation if the program leaves it out of what it sends. Otherwise
     its conversation forks there, and what the model sees is what the program sends. Only for token-exact rollouts."""
+
+    @property
+    def settings_prefix(self) -> str:
+        """Return the prefix of the settings of `Settings` that are meant."""
+        return "anthropic_" if self.upstream == "anthropic" else ""
 
 
 class Sampler(Protocol):
@@ -146,7 +161,7 @@ class Sampler(Protocol):
 
     def session(
         self, *, own: Callable[[], Collection[int]], keep_thinking: bool
-    ) -> AbstractAsyncContextManager[ChatServer]:
+    ) -> AbstractAsyncContextManager[ChatServer | Upstream]:
         """Give what answers the model calls of one rollout.
 
         Args:
@@ -181,10 +196,11 @@ class ProgramAgent:
     def __init__(self, settings: ProgramSettings, model: Sampler | None = None) -> None:
         if settings.compact_at is not None:
             raise ConfigError("compact_at is for the agent `model`", hint="a program shortens its conversations itself")
+        _check_upstream(settings, self.program, model)
         self.settings = settings
         self._model = model
         if model is None and settings.tool_call_parser is None:
-            self._model = ModelAgent(settings)
+            self._model = Upstream(settings, settings.upstream) if settings.upstream else ModelAgent(settings)
 
     @property
     def name(self) -> str:
@@ -315,6 +331,7 @@ class CommandAgent(ProgramAgent):
             env={"HERMES_MCP_FILE": "{folder}/mcp.json"},
             files={"mcp.json": '{"mcpServers": {{mcp}}}'},
             mcp=MCP_SERVER,
+            dialect=ANY_DIALECT,
         )
         super().__init__(settings, model)
 
@@ -448,7 +465,8 @@ class Running:
                 f"the prompt has more than {MAX_ARGUMENT} bytes, and {self.program.name} takes it as an argument",
                 hint="use {prompt_file}, or the standard input",
             )
-        env = {**_ENVIRONMENT, **self.program.env}
+        answered = {} if self.settings.upstream else self.program.env_when_answered
+        env = {**_ENVIRONMENT, **self.program.env, **answered}
         return line, {name: _filled(text, values) for name, text in env.items()} | self.settings.variables
 
 
@@ -499,6 +517,26 @@ def prompt_of(messages: Sequence[Message]) -> str:
             raise SetupFailed("the prompt has a part that is no text", hint="use the agent `model` for such tasks")
         texts += parts
     return "\n\n".join(text for text in texts if text)
+
+
+def _check_upstream(settings: ProgramSettings, program: AgentProgram, model: Sampler | None) -> None:
+    """Check that requests can be passed on as the settings say.
+
+    Raises:
+        ConfigError: exact tokens are wanted, or the program speaks another dialect.
+    """
+    if settings.upstream is None:
+        return
+    if settings.tool_call_parser is not None or model is not None:
+        raise ConfigError(
+            f"upstream {settings.upstream!r} gives no tokens, and the run wants exact ones",
+            hint="leave out upstream or the parser: what is passed on to a provider can be evaluated, not trained on",
+        )
+    if program.dialect not in (ANY_DIALECT, settings.upstream):
+        raise ConfigError(
+            f"{program.name} asks in the form {program.dialect}, and upstream {settings.upstream!r} takes no other",
+            hint="leave out upstream: the requests are then answered by the run's own endpoint",
+        )
 
 
 def _words(argv: Sequence[str], args: Sequence[str]) -> Iterator[str]:

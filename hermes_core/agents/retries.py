@@ -250,7 +250,7 @@ def explained(error: Exception, settings: AgentSettings, *, endpoint: str, model
         failure.message = Redactor({"API key": key})(failure.message)
         failure.args = (failure.message,)
     elif status_of(root_failure(error)) in (401, 403):
-        failure.hint = f"{failure.hint}; none was sent: OPENAI_API_KEY is not set"
+        failure.hint = f"{failure.hint}; none was sent: {settings.key_variable} is not set"
     return failure
 
 

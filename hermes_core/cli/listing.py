@@ -151,6 +151,7 @@ def _program(program: AgentProgram) -> list[Row]:
         ("to go on", " ".join(program.again)),
         ("MCP servers", program.mcp or "can't be given any"),
         *((f"variable {key}", value) for key, value in program.env.items()),
+        *((f"variable {key}, without upstream", value) for key, value in program.env_when_answered.items()),
         *((f"file {path}", text) for path, text in program.files.items()),
     ]
     return [{"name": name, "value": value} for name, value in rows if value]

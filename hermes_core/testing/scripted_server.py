@@ -1,4 +1,6 @@
-"""An OpenAI-compatible model server on loopback that answers from a script: no model, no key, real HTTP.
+"""A model server on loopback that answers from a script: no model, no key, real HTTP.
+
+It speaks OpenAI's Chat Completions; and its Responses and Anthropic's Messages, whole and as streams.
 
 def solver(prompt):                                  # a script reads like the conversation
     found = yield call("terminal", command="ls")
@@ -18,15 +20,24 @@ import json
 import logging
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any
+
+from hermes_core.agents.replies import read_reply
+from hermes_core.agents.serving.anthropic import AnthropicDialect
+from hermes_core.agents.serving.dialects import Answer as Written
+from hermes_core.agents.serving.dialects import BadRequest, Dialect, sse
+from hermes_core.agents.serving.responses import ResponsesDialect
 
 logger = logging.getLogger(__name__)
 
 _MAX_HEAD = 64 * 1024
+FEWEST = (1, 16)
+"""The fewest tokens that can be asked for: 16 of Responses."""
 _TICKS = 5
 """Rounds of the event loop from an accepted connection to its task; asyncio takes three."""
+_DIALECTS: Mapping[str, Dialect] = {"/v1/messages": AnthropicDialect(), "/v1/responses": ResponsesDialect()}
 _REASONS = {200: "OK", 400: "Bad Request", 401: "Unauthorized", 404: "Not Found", 413: "Content Too Large"}
 
 
@@ -75,10 +86,11 @@ class Fault:
     """One scripted failure, of HTTP or in the body."""
 
     status: int = 200
-    """The HTTP status. An error status comes with an error body in the OpenAI form unless `body` is given."""
+    """The HTTP status. An error status comes with an error body in the form of the API unless `body` is given."""
     message: str = "scripted failure"
     code: str | None = None
-    """The error body's `code`, such as `context_length_exceeded` or `insufficient_quota`."""
+    """The error body's `code`, such as `context_length_exceeded` or `insufficient_quota`. For Anthropic it is the
+    `type`, such as `overloaded_error`."""
     headers: Mapping[str, str] = field(default_factory=dict)
     """More headers, such as `{"Retry-After": "1"}`."""
     body: bytes | None = None
@@ -103,7 +115,7 @@ class ScriptedServer:
     """The server: `async with ScriptedServer(script) as server: … server.base_url …`.
 
     Args:
-        script: the answers.
+        script: the answers. It is given each request in the form of Chat Completions, whatever the API.
         faults: failures of the first requests, one for each; the script is not asked for these.
         models: the models that the server has; requests for others get a 404.
         api_key: if set, requests without it get a 401.
@@ -128,7 +140,7 @@ class ScriptedServer:
         self.models = tuple(models)
         self.api_key = api_key
         self.requests: deque[dict[str, Any]] = deque(maxlen=keep_requests)
-        """The latest chat requests, including those that met a fault."""
+        """The latest requests as they came, including those that met a fault."""
         self.request_count = 0
         self.script_error: Exception | None = None
         """The first error that the script raised. It is raised again when the server is closed."""
@@ -205,27 +217,53 @@ class ScriptedServer:
         self, method: str, path: str, headers: Mapping[str, str], body: bytes
     ) -> tuple[Answer, int, bytes]:
         """Return the answer, its status and its body."""
-        if self.api_key is not None and headers.get("authorization") != f"Bearer {self.api_key}":
+        if self.api_key not in (
+            None,
+            headers.get("x-api-key"),
+            headers.get("authorization", "").removeprefix("Bearer "),
+        ):
             return _failed(Fault(401, "incorrect API key provided", "invalid_api_key"))
         if (method, path) == ("GET", "/v1/models"):
             models = [{"id": name, "object": "model", "created": 0, "owned_by": "script"} for name in self.models]
             return Reply(), 200, json.dumps({"object": "list", "data": models}).encode()
-        if (method, path) != ("POST", "/v1/chat/completions"):
+        dialect = _DIALECTS.get(path)
+        if method != "POST" or (dialect is None and path != "/v1/chat/completions"):
             return _failed(Fault(404, f"there is no {method} {path} here"))
         try:
             request = json.loads(body)
         except ValueError as error:
             return _failed(Fault(400, f"the request is not JSON: {error}"))
-        if not isinstance(request, dict) or not isinstance(request.get("messages"), list):
+        if not isinstance(request, dict):
+            return _failed(Fault(400, "the request is no JSON object"))
+        self.requests.append(request)
+        self.request_count += 1
+        if dialect is not None:
+            return await self._respond_in(dialect, request)
+        if not isinstance(request.get("messages"), list):
             return _failed(Fault(400, "the request has no list of messages"))
         answer = await self._answer(request)
         if isinstance(answer, Fault):
             return _failed(answer)
         return answer, 200, json.dumps(self._completion(request, answer)).encode()
 
+    async def _respond_in(self, dialect: Dialect, request: dict[str, Any]) -> tuple[Answer, int, bytes]:
+        """Return the answer to a request in another form than Chat Completions."""
+        try:
+            asked = dialect.read(request)
+        except BadRequest as error:
+            return _failed(Fault(400, str(error)), dialect)
+        given = {"model": asked.model, "messages": asked.messages, "max_tokens": asked.max_tokens}
+        answer = await self._answer({**given, "tools": asked.tools} if asked.tools else given)
+        if isinstance(answer, Fault):
+            return _failed(answer, dialect)
+        reply = read_reply(self._completion(given, answer), 1)
+        written = Written(f"s{next(self._ids)}", 0, asked.model or "", reply)
+        if not asked.stream:
+            return answer, 200, json.dumps(dialect.whole(written, asked)).encode()
+        streamed = replace(answer, headers={"Content-Type": "text/event-stream", **answer.headers})
+        return streamed, 200, sse(dialect.events(written, asked))
+
     async def _answer(self, request: dict[str, Any]) -> Answer:
-        self.requests.append(request)
-        self.request_count += 1
         if self.faults:
             return self.faults.popleft()
         if request.get("model") not in self.models:
@@ -302,8 +340,8 @@ class ToolScript:
 
     The server keeps no state for it: on each request the function is replayed from its start with the results in the
     request. So it serves any number of conversations at once, and must depend only on its arguments and the results.
-    A request for one token is no conversation, but asks whether the server takes the key: it is answered without
-    `play`.
+    A request for the fewest tokens is no conversation, but asks whether the server takes the key: it is answered
+    without `play`.
 
     Raises:
         TypeError: when it is asked, if the function is no generator function, or yields or returns something else.
@@ -314,7 +352,7 @@ class ToolScript:
 
     def __call__(self, request: dict[str, Any]) -> Reply:
         """Return the answer to this request."""
-        if request.get("max_tokens") == 1:
+        if request.get("max_tokens") in FEWEST:
             return Reply("Hello")
         messages: list[dict[str, Any]] = request["messages"]
         starts = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
@@ -342,11 +380,14 @@ class ToolScript:
         return Reply(tool_calls=list(calls))
 
 
-def _failed(fault: Fault) -> tuple[Answer, int, bytes]:
-    return fault, fault.status, _error_body(fault) if fault.body is None else fault.body
+def _failed(fault: Fault, dialect: Dialect | None = None) -> tuple[Answer, int, bytes]:
+    return fault, fault.status, _error_body(fault, dialect) if fault.body is None else fault.body
 
 
-def _error_body(fault: Fault) -> bytes:
+def _error_body(fault: Fault, dialect: Dialect | None = None) -> bytes:
+    if isinstance(dialect, AnthropicDialect):
+        error: dict[str, Any] = {"type": fault.code or "scripted", "message": fault.message}
+        return json.dumps({"type": "error", "error": error}).encode()
     error = {"message": fault.message, "type": "scripted", "param": None, "code": fault.code}
     return json.dumps({"error": error}).encode()
 

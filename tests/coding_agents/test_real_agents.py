@@ -20,7 +20,7 @@ from hermes_swe_smith.demo import MENDS, Mend
 from hermes_core.envs.runner import run_rollouts
 from hermes_core.runtime import Runtime
 from hermes_core.settings import Settings
-from hermes_core.testing.scripted_server import Reply, ScriptedServer, call
+from hermes_core.testing.scripted_server import FEWEST, Reply, ScriptedServer, call
 
 pytestmark = [pytest.mark.full, pytest.mark.loop_stall(2.0)]
 
@@ -50,12 +50,12 @@ END = {"mini-swe-agent": "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"}
 REPLACE = "import pathlib, sys; p = pathlib.Path(sys.argv[1]); p.write_text(p.read_text().replace(*sys.argv[2:]))"
 
 
-def script(agent: str) -> Callable[[dict[str, Any]], Reply]:
+def script(agent: str, reasoning: str | None = None) -> Callable[[dict[str, Any]], Reply]:
     """A model that mends the bug of which the prompt tells, with the tool that the agent offers."""
     name, argument, others = TOOLS[agent]
 
     def answer(request: dict[str, Any]) -> Reply:
-        if request.get("max_tokens") == 1:
+        if request.get("max_tokens") in FEWEST:
             return Reply("Hello")
         assert name in {tool["function"]["name"] for tool in request["tools"]}
         said = str([message["content"] for message in request["messages"] if message["role"] == "user"])
@@ -69,7 +69,8 @@ def script(agent: str) -> Callable[[dict[str, Any]], Reply]:
         turn = sum(message["role"] == "assistant" for message in request["messages"])
         if turn >= len(steps):
             return Reply("I mended it.", usage=(100, 5))
-        return Reply(None, [call(name, **{argument: command}, **others) for command in steps[turn]], usage=(100, 5))
+        calls = [call(name, **{argument: command}, **others) for command in steps[turn]]
+        return Reply(None, calls, reasoning, usage=(100, 5))
 
     return answer
 
@@ -108,7 +109,7 @@ async def test_a_real_agent_works_as_a_user_of_a_sandbox_without_a_network(
 @pytest.mark.stress
 async def test_aider_works_without_tools(tmp_path: Path, isolates: None, indexes: None) -> None:
     def answer(request: dict[str, Any]) -> Reply:
-        return Reply("Hello" if request.get("max_tokens") == 1 else WHOLE, usage=(100, 5))
+        return Reply("Hello" if request.get("max_tokens") in FEWEST else WHOLE, usage=(100, 5))
 
     (tmp_path / "tasks.jsonl").write_text(json.dumps(ROW) + "\n")
     [record] = await rollouts(
@@ -130,11 +131,66 @@ async def test_a_real_agent_works_in_a_container_without_a_network_and_with_a_re
     assert len(records) == 1
 
 
+UPSTREAM = {"claude-code": "anthropic", "codex": "responses"}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("agent", UPSTREAM)
+async def test_a_real_agent_is_evaluated_with_the_api_that_it_speaks(
+    tmp_path: Path, isolates: None, indexes: None, agent: str
+) -> None:
+    """What it says to its provider arrives: marks for the cache, signed thinking, its own settings."""
+    (tmp_path / "tasks.jsonl").write_text(json.dumps(ROW) + "\n")
+    where, asked = {"dataset_name": str(tmp_path / "tasks.jsonl")}, list[dict[str, Any]]()
+    answers, settings = script(agent, reasoning="I think."), {"upstream": UPSTREAM[agent]}
+    records = await rollouts(tmp_path, agent, answers, "tasks", where, "user", asked=asked, settings=settings)
+    [record] = checked(agent, records)
+    assert record["program"]["requests"]["continues"] == 2 and record["usage"]["prompt_tokens"] == 300
+    assert {each for turn in record["turns"] for each in turn["sampling"]} >= OWN[agent]
+    _, *calls = map(json.dumps, asked)
+    assert len(calls) == 3 and "hermes_" in calls[1]
+    assert all(mark in body for body in calls for mark in MARKS[agent])
+
+
+OWN = {"claude-code": {"max_tokens", "thinking"}, "codex": {"reasoning"}}
+MARKS = {
+    "claude-code": ('"cache_control"', '"stream": true'),
+    "codex": ('"prompt_cache_key"', "reasoning.encrypted_content"),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("upstream", [None, "responses"])
+async def test_codex_works_in_the_way_that_it_chooses_for_a_model_it_knows(
+    tmp_path: Path, isolates: None, indexes: None, upstream: str | None
+) -> None:
+    """It then offers one tool, which takes JavaScript that calls the others."""
+    model = "gpt-5.6-luna"
+
+    def answer(request: dict[str, Any]) -> Reply:
+        if request.get("max_tokens") in FEWEST:
+            return Reply("Hello")
+        if any(message["role"] == "tool" for message in request["messages"]):
+            return Reply("I mended it.")
+        line = shlex.join(["python3", "-c", REPLACE, CALC.path, CALC.old, CALC.new])
+        return Reply(None, [call("functions__exec", input=f"await tools.exec_command({{cmd: {json.dumps(line)}}})")])
+
+    (tmp_path / "tasks.jsonl").write_text(json.dumps(ROW) + "\n")
+    where, settings = {"dataset_name": str(tmp_path / "tasks.jsonl")}, {"model": model, "upstream": upstream}
+    [record] = await rollouts(tmp_path, "codex", answer, "tasks", where, "user", settings=settings)
+    requests = record["program"]["requests"]
+    assert (record["reward"], record["stop_reason"], requests["continues"], requests["fork"]) == (1.0, "finished", 1, 0)
+
+
 async def solved(
     tmp_path: Path, agent: str, environment: str, env: dict[str, Any], level: str, **options: Any
 ) -> list[dict[str, Any]]:
     """The records of a run in which the agent solves everything."""
-    records = await rollouts(tmp_path, agent, script(agent), environment, env, level, **options)
+    return checked(agent, await rollouts(tmp_path, agent, script(agent), environment, env, level, **options))
+
+
+def checked(agent: str, records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The records, of which each is that of an agent that solved its task."""
     for record in records:
         assert (record["reward"], record["failure"]) == (1.0, None), record
         assert record["stop_reason"] == "finished" and record["program"]["exit_code"] == 0
@@ -151,13 +207,16 @@ async def rollouts(
     environment: str,
     env: dict[str, Any],
     level: str,
+    *,
+    asked: list[dict[str, Any]] | None = None,
+    settings: dict[str, Any] | None = None,
     **options: Any,
 ) -> list[dict[str, Any]]:
-    """The records of a run."""
+    """The records of a run. What the model's server is asked goes to `asked`."""
     records: list[dict[str, Any]] = []
     plugins = [hermes_agents, hermes_docker, hermes_swe_smith]
     async with (
-        ScriptedServer(answers) as server,
+        ScriptedServer(answers, models=["scripted", "gpt-5.6-luna"], api_key="not-for-the-slot") as server,
         Runtime(Settings(state_dir=tmp_path / "state"), load_entry_points=False, plugins=plugins) as runtime,
     ):
         await run_rollouts(
@@ -165,12 +224,16 @@ async def rollouts(
             environment,
             agent,
             env=env,
-            settings={"model": "scripted", "base_url": server.base_url, "api_key": "not-for-the-slot"},
+            settings={
+                **{"model": "scripted", "base_url": server.base_url, "api_key": "not-for-the-slot"},
+                **(settings or {}),
+            },
             isolation=level,
             concurrency=2,
             on_record=lambda record: records.append(dict(record)),
             **options,
         )
+        (asked if asked is not None else []).extend(server.requests)
         version = runtime.agents.entry(agent).load().program.version
     assert all(record["versions"][agent] == version for record in records)
     return records

@@ -203,7 +203,7 @@ def _read_message(raw: Mapping[str, Any], asked: Asked) -> None:
     role, said = string(raw.get("role")) or "user", raw.get("content")
     blocks = mappings(said) if isinstance(said, list) else [text_part(string(said))]
     if role == "assistant":
-        asked.messages.append(_read_answer(blocks, asked))
+        asked.messages.append(read_answer(blocks, asked))
         return
     if role == "system":
         asked.messages.append({"role": "system", "content": _system(said)})
@@ -221,7 +221,8 @@ def _read_message(raw: Mapping[str, Any], asked: Asked) -> None:
         asked.messages.append({"role": "user", "content": content(parts)})
 
 
-def _read_answer(blocks: Sequence[Mapping[str, Any]], asked: Asked) -> Message:
+def read_answer(blocks: Sequence[Mapping[str, Any]], asked: Asked) -> Message:
+    """Return the blocks of an answer as a message."""
     texts, thinking, calls = [], [], []
     for block in blocks:
         kind = block.get("type")

@@ -49,6 +49,8 @@ class Asked:
     """Tools that this dialect calls by other names or in other forms."""
     include_usage: bool = True
     """Whether a stream ends with the counts of tokens."""
+    passed_on: bool = False
+    """Whether it is answered by a provider, in its words and with its ids."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,8 @@ class Answer:
     model: str
     """The name of our model, whatever the agent asked for."""
     reply: Reply
+    written: bytes | None = None
+    """What the agent gets, if that is not for us to write: the body of a provider's own answer."""
 
     def call_id(self, index: int) -> str:
         """Return the id of a call, as the agent is told it."""

@@ -42,6 +42,7 @@ from hermes_core.agents.serving.dialects import (
 )
 from hermes_core.agents.serving.http import Exchange, Handle, HttpLimits, Refused, Room, serve_http
 from hermes_core.agents.serving.responses import ResponsesDialect
+from hermes_core.agents.serving.upstream import Passage, Upstream
 from hermes_core.agents.traffic import counted_waits
 from hermes_core.aio import BrokenOff, SingleFlight, TaskSet, cancel
 from hermes_core.errors import ModelError, UsageError
@@ -163,6 +164,8 @@ class _Request:
     """The same for every request with the same answer."""
     size: int
     """The length of its body."""
+    passage: Passage | None = None
+    """Set if it is passed on as it is."""
 
     @property
     def characters(self) -> int:
@@ -179,9 +182,9 @@ class Gateway:
     waited out here; what can't be is a refusal with status 400 that ends each agent.
 
     Args:
-        server: answers the calls; the caller closes it.
+        server: answers the calls; the caller closes it. To an `Upstream`, they are passed on as they are.
         task: `result` is filled after each answer, and `waiting` is entered while calls are sampled.
-        settings: the model and how to sample. What the agent asks for does not count.
+        settings: the model and how to sample. What the agent asks for does not count, unless it is passed on.
         conversations: tells the agent's own conversation from others; None is for the text of the task's messages.
         bounds: what the slot may take.
         routes: what answers at other paths, to whoever names the key.
@@ -189,7 +192,7 @@ class Gateway:
 
     def __init__(
         self,
-        server: ChatServer,
+        server: ChatServer | Upstream,
         task: AgentTask,
         settings: AgentSettings,
         *,
@@ -344,17 +347,32 @@ class Gateway:
         try:
             if body.count(b",") + body.count(b"[") + body.count(b"{") > _MOST_VALUES:
                 return Refusal("the body has too many values", "too_large")
-            value = _read_json(body)
+            value, said = _read_json(body, unambiguous=isinstance(self._server, Upstream))
             if not isinstance(value, dict):
                 return Refusal("the body must be a JSON object")
-            asked = dialect.read(value)
+            asked = dialect.read(said)
+            passage = self._passage(exchange, dialect, asked, body, value)
             self._take_own_ids(asked)
             forms = [canonical(message) for message in asked.messages]
             tools = self._written(asked.tools)
-            identity = digest(forms, tools, asked.max_tokens, asked.no_calls)
-            return _Request(asked, forms, tools, identity, len(body))
+            identity = passage.digest if passage else digest(forms, tools, asked.max_tokens, asked.no_calls)
+            return _Request(asked, forms, tools, identity, len(body), passage)
         except (BadRequest, ValueError, RecursionError) as error:
             return Refusal(f"the request can't be read: {str(error)[:_SETTING]}")
+
+    def _passage(
+        self, exchange: Exchange, dialect: Dialect, asked: Asked, body: bytes, value: Mapping[str, Any]
+    ) -> Passage | None:
+        """Return a request as it goes on to the provider; None if it is answered in another way.
+
+        Raises:
+            BadRequest: it can't go on.
+        """
+        if not isinstance(self._server, Upstream):
+            return None
+        if dialect.name != (name := self._server.api.name):
+            raise BadRequest(f"only requests in the dialect {name} are passed on here")
+        return self._server.passage(asked, body, value, query=exchange.query, headers=exchange.headers)
 
     def _written(self, tools: list[Tool]) -> str:
         """Return tools as JSON. An agent offers the same ones again and again."""
@@ -394,11 +412,11 @@ class Gateway:
         call.stop_reason = outcome.reply.finish_reason
         self._counts[call.outcome] += 1
         if not asked.stream:
-            await exchange.answer(200, _bytes(dialect.whole(outcome, asked)), _JSON)
+            await exchange.answer(200, outcome.written or _bytes(dialect.whole(outcome, asked)), _JSON)
         else:
             if not exchange.begun:
                 await exchange.begin(_STREAM)
-            await _send(exchange, sse(dialect.events(outcome, asked)))
+            await _send(exchange, outcome.written or sse(dialect.events(outcome, asked)))
         call.delivered = True
 
     @contextmanager
@@ -485,17 +503,25 @@ class Gateway:
             self._waiting -= 1
         try:
             with counted_waits() as waits:
-                reply = await self._time.measured(self._ask(call, request.asked))
+                reply, written = await self._time.measured(self._ask(call, request))
             call.waited_s = round(waits.seconds, 6)
-            return self._record(call, request, reply)
+            return self._record(call, request, reply, written)
         except Exception as error:
             return self._failed(call, error)
         finally:
             self._places.release()
             self._waited_s += waits.seconds
 
-    async def _ask(self, call: CallLog, asked: Asked) -> Reply:
-        """Return the server's reply to a request with our settings."""
+    async def _ask(self, call: CallLog, request: _Request) -> tuple[Reply, bytes | None]:
+        """Return the reply to a request; and as it was written, if that is what the agent gets."""
+        asked = request.asked
+        if isinstance(self._server, Upstream):
+            assert request.passage is not None
+            reply, written = await self._server.answer(request.passage, call.number + 1)
+            return replace(reply, sampling=_own_sampling(asked)), written
+        return await self._ask_with_our_settings(self._server, call, asked), None
+
+    async def _ask_with_our_settings(self, server: ChatServer, call: CallLog, asked: Asked) -> Reply:
         settings = self._settings
         extra = dict(settings.extra_body or {})
         if settings.seed is not None:
@@ -508,7 +534,7 @@ class Gateway:
             "tool_choice": "none" if asked.no_calls and asked.tools else None,
         }
         given = {key: value for key, value in options.items() if value is not None}
-        completion = await self._server.chat_completion(messages=asked.messages, n=1, **given)
+        completion = await server.chat_completion(messages=asked.messages, n=1, **given)
         reply = read_reply(completion, call.number + 1)
         sent = {"temperature": settings.temperature, "max_tokens": options["max_tokens"], **extra}
         kept = {key: value for key, value in sent.items() if value is not None}
@@ -521,10 +547,10 @@ class Gateway:
             return None
         return min((each for each in (ours, theirs) if each is not None), default=None)
 
-    def _record(self, call: CallLog, request: _Request, reply: Reply) -> Answer:
+    def _record(self, call: CallLog, request: _Request, reply: Reply, written: bytes | None) -> Answer:
         """Add an answer to the record, and return it as the agent gets it."""
         asked = request.asked
-        answer = Answer(secrets.token_hex(12), int(time.time()), self._model, reply)
+        answer = Answer(secrets.token_hex(12), int(time.time()), self._model, reply, written)
         for index, made in enumerate(reply.calls):
             self._ids[answer.call_id(index)] = made.id
         call.prompt_tokens, call.completion_tokens = reply.prompt_tokens, reply.completion_tokens
@@ -622,10 +648,7 @@ class Gateway:
         """Begin a call's entry in the log."""
         self._number += 1
         self._counts["calls"] += 1
-        overridden = {key[:_SETTING]: repr(value)[:_SETTING] for key, value in list(asked.settings.items())[:32]}
-        limit = self._max_tokens(asked)
-        if asked.max_tokens is not None and limit != asked.max_tokens:
-            overridden["max_tokens"] = str(asked.max_tokens)
+        overridden = {} if isinstance(self._server, Upstream) else self._overridden(asked)
         call = CallLog(
             number=self._number - 1,
             dialect=dialect.name,
@@ -643,6 +666,14 @@ class Gateway:
         if len(self.log) < _LOGGED:
             self.log.append(call)
         return call
+
+    def _overridden(self, asked: Asked) -> dict[str, str]:
+        """Return the settings that a request asks for and does not get."""
+        overridden = {key[:_SETTING]: repr(value)[:_SETTING] for key, value in list(asked.settings.items())[:32]}
+        limit = self._max_tokens(asked)
+        if asked.max_tokens is not None and limit != asked.max_tokens:
+            overridden["max_tokens"] = str(asked.max_tokens)
+        return overridden
 
     async def _refuse(
         self, call: CallLog, exchange: Exchange, dialect: Dialect, refusal: Refusal, asked: Asked
@@ -716,23 +747,41 @@ async def _refuse(exchange: Exchange, dialect: Dialect, refusal: Refusal) -> Non
     await exchange.answer(refusal.status, _bytes(dialect.refusal(refusal)), {**_JSON, **_FOR_GOOD})
 
 
+def _own_sampling(asked: Asked) -> dict[str, Any]:
+    """Return the settings of a request that was passed on with them; of long ones the beginning."""
+    settings = {"max_tokens": asked.max_tokens, **dict(list(asked.settings.items())[:32])}
+    said = {key[:_SETTING]: (value, repr(value)) for key, value in settings.items() if value is not None}
+    return {key: value if len(text) <= _SETTING else text[:_SETTING] for key, (value, text) in said.items()}
+
+
 async def _send(exchange: Exchange, stream: bytes) -> None:
     for begin in range(0, len(stream), _PIECE):
         await exchange.send(stream[begin : begin + _PIECE])
     await exchange.end()
 
 
-def _read_json(body: bytes) -> Any:
-    """Return a body's JSON value, without characters that some endpoint refuses, or that can't be sent at all.
+def _read_json(body: bytes, *, unambiguous: bool) -> tuple[Any, Any]:
+    """Return a body's JSON value: as it is, and without characters that some endpoint refuses, or that can't be sent at
+    all.
+
+    Args:
+        unambiguous: whether to refuse an object in which a key is twice: others may read the other value.
 
     Raises:
         ValueError, RecursionError: it is none.
     """
     text = body.decode(json.detect_encoding(body), "surrogatepass")
-    value = json.loads(text)
+    value = json.loads(text, object_pairs_hook=_each_once if unambiguous else None)
     if sayable(text) == text and _ESCAPED.search(text) is None:  # so are most, and it saves a look at each value
-        return value
-    return _sayable(value)
+        return value, value
+    return value, _sayable(value)
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        raise ValueError("an object has a key twice")
+    return value
 
 
 def _sayable(value: Any) -> Any:

@@ -79,6 +79,7 @@ class Exchange:
     method: str
     path: str
     """Without the query."""
+    query: str
     headers: Mapping[str, str]
     """By their names in lower case; of several with one name, the last."""
     _wire: _Wire = field(repr=False)
@@ -177,9 +178,9 @@ class _Wire:
         if event.method == b"CONNECT":
             await self._refuse(405, "this is no proxy")
             return None
-        target = event.target.decode("latin-1")
+        path, _, query = event.target.decode("latin-1").partition("?")
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in event.headers}
-        return Exchange(event.method.decode("latin-1"), unquote(target.partition("?")[0]), headers, self)
+        return Exchange(event.method.decode("latin-1"), unquote(path), query, headers, self)
 
     async def body(self, headers: Mapping[str, str], room: Room) -> bytes:
         """Return the body of the request whose head was read."""

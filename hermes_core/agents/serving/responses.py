@@ -77,7 +77,7 @@ class ResponsesDialect:
         if isinstance(given, str):
             asked.messages.append({"role": "user", "content": string(given)})
         for item in mappings(given):
-            _read_item(item, asked)
+            read_item(item, asked)
         if not any(message["role"] != "system" for message in asked.messages):
             raise BadRequest("input must be a text or a list of items")
         return asked
@@ -111,7 +111,10 @@ class ResponsesDialect:
         return openai_error(refusal)
 
     def keep_alive(self, asked: Asked) -> bytes:
-        """Return the event of the beginning, which no program minds to hear again. Codex does not hear comments."""
+        """Return the event of the beginning, which no program minds to hear again. Codex does not hear comments. But
+        nobody expects two beginnings with different ids."""
+        if asked.passed_on:
+            return b": keepalive\n\n"
         begun = {"id": f"resp_{asked.id}", "object": "response", "status": "in_progress", "output": []}
         return sse([("response.created", {"type": "response.created", "sequence_number": 0, "response": begun})])
 
@@ -206,9 +209,12 @@ def _text(answer: Answer, text: str) -> tuple[dict[str, Any], Deltas]:
 
 
 def _call(identifier: str, name: str, arguments: str, asked: Asked) -> tuple[dict[str, Any], Deltas]:
-    namespace, own = asked.names.get(name, ("", name))
+    kind, own = asked.names.get(name, ("", name))
+    custom, _, namespace = kind.partition(_JOIN)
     item = {"id": f"fc_{identifier}", "type": "function_call", "status": "completed", "call_id": identifier}
-    if namespace == "custom" and (text := _custom_input(arguments)) is not None:
+    if namespace:
+        item["namespace"] = namespace
+    if custom and (text := _custom_input(arguments)) is not None:
         kind = "response.custom_tool_call_input"
         item |= {"id": f"ctc_{identifier}", "type": "custom_tool_call", "name": own, "input": text}
         return item, [
@@ -216,8 +222,6 @@ def _call(identifier: str, name: str, arguments: str, asked: Asked) -> tuple[dic
             (f"{kind}.done", {"input": text}),
         ]
     item |= {"name": own, "arguments": arguments}
-    if namespace.startswith(_JOIN):
-        item["namespace"] = namespace.removeprefix(_JOIN)
     kind = "response.function_call_arguments"
     return item, [
         *((f"{kind}.delta", {"delta": piece}) for piece in pieces(arguments)),
@@ -258,12 +262,13 @@ def _read_tool(tool: Mapping[str, Any], asked: Asked, namespace: str = "") -> No
         if grammar:
             said = f"{said}\n\nThe input must match this grammar:\n{grammar}"
         asked.tools.append(function_tool(name, said, _INPUT))
-        asked.names[name] = ("custom", own)
+        asked.names[name] = (f"custom{_JOIN}{namespace}", own)
     else:
         asked.dropped.append(kind)
 
 
-def _read_item(item: Mapping[str, Any], asked: Asked) -> None:
+def read_item(item: Mapping[str, Any], asked: Asked) -> None:
+    """Add an item of the input to what is asked."""
     kind = string(item.get("type")) or "message"
     if kind == "message":
         role, said = string(item.get("role")) or "user", _content(item.get("content"), asked)
@@ -278,7 +283,10 @@ def _read_item(item: Mapping[str, Any], asked: Asked) -> None:
         _answer(asked).setdefault("tool_calls", []).append(_read_call(item, kind))
     elif kind in _OUTPUTS:
         _read_output(item, asked)
-    elif kind in ("additional_tools", "item_reference", "compaction", "web_search_call"):
+    elif kind == "additional_tools":  # where Codex puts them for models whose names it knows
+        for tool in mappings(item.get("tools")):
+            _read_tool(tool, asked)
+    elif kind in ("item_reference", "compaction", "web_search_call"):
         asked.unknown[kind] += 1
     else:
         asked.messages.append({"role": "user", "content": placeholder(kind, asked)["text"]})

@@ -35,11 +35,10 @@ class ClaudeCode(ProgramAgent):
             "IS_SANDBOX": "1",  # root may skip its questions
             "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
             "DISABLE_AUTOUPDATER": "1",
-            "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
-            "DISABLE_PROMPT_CACHING": "1",
             "ANTHROPIC_MODEL": "{model}",
             **dict.fromkeys(_SMALL, "{model}"),
         },
+        env_when_answered={"CLAUDE_CODE_ATTRIBUTION_HEADER": "0", "DISABLE_PROMPT_CACHING": "1"},
         files={"mcp.json": '{"mcpServers": {{mcp}}}'},
         mcp=MCP_SERVER,
         dialect="anthropic",

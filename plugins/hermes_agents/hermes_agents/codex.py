@@ -28,18 +28,22 @@ enabled = false
 multi_agent = false
 """
 
+_BIN = "node_modules/@openai/codex/vendor/{machine}-unknown-linux-musl/bin"
 _OPTIONS = ("--json", "--dangerously-bypass-approvals-and-sandbox", "--skip-git-repo-check", "{args}", "-")
 
 
 class Codex(ProgramAgent):
-    """Runs `codex exec`. It is one static file, and needs nothing of the image but /bin/sh."""
+    """Runs `codex exec`. It needs nothing of the image but /bin/sh.
+
+    For models whose names it knows, it offers one tool that runs JavaScript, in the second of its two files.
+    """
 
     program = AgentProgram(
         name="codex",
         version="0.171.0",
         package=NpmPackages(
             ("@openai/codex@{version}-linux-{cpu}",),
-            keep={"codex": "node_modules/@openai/codex/vendor/{machine}-unknown-linux-musl/bin/codex"},
+            keep={name: f"{_BIN}/{name}" for name in ("codex", "codex-code-mode-host")},
         ),
         argv=("{install}/codex", "exec", *_OPTIONS),
         again=("{install}/codex", "exec", "resume", "--last", *_OPTIONS),

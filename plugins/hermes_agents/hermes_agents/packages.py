@@ -9,7 +9,7 @@ import platform
 import re
 import shutil
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -59,7 +59,7 @@ class NpmPackages:
             if keep:
                 await asyncio.to_thread(_keep_only, folder, keep)
 
-        return await _once(f"{name}-{version}-{places['cpu']}", fill)
+        return await _once(f"{name}-{version}-{places['cpu']}", fill, keep)
 
 
 @dataclass(frozen=True)
@@ -119,24 +119,32 @@ def _cpu() -> str:
     return cpu
 
 
-async def _once(name: str, fill: Fill) -> Path:
+async def _once(name: str, fill: Fill, has: Iterable[str] = ()) -> Path:
     """Return the folder of this name. It is filled if it does not exist, by one process, and is all there or not.
+
+    Args:
+        has: what a folder must have that an earlier version of this package may have left out.
 
     Raises:
         ConfigError: the cache can't be written.
     """
     folder, part = cache() / name, cache() / f".{name}.part"
-    if folder.is_dir():
+
+    def is_whole() -> bool:
+        return folder.is_dir() and all((folder / each).exists() for each in has)
+
+    if is_whole():
         return folder
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         async with _locked(cache() / f".{name}.lock"):
-            if folder.is_dir():
+            if is_whole():
                 return folder
             await asyncio.to_thread(shutil.rmtree, part, ignore_errors=True)  # a process that was killed left it
             part.mkdir()
             try:
                 await fill(part)
+                await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
                 part.rename(folder)
             finally:
                 await asyncio.to_thread(shutil.rmtree, part, ignore_errors=True)

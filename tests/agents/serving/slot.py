@@ -116,6 +116,6 @@ async def slot(
 @dataclass(frozen=True)
 class Slot:
     gateway: Gateway
-    model: Model
+    model: Any
     task: AgentTask
     url: str
