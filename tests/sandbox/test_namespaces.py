@@ -269,6 +269,31 @@ except OSError as error:
     assert printed(program, str(place)) == "ELOOP /w/link/x"
 
 
+@needs_namespaces
+def test_a_file_can_be_replaced_while_it_is_mounted_over(place: Path) -> None:
+    """As a system's list of users is when it gets another one."""
+    (place / "copy").write_text("ours")
+    (place / "users").touch()
+    program = """
+import signal, time
+top, end = sys.argv[1], time.monotonic() + 1
+if (system := os.fork()) == 0:
+    while True:
+        os.close(os.open(top + "/new/users", os.O_CREAT))
+        os.rename(top + "/new/users", top + "/users")
+try:
+    unshare(user=os.geteuid() != 0, mount=True)
+    make_private()
+    while time.monotonic() < end:
+        mounts._mount_all("", [(top + "/copy", top + "/users", False)], [], [])
+        libc.umount2(os.fsencode(top + "/users"), 2)
+finally:
+    os.kill(system, signal.SIGKILL)
+    os.waitpid(system, 0)
+"""
+    printed(program, str(place))
+
+
 def test_what_is_bound_can_not_be_masked(place: Path) -> None:
     with pytest.raises(ValueError, match="both bound and masked: /usr"):
         mounts._mount_all("/nowhere", [("/usr", "/usr", False)], [], ["/usr"])
