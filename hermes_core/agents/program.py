@@ -265,8 +265,10 @@ class ProgramAgent:
                 self.program, self.settings, task.slot, gateway, install, folder, task.result, tuple(task.mcp_tools)
             )
             try:
-                await self.work(running, task, prompt)
+                await gateway.while_it_answers(self.work(running, task, prompt))
             except CommandError as error:
+                if gateway.failure is not None:
+                    raise gateway.failure from error
                 if not gateway.log:
                     raise SetupFailed(f"{self.name} can't be run: {error.message}", hint=error.hint) from error
                 task.result.stop(StopReason.PROGRAM_FAILED)  # what its own work made of the slot is its result

@@ -707,6 +707,8 @@ async def _work(
     except TimeoutError as error:
         if not end.expired() and (rollout.limit is None or not rollout.limit.expired()):
             raise
+        if task.result.stop_reason is StopReason.MODEL_ERROR:
+            raise ModelError("the model had failed when the agent's time was up", hint="check its endpoint") from error
         if not rollout.used and len(task.result.messages) <= len(prompt):
             raise ModelError("the model never answered", hint="check its endpoint, or raise the time limit") from error
         waited_s += sum(turn.waited_s for turn in task.result.turns)

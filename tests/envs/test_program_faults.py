@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import json
 import shlex
-import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hermes_core.agents.serving import gateway
 from hermes_core.envs.runner import run_rollouts
 from hermes_core.runtime import Runtime
 from hermes_core.settings import Settings
@@ -20,8 +21,7 @@ from hermes_core.testing.scripted_server import Answer, Fault, Reply, ScriptedSe
 ROOT = Path(__file__).resolve().parents[2]
 OURS = "python3 -c " + shlex.quote((ROOT / "examples/agent_program/agent.py").read_text("utf-8"))
 ROW = {"id": "one", "prompt": "Write the word done into out.txt.", "check": "grep -qx done out.txt"}
-TOOLS = {"program": ("bash", "command"), "codex": ("exec_command", "cmd"), "pi": ("bash", "command")}
-"""The tool of each agent that runs a command, and its argument."""
+WORK = [Reply(None, [call("bash", command="echo done >out.txt")], usage=(10, 5)), Reply("I wrote it.", usage=(10, 5))]
 
 FAULTS: dict[str, Answer] = {
     "429 with Retry-After": Fault(429, "fault-429", headers={"Retry-After": "1"}),
@@ -29,7 +29,7 @@ FAULTS: dict[str, Answer] = {
     "500": Fault(500, "fault-500"),
     "a cut answer": Fault(cut=True, body=b'{"choices": [{"message": {"content": "I am'),
     "not JSON": Fault(body=b"<html>Bad gateway</html>"),
-    "401": Fault(401, "incorrect API key provided", "invalid_api_key"),
+    "401": Fault(401, "fault-401", "invalid_api_key"),
     "a hung endpoint": Fault(500, delay_s=60.0),
     "abort": Reply("I am", finish_reason="abort"),
 }
@@ -38,110 +38,109 @@ TOO_LONG = Fault(400, "This model's maximum context length is 10 tokens.", "cont
 
 
 class Endpoint:
-    """A model that writes the file and then says so; one of its requests meets a fault.
+    """A model that says what is in `work`, turn by turn, and whose requests meet faults.
 
     Args:
-        turn: which of the agent's turns it meets.
-        times: how often; None is always.
+        faults: what the requests of these turns meet.
+        times: how often each of them meets it; None is always.
     """
 
-    def __init__(self, agent: str, fault: Answer, *, turn: int = 1, times: int | None = None) -> None:
-        self._tool, self._argument = TOOLS[agent]
-        self._fault, self._turn = fault, turn
-        self.left = times
+    def __init__(self, work: Sequence[Reply], faults: Mapping[int, Answer], *, times: int | None = None) -> None:
+        self._work, self._faults, self._times = work, faults, times
+        self.met: Counter[int] = Counter()
+        """How often each turn has met its fault."""
         self.asked = 0
 
     def __call__(self, request: dict[str, Any]) -> Answer:
         if request.get("max_tokens") == 1:
             return Reply("Hello")
-        assert "fault-429" not in (said := json.dumps(request["messages"])) and "fault-500" not in said
+        said = json.dumps(request["messages"])
+        assert not any(f"fault-{each}" in said for each in (401, 429, 500))
         self.asked += 1
+        if "summar" in str(request["messages"][-1]["content"]).lower():
+            return Reply("The file is to be written.", usage=(10, 5))  # the program shortens its conversation
         turn = sum(message["role"] == "assistant" for message in request["messages"])
-        if turn == self._turn and self.left != 0:
-            self.left = None if self.left is None else self.left - 1
-            return self._fault
-        if turn:
-            return Reply("I wrote it.", usage=(10, 5))
-        return Reply(None, [call(self._tool, **{self._argument: "echo done >out.txt"})], usage=(10, 5))
+        if (fault := self._faults.get(turn)) is not None and self.met[turn] != self._times:
+            self.met[turn] += 1
+            return fault
+        return self._work[min(turn, len(self._work) - 1)]
 
 
-async def rolled_out(tmp_path: Path, agent: str, endpoint: Endpoint, **settings: Any) -> dict[str, Any]:
+async def rolled_out(
+    tmp_path: Path, endpoint: Endpoint, *, limits: Mapping[str, float] | None = None, **settings: Any
+) -> dict[str, Any]:
     """The only record."""
     (tmp_path / "tasks.jsonl").write_text(json.dumps(ROW) + "\n")
     records: list[dict[str, Any]] = []
-    plugins: list[Any] = []
-    if agent == "program":
-        settings["command"] = OURS
-    else:
-        plugins.append(pytest.importorskip("hermes_agents"))
-    began = time.monotonic()
     async with (
         ScriptedServer(endpoint) as server,
-        Runtime(Settings(state_dir=tmp_path / "state"), load_entry_points=False, plugins=plugins) as runtime,
+        Runtime(Settings(state_dir=tmp_path / "state"), load_entry_points=False) as runtime,
     ):
         await run_rollouts(
             runtime,
             "tasks",
-            agent,
+            "program",
             env={"dataset_name": str(tmp_path / "tasks.jsonl")},
-            settings={"model": "scripted", "base_url": server.base_url, **SETTINGS, **settings},
+            settings={"command": OURS, "model": "scripted", "base_url": server.base_url, **SETTINGS, **settings},
             isolation="user",
             concurrency=1,
+            **(limits or {}),
             on_record=lambda record: records.append(dict(record)),
         )
     [record] = records
-    print(f"{time.monotonic() - began:.1f} s in all, {record['timings'].get('agent_s')} s for the agent")
     return record
 
 
-def outcome(record: dict[str, Any]) -> tuple[float | None, str | None, str]:
+def outcome(record: Mapping[str, Any]) -> tuple[float | None, str | None, str]:
+    """Its reward, its kind of failure, and the reason to stop."""
     return record["reward"], record["failure"] and record["failure"]["kind"], record["stop_reason"]
 
 
-AGENTS = ["program", *(pytest.param(agent, marks=[pytest.mark.full, pytest.mark.long]) for agent in ("codex", "pi"))]
-
-
-@pytest.fixture
-def there(request: pytest.FixtureRequest, require: Callable[[str, str | None], None]) -> None:
-    """The agent of the test was fetched before, or it is a program of ours."""
-    agent = request.getfixturevalue("agent")
-    if agent != "program":
-        packages = pytest.importorskip("hermes_agents.packages")
-        fetched = list(packages.cache().glob(f"{agent}-*"))
-        require("agents", None if fetched else f"{agent} was not fetched: hermes-rl agents install {agent}")
-
-
-@pytest.mark.loop_stall(2.0)
-@pytest.mark.parametrize("agent", AGENTS)
 @pytest.mark.parametrize("fault", FAULTS)
-async def test_a_fault_that_lasts_is_no_reward(tmp_path: Path, there: None, agent: str, fault: str) -> None:
-    """Although the work was done by then, and whatever the agent's exit status is."""
-    record = await rolled_out(tmp_path, agent, Endpoint(agent, FAULTS[fault]))
+async def test_a_fault_that_lasts_is_no_reward(tmp_path: Path, fault: str) -> None:
+    """Although the work was done by then, and whatever the program's exit status is."""
+    record = await rolled_out(tmp_path, Endpoint(WORK, {1: FAULTS[fault]}))
     assert outcome(record) == (None, "model", "model_error"), record
     assert record["program"]["requests"]["answered"] == 1
     assert record["program"]["requests"]["calls"] == 2  # it ends with the first refusal
 
 
-@pytest.mark.parametrize("agent", AGENTS)
-@pytest.mark.parametrize("fault", [each for each in FAULTS if each != "401"])
-async def test_a_fault_that_passes_does_not_reach_the_agent(
-    tmp_path: Path, there: None, agent: str, fault: str
-) -> None:
-    endpoint = Endpoint(agent, FAULTS[fault], times=1)
-    record = await rolled_out(tmp_path, agent, endpoint, endpoint_patience_s=30.0)
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_a_fault_that_passes_does_not_reach_the_program(tmp_path: Path, fault: str) -> None:
+    endpoint = Endpoint(WORK, {1: FAULTS[fault]}, times=1)
+    record = await rolled_out(tmp_path, endpoint, endpoint_patience_s=30.0)
     assert outcome(record) == (1.0, None, "finished"), record
-    assert endpoint.left == 0 and endpoint.asked == 3
+    assert endpoint.met == {1: 1} and endpoint.asked == 3
     requests = record["program"]["requests"]
     assert (requests["calls"], requests["answered"], len(record["turns"])) == (2, 2, 2)
 
 
-@pytest.mark.parametrize("agent", AGENTS)
-async def test_a_conversation_that_is_too_long_is_scored(tmp_path: Path, there: None, agent: str) -> None:
-    record = await rolled_out(tmp_path, agent, Endpoint(agent, TOO_LONG))
+async def test_a_conversation_that_is_too_long_is_scored(tmp_path: Path) -> None:
+    record = await rolled_out(tmp_path, Endpoint(WORK, {1: TOO_LONG}))
     assert outcome(record) == (1.0, None, "context_length"), record
 
 
-@pytest.mark.parametrize("agent", AGENTS)
-async def test_a_task_that_is_too_long_is_no_reward(tmp_path: Path, there: None, agent: str) -> None:
-    record = await rolled_out(tmp_path, agent, Endpoint(agent, TOO_LONG, turn=0))
+async def test_a_task_that_is_too_long_is_no_reward(tmp_path: Path) -> None:
+    record = await rolled_out(tmp_path, Endpoint(WORK, {0: TOO_LONG}))
     assert outcome(record)[:2] == (None, "model"), record
+
+
+WAITS = OURS.replace("import json", "import json, sys, time\nsys.excepthook = lambda *_: time.sleep(600)", 1)
+"""The program, which never ends after a call that failed."""
+
+
+async def test_a_program_that_does_not_end_after_the_endpoint_failed_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateway, "GRACE_S", 0.1)
+    record = await rolled_out(tmp_path, Endpoint(WORK, {1: FAULTS["401"]}), command=WAITS, endpoint_patience_s=0.0)
+    assert outcome(record) == (None, "model", "model_error"), record
+    assert record["program"]["exit_code"] is None and "fault-401" in record["failure"]["message"]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("limit", [{"rollout_timeout": 5.0}, {"deadline": 10.0}], ids=str)
+async def test_a_time_limit_after_the_endpoint_failed_is_no_reward(tmp_path: Path, limit: dict[str, float]) -> None:
+    endpoint = Endpoint(WORK, {1: FAULTS["401"]})
+    record = await rolled_out(tmp_path, endpoint, limits=limit, command=WAITS, endpoint_patience_s=0.0)
+    assert outcome(record) == (None, "model", "model_error"), record

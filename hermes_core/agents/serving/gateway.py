@@ -10,7 +10,7 @@ import re
 import secrets
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from types import MappingProxyType, TracebackType
@@ -44,7 +44,7 @@ from hermes_core.agents.serving.http import Exchange, Handle, HttpLimits, Refuse
 from hermes_core.agents.serving.responses import ResponsesDialect
 from hermes_core.agents.serving.upstream import Passage, Upstream
 from hermes_core.agents.traffic import counted_waits
-from hermes_core.aio import BrokenOff, SingleFlight, TaskSet, cancel
+from hermes_core.aio import BrokenOff, SingleFlight, TaskSet, cancel, together
 from hermes_core.errors import ModelError, UsageError
 from hermes_core.sandbox.commands import Connection
 
@@ -73,6 +73,8 @@ _LIKELY_MAX_TOKENS = 16_384
 """Agents name the longest answer that the model which they know can give, and an endpoint refuses more than its model's
 context has room for. So without a limit of ours, what is above this is not passed on."""
 _CHARACTERS_PER_TOKEN = 4
+GRACE_S = 10.0
+"""Seconds that the agent has to end by itself when its model has failed. Some ask again and again for minutes."""
 
 _ENDS: Mapping[type[Exception], StopReason] = {
     ContextLengthExceeded: StopReason.CONTEXT_LENGTH,
@@ -205,6 +207,7 @@ class Gateway:
         """What a program must name to be answered. It is worth nothing outside of the slot, and after `aclose`."""
         self.failure: ModelError | None = None
         """Set if the endpoint failed. Then the rollout has no result, whatever the agent makes of it."""
+        self._over = asyncio.Event()
         self.last_call_failed = False
         """Whether the last call that may be the agent's own was refused or failed."""
         self.log: list[CallLog] = []
@@ -267,6 +270,23 @@ class Gateway:
     def counts(self) -> dict[str, int]:
         """Return how many calls there were, by what became of them and what they were to each other."""
         return {**self._counts, **{str(place): count for place, count in self.conversations.places.items()}}
+
+    async def while_it_answers(self, work: Coroutine[Any, Any, None]) -> None:
+        """Await the agent's work. If the endpoint fails, it has a few seconds to come to an end.
+
+        Raises:
+            ModelError: the endpoint failed, and the work did not end.
+        """
+        async with together() as tasks:
+            watch = tasks.create_task(self._give_up())
+            await work
+            watch.cancel()
+
+    async def _give_up(self) -> None:
+        await self._over.wait()
+        await self._time.measured(asyncio.sleep(GRACE_S))  # a time limit would end the wait with a result
+        assert self.failure is not None
+        raise self.failure
 
     async def serve(self, connection: Connection) -> None:
         """Serve one connection of a program to its end.
@@ -637,6 +657,7 @@ class Gateway:
             failure.trajectory_id = failure.trajectory_id or self._task.trajectory_id
             self._task.result.stop(StopReason.MODEL_ERROR)
             self.failure = failure
+            self._over.set()
 
     def _forget_continued(self, request: _Request) -> None:
         """Keep no longer the answers that this request goes on from: they have arrived."""
