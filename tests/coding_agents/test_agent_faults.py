@@ -1,0 +1,173 @@
+"""What becomes of rollouts of real coding agents when their model's endpoint has trouble, printed as a table.
+
+What lasts is no reward, although the work was done by then, and ends each agent soon. What passes does not reach it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import hermes_agents
+import pytest
+
+from hermes_core.agents.base import AgentResult, AgentTask
+from hermes_core.agents.failures import EndpointDown
+from hermes_core.agents.program import ProgramAgent
+from hermes_core.envs.runner import run_rollouts
+from hermes_core.errors import ModelError
+from hermes_core.runtime import Runtime
+from hermes_core.settings import Settings
+from hermes_core.testing.scripted_server import Reply, ScriptedServer, call
+from tests.coding_agents.test_real_agents import END, TOOLS
+from tests.envs.test_program_faults import FAULTS, ROW, SETTINGS, TOO_LONG, Endpoint, outcome
+
+pytestmark = [pytest.mark.full, pytest.mark.long, pytest.mark.loop_stall(2.0)]
+
+ALWAYS = ("codex", "pi")
+"""The agents that are tried with each change. The others take minutes."""
+
+AGENTS = [name if name in ALWAYS else pytest.param(name, marks=pytest.mark.stress) for name in (*TOOLS, "aider")]
+
+LATE_S = 12.0
+"""Seconds after which a stream has begun, so that a refusal can no longer have a status of its own."""
+LATE = {"endpoint_patience_s": LATE_S, "request_timeout_s": 2 * LATE_S}
+PASSES = {"endpoint_patience_s": 60.0}
+
+MODEL, DONE, TOO_MUCH = (None, "model", "model_error"), (1.0, None, "finished"), (1.0, None, "context_length")
+"""What becomes of a rollout: its reward, its kind of failure, and the reason to stop."""
+
+SHORTENS = 12
+"""The most calls of an agent that shortens its conversation."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A rollout in which some requests meet a fault, and what is to become of it."""
+
+    endpoint: Endpoint
+    outcomes: tuple[Any, ...]
+    calls: int
+    """The most calls that the agent may make."""
+    settings: Mapping[str, Any]
+
+
+def work(agent: str, turns: int) -> list[Reply]:
+    """Return what the model says in so many turns. The first one does the task, if the agent has tools."""
+    if agent == "aider":  # it has none, and asks again if a file has no name
+        return [*(Reply(f"```\n{n}\n```\n") for n in range(turns - 1)), Reply("out.txt\n```\ndone\n```\n")]
+    name, argument, others = TOOLS[agent]
+    last = Reply("I wrote it.", usage=(10, 5))
+    commands = ["echo done >out.txt", *(f"true {n}" for n in range(turns - 2)), END.get(agent, "")]
+    calls = [Reply(None, [call(name, **{argument: each}, **others)], usage=(10, 5)) for each in commands]
+    return calls if agent in END else [*calls[:-1], last]
+
+
+def cells(agent: str) -> dict[str, Cell]:
+    """Return the table of an agent: each fault that lasts, those that pass one after the other, and what is too
+    long."""
+    short = work(agent, 2)
+    scored = (TOO_MUCH, DONE) if agent != "aider" else ((0.0, None, "context_length"),)
+    late = replace(TOO_LONG, delay_s=LATE_S)
+    found = {name: Cell(Endpoint(short, {1: fault}), (MODEL,), 2, SETTINGS) for name, fault in FAULTS.items()}
+    found["500, in a stream that has begun"] = Cell(
+        Endpoint(short, {1: FAULTS["500"]}), (MODEL,), 3, {**SETTINGS, **LATE}
+    )
+    found |= {
+        "too long, once": Cell(Endpoint(short, {1: TOO_LONG}, times=1), scored, SHORTENS, SETTINGS),
+        "too long": Cell(Endpoint(short, {1: TOO_LONG}), scored, SHORTENS, SETTINGS),
+        "too long, in a stream that has begun": Cell(
+            Endpoint(short, {1: late}, times=1), scored, SHORTENS, {**SETTINGS, **LATE}
+        ),
+        "a task that is too long": Cell(Endpoint(short, {0: TOO_LONG}), (MODEL,), SHORTENS, SETTINGS),
+    }
+    for names in _parts(FAULTS, 3 if agent == "aider" else len(FAULTS)):  # it asks again three times at most
+        turns = len(names) + 1
+        endpoint = Endpoint(work(agent, turns), {n: FAULTS[name] for n, name in enumerate(names, 1)}, times=2)
+        found[f"passing: {', '.join(names)}"] = Cell(endpoint, (DONE,), turns, {**SETTINGS, **PASSES})
+    return found
+
+
+def _parts(names: Iterable[str], most: int) -> Iterator[list[str]]:
+    left = list(names)
+    while left:
+        yield left[:most]
+        del left[:most]
+
+
+class EachItsOwn:
+    """The same agent with an endpoint for each task. One that is down is no reason to end the run."""
+
+    in_slot = True
+
+    def __init__(self, agents: Mapping[str, ProgramAgent]) -> None:
+        self._agents = agents
+        self.name = next(iter(agents.values())).name
+
+    async def run(self, task: AgentTask) -> AgentResult:
+        assert task.seed_key is not None
+        try:
+            return await self._agents[task.seed_key.rpartition(":")[0]].run(task)
+        except EndpointDown as error:
+            failure = ModelError(error.message, hint=error.hint, trajectory_id=error.trajectory_id)
+            failure.result = error.result
+            raise failure from error
+
+    async def check_endpoint(self) -> None:
+        for agent in self._agents.values():
+            await agent.check_endpoint()
+
+    async def aclose(self) -> None:
+        """The runtime closes them."""
+
+
+async def records_of(tmp_path: Path, agent: str, tried: Mapping[str, Cell]) -> dict[str, dict[str, Any]]:
+    """Return the record of each cell. They are rollouts of one run, so that the agent is sent to one sandbox, once."""
+    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps({**ROW, "id": name}) + "\n" for name in tried))
+    records: dict[str, dict[str, Any]] = {}
+    async with AsyncExitStack() as stack:
+        own = Settings(state_dir=tmp_path / "state")
+        runtime = await stack.enter_async_context(Runtime(own, load_entry_points=False, plugins=[hermes_agents]))
+        agents = {}
+        for name, cell in tried.items():
+            server = await stack.enter_async_context(ScriptedServer(cell.endpoint))
+            settings = {"model": "scripted", "base_url": server.base_url, **cell.settings}
+            made = runtime.agent(agent, runtime.agent_settings(settings, agent))
+            assert isinstance(made, ProgramAgent)
+            agents[name] = made
+        await run_rollouts(
+            runtime,
+            "tasks",
+            EachItsOwn(agents),
+            env={"dataset_name": str(tmp_path / "tasks.jsonl")},
+            isolation="user",
+            backend_config={"network": "none"},
+            concurrency=3,
+            on_record=lambda record: records.update({record["item_id"]: dict(record)}),
+        )
+    return records
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+async def test_no_fault_of_the_endpoint_is_a_reward(
+    tmp_path: Path, isolates: None, indexes: None, agent: str, record_property: Callable[[str, object], None]
+) -> None:
+    tried = cells(agent)
+    records = await records_of(tmp_path, agent, tried)
+    wrong = []
+    for name, cell in tried.items():
+        record = records[name]
+        program, asked = record["program"], record["program"]["requests"]["calls"]
+        reward, kind, reason = outcome(record)
+        record_property(
+            "figure",
+            f"{agent} | {name} | {kind or reward} | {reason} | {record['timings']['agent_s']:.0f} s | "
+            f"{cell.endpoint.asked} upstream | {asked} calls | exit {program['exit_code']}",
+        )
+        if outcome(record) not in cell.outcomes or asked > cell.calls:
+            wrong.append(f"{name}: {outcome(record)}, {program}, {record['failure']}")
+    assert not wrong, "\n".join(wrong)
