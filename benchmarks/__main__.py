@@ -17,6 +17,7 @@ from benchmarks import (
     checkouts,
     datagen,
     images,
+    large_requests,
     latency,
     output,
     parsers,
@@ -57,6 +58,7 @@ BENCHMARKS: Mapping[str, Callable[[bool], Rows]] = {
     "view": view.rows,
     "atropos": atropos.rows,
     "agent_programs": agent_programs.rows,
+    "large_requests": large_requests.rows,
     "trl-reset": trl_reset.rows,
 }
 

@@ -126,7 +126,7 @@ async def rows(quick: bool) -> Rows:
     """Ours beside the same program in the same slots that asks the endpoint itself, and beside verifiers' server."""
     count = QUICK if quick else AT_ONCE
     about = f"{count} programs of {TURNS + 1} calls, {LEVEL}"
-    async with local_backend(LEVEL, count) as backend, _endpoint() as url:
+    async with local_backend(LEVEL, count) as backend, endpoint() as url:
         if backend is None:
             for figure, unit, _ in FIGURES:
                 yield Row(NAME, f"{figure}, {about}", None, None, unit, None, (NOT_GRANTED,))
@@ -223,7 +223,7 @@ async def _verifiers(url: str) -> Round:
 
 
 @contextlib.asynccontextmanager
-async def _endpoint() -> AsyncIterator[str]:
+async def endpoint(turns: int = TURNS) -> AsyncIterator[str]:
     """The URL of an endpoint that answers at once, in a process of its own."""
     pipe = asyncio.subprocess.PIPE
     program = str(Path(__file__).with_name("chat_server.py"))
@@ -231,7 +231,7 @@ async def _endpoint() -> AsyncIterator[str]:
     assert process.stdin is not None
     assert process.stdout is not None
     try:
-        process.stdin.write(f"{TURNS}\n".encode())
+        process.stdin.write(f"{turns}\n".encode())
         await process.stdin.drain()
         yield f"http://127.0.0.1:{int(await process.stdout.readline())}/v1"
     finally:

@@ -58,8 +58,18 @@ def canonical(message: Mapping[str, Any]) -> Canonical:
 
 def digest(forms: Sequence[Canonical], *more: Any) -> str:
     """Return a hash of canonical forms and other JSON values, which is the same in every process."""
-    said = [[each.role, each.text, each.thinking, each.calls, each.tool_call_id, each.images] for each in forms]
-    return _sha256(json.dumps([said, more], separators=(",", ":")))
+    found = hashlib.sha256()
+
+    def add(text: str) -> None:
+        told = text.encode("utf-8", "surrogatepass")
+        found.update(b"%d:" % len(told))
+        found.update(told)
+
+    for each in forms:
+        for text in (each.role, each.text, each.thinking, each.tool_call_id, _written([each.calls, each.images])):
+            add(text)
+    add(_written(more))
+    return found.hexdigest()
 
 
 def canonical_arguments(written: Any) -> str:
@@ -138,6 +148,10 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Sequence):
         return [_plain(item) for item in value]
     raise TypeError(f"{type(value).__name__} is not JSON")
+
+
+def _written(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))
 
 
 def _sha256(text: str) -> str:

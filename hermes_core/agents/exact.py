@@ -25,6 +25,9 @@ from hermes_core.agents.trial import try_out
 from hermes_core.agents.wires import Sampled
 from hermes_core.errors import ConfigError
 
+_CHARACTERS_PER_TOKEN = 16
+"""More than a token has in any conversation, on average."""
+
 
 class ExactSession:
     """The conversations of one rollout: `chat_completion` for what asks, `get_state` for the trainer.
@@ -105,14 +108,12 @@ class ExactSession:
         offered = tools or ()
         async with self._turn():
             asked = self._tree.ask(messages, offered)
+            self._check_size(asked)
             added = self._prompt(asked, messages, offered)
             prompt = tokens_after(asked.before) + array("i", added.tokens)
         room = self.max_length - len(prompt)
         if room < 1:
-            raise ContextLengthExceeded(
-                f"the conversation has {len(prompt)} tokens, of {self.max_length} at most",
-                hint="allow fewer turns or shorter tool results, or raise max_token_length",
-            )
+            raise self._too_long(f"{len(prompt)} tokens")
         limit, seed = min(max_tokens or room, room), (extra_body or {}).get("seed")
         if seed is not None:  # with one seed for all answers, their draws would be the same
             seed = derived_seed(seed, str(len(self._tree.answers) + self._under_way))
@@ -130,6 +131,22 @@ class ExactSession:
         # Only now, so that a request that failed or was cancelled leaves no trace in the sequences.
         answer = self._tree.add(asked, array("i", added.tokens), sampled, zlib.crc32(prompt), reply)
         return replace(reply, number=answer.number)
+
+    def _check_size(self, asked: Asked) -> None:
+        """Refuse what can't fit before it is rendered and encoded, while everybody waits.
+
+        Raises:
+            ContextLengthExceeded: it has too many characters.
+        """
+        characters = sum(len(form.text) for form in asked.forms)
+        if characters > self.max_length * _CHARACTERS_PER_TOKEN:
+            raise self._too_long(f"{characters} characters")
+
+    def _too_long(self, size: str) -> ContextLengthExceeded:
+        return ContextLengthExceeded(
+            f"the conversation has {size}, of {self.max_length} tokens at most",
+            hint="allow fewer turns or shorter tool results, or raise max_token_length",
+        )
 
     @asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from hermes_core.agents.base import AgentSettings
 from hermes_core.agents.chat import Chat
 from hermes_core.agents.exact import ExactAgent, ExactSession
+from hermes_core.agents.failures import ContextLengthExceeded
 from hermes_core.agents.parsers.base import Parser
 from hermes_core.agents.replies import sayable
 from hermes_core.agents.retries import Endpoint
@@ -321,6 +322,16 @@ async def test_a_forged_history_forks(start: Start) -> None:
     assert not extends(server, 1, 0)
     assert extends(server, 3, 0)
     assert check(session, server) == {"edited": 2}
+
+
+async def test_what_is_far_too_long_is_not_even_encoded(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    session, server = start()
+    monkeypatch.setattr(session._chat.tokenizer, "encode", None)
+    parts = [{"type": "text", "text": "x" * (16 * session.max_length + 1)}, {"type": "image_url", "image_url": {}}]
+    for content in (parts[0]["text"], parts):
+        with pytest.raises(ContextLengthExceeded, match="characters"):
+            await ask(session, [{"role": "user", "content": content}])
+    assert server.log == []
 
 
 async def agent_models() -> None:

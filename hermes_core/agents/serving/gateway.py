@@ -6,28 +6,28 @@ import asyncio
 import hmac
 import json
 import logging
-import re
+import reprlib
 import secrets
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from types import MappingProxyType, TracebackType
 from typing import Any
 
 from hermes_core.agents.base import AgentSettings, AgentTask, StopReason, Usage
-from hermes_core.agents.canonical import Canonical, canonical, digest
 from hermes_core.agents.failures import (
     ContextLengthExceeded,
     ConversationRefused,
-    RequestTooLarge,
+    EndpointDown,
     ResponseTooLarge,
     as_model_error,
 )
 from hermes_core.agents.loop import ChatServer
 from hermes_core.agents.model import derived_seed
-from hermes_core.agents.replies import Reply, read_reply, sayable
+from hermes_core.agents.replies import Reply, read_reply
 from hermes_core.agents.serving.anthropic import AnthropicDialect
 from hermes_core.agents.serving.chat import ChatDialect
 from hermes_core.agents.serving.conversations import Conversations, Sampled, task_text
@@ -37,10 +37,10 @@ from hermes_core.agents.serving.dialects import (
     BadRequest,
     Dialect,
     Refusal,
-    Tool,
     sse,
 )
 from hermes_core.agents.serving.http import Exchange, Handle, HttpLimits, Refused, Room, serve_http
+from hermes_core.agents.serving.requests import Passing, Request, read_request
 from hermes_core.agents.serving.responses import ResponsesDialect
 from hermes_core.agents.serving.upstream import Passage, Upstream
 from hermes_core.agents.traffic import counted_waits
@@ -61,12 +61,10 @@ _JSON = {"content-type": "application/json"}
 _STREAM = {"content-type": "text/event-stream", "cache-control": "no-cache"}
 _FOR_GOOD = {"x-should-retry": "false"}
 _PIECE = 256 << 10
-_MOST_VALUES = 1_000_000
-"""The most values in the JSON of one request: each takes some sixty bytes here, and time."""
+_SHORT = 256 << 10
+"""Bytes of a request up to which it is read at once, and not in a thread."""
 _LOGGED = 4000
 """The most calls in the log. Those after them are only counted."""
-_ESCAPED = re.compile(r"\\u(?:0000|007f|00[89]|d[89a-f]|fd[de]|fff[ef])", re.IGNORECASE)
-"""What escapes of characters begin with that `sayable` replaces. Some others begin so too."""
 _SETTING = 200
 """The most characters of an overridden setting in the log."""
 _LIKELY_MAX_TOKENS = 16_384
@@ -103,11 +101,16 @@ class Bounds:
     kept_bytes: int = 256 << 20
     """Bytes of the requests that begin a conversation or leave one before its end, all of them together: they are kept
     until the rollout ends. Those after them are refused."""
+    read_bytes: int = 4 << 30
+    """Bytes of all requests together. Those after them are refused unread."""
     http: HttpLimits = field(default_factory=HttpLimits)
     quiet_s: float = 10.0
     """Seconds without an answer after which a stream begins. Until then, a refusal can have a status of its own."""
     keep_alive_s: float = 5.0
     """Seconds between two signs of life in a stream that has begun."""
+
+
+_TIME_IS_UP = Refusal("the rollout has ended: it has waited for the model for as long as it may")
 
 
 @dataclass
@@ -151,29 +154,6 @@ class CallLog:
 
 class _Crowded(Exception):
     """Too many calls are waiting for their turn."""
-
-
-@dataclass(frozen=True)
-class _Request:
-    """A request that was read."""
-
-    asked: Asked
-    forms: Sequence[Canonical]
-    """The canonical forms of its messages."""
-    tools: str
-    """Its tools as JSON."""
-    digest: str
-    """The same for every request with the same answer."""
-    size: int
-    """The length of its body."""
-    passage: Passage | None = None
-    """Set if it is passed on as it is."""
-
-    @property
-    def characters(self) -> int:
-        """Return about how many characters its prompt has, images aside."""
-        said = sum(len(form.text) + len(form.thinking) + sum(map(len, sum(form.calls, ()))) for form in self.forms)
-        return said + (len(self.tools) if self.asked.tools else 0)
 
 
 class Gateway:
@@ -229,9 +209,10 @@ class Gateway:
         """For each call by its number, the key under which its answer is kept."""
         self._usage = Usage()
         self._waited_s = 0.0
-        self._connections = self._waiting = self._number = self._kept_bytes = self._open_bytes = 0
+        self._connections = self._waiting = self._number = self._kept_bytes = self._open_bytes = self._read_bytes = 0
         self._end: StopReason | None = None
-        self._tools: tuple[list[Tool], str] = ([], "[]")
+        self._reading = asyncio.Lock()
+        """Held while a thread reads a long request, so that one slot keeps no more than one busy."""
         self._characters = self._tokens = 0
         task.result.model = settings.model
 
@@ -358,56 +339,33 @@ class Gateway:
         per_token = self._characters / self._tokens if self._tokens else _CHARACTERS_PER_TOKEN
         await exchange.answer(200, _bytes({"input_tokens": max(1, int(request.characters / per_token))}), _JSON)
 
-    async def _read(self, exchange: Exchange, dialect: Dialect) -> _Request | Refusal:
+    async def _read(self, exchange: Exchange, dialect: Dialect) -> Request | Refusal:
         """Return what a request asks for, with the server's own ids of calls."""
+        if self._read_bytes >= self.bounds.read_bytes:
+            return Refusal("the rollout has ended: its requests were too long together")
         try:
-            body = await exchange.body(self._room)
+            async with exchange.body(self._room) as body:
+                self._read_bytes += len(body)
+                read = partial(read_request, body, dialect, self._ids, self._passing(exchange, dialect))
+                if len(body) <= _SHORT:
+                    return read()
+                async with self._reading:
+                    return await asyncio.to_thread(read)
         except Refused as refused:
             return Refusal(refused.message, "too_large" if refused.status == 413 else "invalid")
-        try:
-            if body.count(b",") + body.count(b"[") + body.count(b"{") > _MOST_VALUES:
-                return Refusal("the body has too many values", "too_large")
-            value, said = _read_json(body, unambiguous=isinstance(self._server, Upstream))
-            if not isinstance(value, dict):
-                return Refusal("the body must be a JSON object")
-            asked = dialect.read(said)
-            passage = self._passage(exchange, dialect, asked, body, value)
-            self._take_own_ids(asked)
-            forms = [canonical(message) for message in asked.messages]
-            tools = self._written(asked.tools)
-            identity = passage.digest if passage else digest(forms, tools, asked.max_tokens, asked.no_calls)
-            return _Request(asked, forms, tools, identity, len(body), passage)
-        except (BadRequest, ValueError, RecursionError) as error:
-            return Refusal(f"the request can't be read: {str(error)[:_SETTING]}")
 
-    def _passage(
-        self, exchange: Exchange, dialect: Dialect, asked: Asked, body: bytes, value: Mapping[str, Any]
-    ) -> Passage | None:
-        """Return a request as it goes on to the provider; None if it is answered in another way.
-
-        Raises:
-            BadRequest: it can't go on.
-        """
-        if not isinstance(self._server, Upstream):
+    def _passing(self, exchange: Exchange, dialect: Dialect) -> Passing | None:
+        """Return what makes a request what goes on to the provider; None if it is answered in another way."""
+        server = self._server
+        if not isinstance(server, Upstream):
             return None
-        if dialect.name != (name := self._server.api.name):
-            raise BadRequest(f"only requests in the dialect {name} are passed on here")
-        return self._server.passage(asked, body, value, query=exchange.query, headers=exchange.headers)
 
-    def _written(self, tools: list[Tool]) -> str:
-        """Return tools as JSON. An agent offers the same ones again and again."""
-        if tools != self._tools[0]:
-            self._tools = tools, json.dumps(tools, sort_keys=True)
-        return self._tools[1]
+        def passing(asked: Asked, body: bytes, value: Mapping[str, Any]) -> Passage:
+            if dialect.name != server.api.name:
+                raise BadRequest(f"only requests in the dialect {server.api.name} are passed on here")
+            return server.passage(asked, body, value, query=exchange.query, headers=exchange.headers)
 
-    def _take_own_ids(self, asked: Asked) -> None:
-        """Replace the ids of calls that agents are told by those that the server gave."""
-        for message in asked.messages:
-            if message["role"] == "tool":
-                message["tool_call_id"] = self._ids.get(message["tool_call_id"], message["tool_call_id"])
-            for call in message.get("tool_calls") or ():
-                call["id"] = self._ids.get(call["id"], call["id"])
-        asked.failed = {self._ids.get(each, each) for each in asked.failed}
+        return passing
 
     async def _call(self, exchange: Exchange, dialect: Dialect) -> None:
         """Answer a model call."""
@@ -440,7 +398,7 @@ class Gateway:
         call.delivered = True
 
     @contextmanager
-    def _open(self, request: _Request) -> Iterator[None]:
+    def _open(self, request: Request) -> Iterator[None]:
         """Count a request among those that are being answered. One that is sampled may outlive its connection."""
         self._open_bytes += request.size
         try:
@@ -448,9 +406,7 @@ class Gateway:
         finally:
             self._open_bytes -= request.size
 
-    async def _outcome(
-        self, call: CallLog, request: _Request, exchange: Exchange, dialect: Dialect
-    ) -> Answer | Refusal:
+    async def _outcome(self, call: CallLog, request: Request, exchange: Exchange, dialect: Dialect) -> Answer | Refusal:
         """Return the answer, or why there is none. Meanwhile, keep a stream alive.
 
         Raises:
@@ -494,6 +450,8 @@ class Gateway:
         bounds = self.bounds
         if self.failure is not None:
             return Refusal("the rollout has ended: its model can't be reached")
+        if self._end is StopReason.TIME_LIMIT:
+            return _TIME_IS_UP
         if self._number > bounds.calls:
             self._end = StopReason.MAX_TURNS
             return Refusal(f"the rollout has ended: it had {bounds.calls} model calls")
@@ -508,7 +466,7 @@ class Gateway:
             return Refusal("the requests that are being answered are too long together")
         return None
 
-    async def _sample(self, call: CallLog, request: _Request) -> Answer | Refusal:
+    async def _sample(self, call: CallLog, request: Request) -> Answer | Refusal:
         """Have the server answer, and record it.
 
         Raises:
@@ -523,16 +481,23 @@ class Gateway:
             self._waiting -= 1
         try:
             with counted_waits() as waits:
-                reply, written = await self._time.measured(self._ask(call, request))
-            call.waited_s = round(waits.seconds, 6)
+                try:
+                    reply, written = await self._time.measured(self._ask(call, request))
+                finally:
+                    self._note_wait(call, waits.seconds)
             return self._record(call, request, reply, written)
         except Exception as error:
             return self._failed(call, error)
         finally:
             self._places.release()
-            self._waited_s += waits.seconds
 
-    async def _ask(self, call: CallLog, request: _Request) -> tuple[Reply, bytes | None]:
+    def _note_wait(self, call: CallLog, seconds: float) -> None:
+        call.waited_s = round(seconds, 6)
+        if call.own:
+            self._waited_s += seconds
+            self._task.result.waited_s = self._waited_s
+
+    async def _ask(self, call: CallLog, request: Request) -> tuple[Reply, bytes | None]:
         """Return the reply to a request; and as it was written, if that is what the agent gets."""
         asked = request.asked
         if isinstance(self._server, Upstream):
@@ -567,7 +532,7 @@ class Gateway:
             return None
         return min((each for each in (ours, theirs) if each is not None), default=None)
 
-    def _record(self, call: CallLog, request: _Request, reply: Reply, written: bytes | None) -> Answer:
+    def _record(self, call: CallLog, request: Request, reply: Reply, written: bytes | None) -> Answer:
         """Add an answer to the record, and return it as the agent gets it."""
         asked = request.asked
         answer = Answer(secrets.token_hex(12), int(time.time()), self._model, reply, written)
@@ -606,7 +571,7 @@ class Gateway:
         self._fill_result()
         return answer
 
-    def _hear(self, call: CallLog, request: _Request) -> None:
+    def _hear(self, call: CallLog, request: Request) -> None:
         """Record what a request without an answer tells of the agent's own calls."""
         if call.own and call.place == "continues" and self._kept_bytes < self.bounds.kept_bytes:
             self._kept_bytes += request.size
@@ -617,7 +582,7 @@ class Gateway:
     def _fill_result(self) -> None:
         result = self._task.result
         self.conversations.fill(result)
-        result.usage, result.waited_s = replace(self._usage), self._waited_s
+        result.usage = replace(self._usage)
         get_state = getattr(self._server, "get_state", None)
         result.managed_state = get_state() if get_state is not None else None
 
@@ -635,21 +600,27 @@ class Gateway:
         """
         call.outcome = "failed"
         begun = bool(self._task.result.turns_used)
+        if begun and error is self._time.up and 2 * self._waited_s < self._time.seconds:
+            self._end = StopReason.TIME_LIMIT  # it was the program that had so much answered
+            return _TIME_IS_UP
         if isinstance(error, UsageError):
             failure: ModelError = ConversationRefused(error.message, hint=error.hint)
+        elif isinstance(error, RecursionError):
+            failure = ConversationRefused("the conversation is nested too deeply to be sent")
         else:
             failure = as_model_error(error)
         if not isinstance(error, ModelError | UsageError):
             logger.warning("trajectory %s: a model call failed", self._task.trajectory_id, exc_info=error)
         end = next((reason for kind, reason in _ENDS.items() if isinstance(failure, kind)), None)
-        forged = begun and not call.own and isinstance(failure, RequestTooLarge)
-        if not forged and (end is None or (call.own and not begun)):
+        # If the endpoint fails more than this call, the agent's next one shows it.
+        others = begun and not call.own and not isinstance(failure, EndpointDown)
+        if not others and (end is None or (call.own and not begun)):
             self._fail(failure)
         elif call.own:
             self._end = end
         if isinstance(failure, ContextLengthExceeded):
             return Refusal("the conversation has more tokens than the model takes", "too_long")
-        return Refusal("the model can't answer this conversation" if end or forged else "the model can't be reached")
+        return Refusal("the model can't answer this conversation" if end or others else "the model can't be reached")
 
     def _fail(self, failure: ModelError) -> None:
         if self.failure is None:
@@ -659,7 +630,7 @@ class Gateway:
             self.failure = failure
             self._over.set()
 
-    def _forget_continued(self, request: _Request) -> None:
+    def _forget_continued(self, request: Request) -> None:
         """Keep no longer the answers that this request goes on from: they have arrived."""
         for step in self.conversations.known(request.forms):
             if step.sampled is not None and (digest := self._turns.pop(step.sampled.number, None)) is not None:
@@ -690,10 +661,10 @@ class Gateway:
 
     def _overridden(self, asked: Asked) -> dict[str, str]:
         """Return the settings that a request asks for and does not get."""
-        overridden = {key[:_SETTING]: repr(value)[:_SETTING] for key, value in list(asked.settings.items())[:32]}
+        overridden = {key[:_SETTING]: _brief(value) for key, value in list(asked.settings.items())[:32]}
         limit = self._max_tokens(asked)
         if asked.max_tokens is not None and limit != asked.max_tokens:
-            overridden["max_tokens"] = str(asked.max_tokens)
+            overridden["max_tokens"] = _brief(asked.max_tokens)
         return overridden
 
     async def _refuse(
@@ -718,6 +689,10 @@ class _SharedTime:
     task: AgentTask
     work: TaskSet
     calls: int = 0
+    seconds: float = 0.0
+    """How long calls were under way, until the last time that there were none."""
+    up: ModelError | None = None
+    """Set if this was longer than the rollout may wait for its model."""
     done: asyncio.Event = field(default_factory=asyncio.Event)
     clock: asyncio.Task[None] | None = None
 
@@ -732,7 +707,7 @@ class _SharedTime:
             try:
                 await asyncio.wait({call, clock}, return_when=asyncio.FIRST_COMPLETED)
                 if not call.done():
-                    clock.result()
+                    self._check(clock)
                     raise ModelError("the wait for the model was given up", hint="look at what ended the rollout")
                 return call.result()
             finally:
@@ -754,9 +729,20 @@ class _SharedTime:
                 self.done.set()
                 self.clock = None
 
+    def _check(self, clock: asyncio.Task[None]) -> None:
+        try:
+            clock.result()
+        except ModelError as error:
+            self.up = error
+            raise
+
     async def _wait(self, done: asyncio.Event) -> None:
-        async with self.task.waiting():
-            await done.wait()
+        began = time.monotonic()
+        try:
+            async with self.task.waiting():
+                await done.wait()
+        finally:
+            self.seconds += time.monotonic() - began
 
 
 def _by_headers(headers: Mapping[str, str]) -> Dialect:
@@ -781,36 +767,9 @@ async def _send(exchange: Exchange, stream: bytes) -> None:
     await exchange.end()
 
 
-def _read_json(body: bytes, *, unambiguous: bool) -> tuple[Any, Any]:
-    """Return a body's JSON value: as it is, and without characters that some endpoint refuses, or that can't be sent at
-    all.
-
-    Args:
-        unambiguous: whether to refuse an object in which a key is twice: others may read the other value.
-
-    Raises:
-        ValueError, RecursionError: it is none.
-    """
-    text = body.decode(json.detect_encoding(body), "surrogatepass")
-    value = json.loads(text, object_pairs_hook=_each_once if unambiguous else None)
-    if sayable(text) == text and _ESCAPED.search(text) is None:  # so are most, and it saves a look at each value
-        return value, value
-    return value, _sayable(value)
-
-
-def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    value = dict(pairs)
-    if len(value) < len(pairs):
-        raise ValueError("an object has a key twice")
-    return value
-
-
-def _sayable(value: Any) -> Any:
-    if isinstance(value, str):
-        return sayable(value)
-    if isinstance(value, dict):
-        return {sayable(key): _sayable(item) for key, item in value.items()}
-    return [_sayable(item) for item in value] if isinstance(value, list) else value
+def _brief(value: Any) -> str:
+    """Return about what a setting is, whatever its size."""
+    return reprlib.repr(value)[:_SETTING]
 
 
 def _bytes(value: Any) -> bytes:

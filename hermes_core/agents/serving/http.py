@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -27,7 +27,7 @@ _DECODERS = {"gzip": 31, "x-gzip": 31, "deflate": 15}
 class HttpLimits:
     """What one connection may take."""
 
-    body_bytes: int = 32 << 20
+    body_bytes: int = 16 << 20
     """The longest body of a request, before and after it is decompressed."""
     request_s: float = 120.0
     """Seconds from a request's first byte to its last."""
@@ -53,20 +53,26 @@ class Room:
     limit: int
     held: int = 0
 
-    def take(self, size: int) -> None:
-        """Take room for some bytes.
+    @contextmanager
+    def part(self) -> Iterator[Take]:
+        """Give what takes room for some bytes, and raises `Refused` if there is too little. At the end, it is given
+        back."""
+        taken = 0
 
-        Raises:
-            Refused: there is too little.
-        """
-        if self.held + size > self.limit:
-            raise Refused(413, "too much is being sent at once")
-        self.held += size
+        def take(size: int) -> None:
+            nonlocal taken
+            if self.held + size > self.limit:
+                raise Refused(413, "too much is being sent at once")
+            self.held += size
+            taken += size
 
-    def give(self, size: int) -> None:
-        """Give room back."""
-        self.held -= size
+        try:
+            yield take
+        finally:
+            self.held -= taken
 
+
+Take = Callable[[int], None]
 
 Handle = Callable[["Exchange"], Awaitable[None]]
 """Answers one request. It may raise `Refused` and `ConnectionError`."""
@@ -86,11 +92,12 @@ class Exchange:
     begun: bool = False
     """Whether the answer has begun: then its status is settled."""
 
-    async def body(self, room: Room) -> bytes:
-        """Return the body, decompressed.
+    @asynccontextmanager
+    async def body(self, room: Room) -> AsyncIterator[bytes]:
+        """Give the body, decompressed.
 
         Args:
-            room: where there has to be room for it, until this returns.
+            room: where there has to be room for it, during the block.
 
         Raises:
             Refused: it is too long, comes too slowly, or has an unknown encoding.
@@ -98,8 +105,12 @@ class Exchange:
         encoding = self.headers.get("content-encoding", "identity").strip().lower()
         if encoding != "identity" and encoding not in _DECODERS:
             raise Refused(415, f"the encoding {encoding[:40]!r} is not known; send the body as it is")
-        body = await self._wire.body(self.headers, room)
-        return body if encoding == "identity" else _decompressed(body, encoding, self._wire.limits.body_bytes)
+        with room.part() as take:
+            body = await self._wire.body(self.headers, take)
+            if encoding != "identity":
+                take(self._wire.limits.body_bytes)
+                body = await asyncio.to_thread(_decompressed, body, encoding, self._wire.limits.body_bytes)
+            yield body
 
     async def answer(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
         """Send a whole answer."""
@@ -182,7 +193,7 @@ class _Wire:
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in event.headers}
         return Exchange(event.method.decode("latin-1"), unquote(path), query, headers, self)
 
-    async def body(self, headers: Mapping[str, str], room: Room) -> bytes:
+    async def body(self, headers: Mapping[str, str], take: Take) -> bytes:
         """Return the body of the request whose head was read."""
         import h11
 
@@ -192,7 +203,7 @@ class _Wire:
         length = headers.get("content-length", "0")
         if not length.isdecimal() or len(length) > 19 or int(length) > limit:
             raise Refused(413, f"the body is longer than {limit} bytes")
-        taken, body = 0, bytearray()
+        body = bytearray()
         try:
             if self._h11.they_are_waiting_for_100_continue:
                 await self._write(self._h11.send(h11.InformationalResponse(status_code=100, headers=[])))
@@ -201,15 +212,12 @@ class _Wire:
                     raise Refused(400, "the request ended before its body")
                 if len(body) + len(event.data) > limit:
                     raise Refused(413, f"the body is longer than {limit} bytes")
-                room.take(len(event.data))
-                taken += len(event.data)
+                take(len(event.data))
                 body += event.data
         except h11.RemoteProtocolError as error:
             raise Refused(400, str(error)) from error
         except TimeoutError as error:
             raise Refused(408, "the request did not come in time") from error
-        finally:
-            room.give(taken)
         return bytes(body)
 
     async def begin(self, status: int, headers: Mapping[str, str]) -> None:

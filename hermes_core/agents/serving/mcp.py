@@ -115,9 +115,9 @@ async def _answer(manager: StreamableHTTPSessionManager, room: Room, exchange: E
     if exchange.method != "POST":  # nothing is ever told without being asked for, and there are no sessions
         await exchange.answer(405, b"", {"allow": "POST"})
         return
-    body = await exchange.body(room)
-    if len(body) > MAX_MESSAGE or body.count(b"{") + body.count(b"[") > MAX_OBJECTS:
-        raise Refused(413, "the message is too long")
+    async with exchange.body(room) as body:
+        if len(body) > MAX_MESSAGE or body.count(b"{") + body.count(b"[") > MAX_OBJECTS:
+            raise Refused(413, "the message is too long")
     async with alongside(_asked(manager, exchange, body)) as asked:
         while not (await asyncio.wait({asked}, timeout=QUIET_S))[0]:
             if not exchange.begun:

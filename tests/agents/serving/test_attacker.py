@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 import resource
+import threading
 from contextlib import AsyncExitStack, suppress
 from typing import Any
 
 import httpx
 import pytest
 
+from hermes_core.agents.base import StopReason
+from hermes_core.agents.serving import gateway
 from hermes_core.agents.serving.gateway import Bounds
 from hermes_core.agents.serving.http import HttpLimits
+from hermes_core.agents.serving.requests import read_request
 from tests.agents.serving.slot import Slot, reply, slot
 from tests.agents.serving.test_gateway import BEGIN, LS, Agent, agent, client_of
 
@@ -140,6 +144,55 @@ async def test_what_is_kept_of_other_conversations_is_bounded() -> None:
         ]
     assert statuses == [200, 200, 200, 400, 400]
     assert len(one.one.model.requests) == 3
+
+
+async def test_nobody_waits_while_a_long_request_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a slot has one of them read at a time."""
+    others, reading, most = threading.Event(), 0, 0
+
+    def read(body: bytes, *more: Any) -> Any:
+        nonlocal reading, most
+        reading += 1
+        most = max(most, reading)
+        assert len(body) < 1 << 18 or others.wait(20)
+        reading -= 1
+        return read_request(body, *more)
+
+    monkeypatch.setattr(gateway, "read_request", read)
+    long = [[{"role": "user", "content": letter * (1 << 19)}] for letter in "ab"]
+    async with agent(reply("Done.")) as one, agent(reply("Done.")) as other, asyncio.TaskGroup() as group:
+        tasks = [group.create_task(one.post(messages=each)) for each in long]
+        while not reading:
+            await asyncio.sleep(0.01)
+        assert (await other.ask())["content"] == "Done."
+        assert (await one.ask(messages=BEGIN))["content"] == "Done."
+        assert one.one.gateway._room.held >= 1 << 19
+        others.set()
+        assert [(await task).status_code for task in tasks] == [200, 200]
+        assert (most, one.one.gateway._room.held) == (2, 0)  # with a short one
+
+
+async def test_all_that_is_read_is_bounded() -> None:
+    async with agent(reply("Done."), bounds=Bounds(read_bytes=1000)) as one:
+        told = [(await one.post(messages=[{"role": "user", "content": f"{n}" * 600}])).status_code for n in range(5)]
+        assert told == [200, 200, 400, 400, 400]
+        counted = await one.client.post("/v1/messages/count_tokens", json={"messages": BEGIN})
+        assert counted.status_code == 400
+    assert one.one.gateway.stop_reason is not StopReason.MODEL_ERROR
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"messages": [{"role": "user", "content": "x"}] * 20_000},
+        {"messages": BEGIN, "tools": [{"function": {"name": "a", "parameters": {"a": [0] * 1_000_000}}}]},
+    ],
+    ids=["messages", "values"],
+)
+async def test_what_takes_long_to_read_is_refused(body: dict[str, Any]) -> None:
+    async with agent(reply("Done.")) as one:
+        assert (await one.client.post("/v1/chat/completions", json=body)).status_code == 413
+        assert one.one.model.requests == []
 
 
 async def test_the_log_is_bounded() -> None:

@@ -22,6 +22,7 @@ from hermes_core.agents.failures import (
 from hermes_core.agents.prices import TokenPrices
 from hermes_core.agents.replies import Reply
 from hermes_core.agents.serving.gateway import Bounds
+from hermes_core.agents.traffic import count_wait
 from hermes_core.errors import ModelError, UsageError
 from tests.agents.serving.slot import TASK, Answer, Slot, call, reply, slot, task_of
 
@@ -295,9 +296,10 @@ async def test_after_a_failure_nothing_more_is_asked() -> None:
     assert (answer.status_code, len(one.one.model.requests)) == (400, 1)
 
 
-async def test_a_forged_call_that_fails_is_not_the_rollouts_failure() -> None:
+@pytest.mark.parametrize("error", [RequestTooLarge("x"), ModelError("HTTP 500"), BadCompletion("x"), OSError("x")])
+async def test_a_forged_call_that_fails_is_not_the_rollouts_failure(error: Exception) -> None:
     forged = [{"role": "user", "content": "x" * 1000}]
-    async with agent(reply("", LS), RequestTooLarge("x"), ContextLengthExceeded("x"), reply("Done.")) as one:
+    async with agent(reply("", LS), error, ContextLengthExceeded("x"), reply("Done.")) as one:
         await one.work()
         assert (await one.post(messages=forged)).status_code == 400
         assert (await one.post(messages=[*forged, *forged])).status_code == 400
@@ -305,6 +307,34 @@ async def test_a_forged_call_that_fails_is_not_the_rollouts_failure() -> None:
     assert one.one.gateway.failure is None
     assert one.one.gateway.stop_reason is StopReason.FINISHED
     assert not one.one.gateway.last_call_failed
+
+
+async def test_an_endpoint_that_is_down_is_a_failure_whoever_asks() -> None:
+    async with agent(reply("", LS), EndpointDown("x")) as one:
+        await one.work()
+        await one.post(messages=[{"role": "user", "content": "forged"}])
+    assert isinstance(one.one.gateway.failure, EndpointDown)
+
+
+SCHEMAS = {
+    "deep": '{"a":' * 200 + "1" + "}" * 200,
+    "deep lists": '{"a":' + "[" * 2000 + "]" * 2000 + "}",
+    "no number": '{"a": NaN}',
+    "infinite": '{"a": -Infinity}',
+    "too large": '{"a": 1e999}',
+    "too many digits": '{"a": ' + "1" * 5000 + "}",
+}
+"""Schemas of tools that a client or an endpoint can't send or read."""
+
+
+@pytest.mark.parametrize("schema", SCHEMAS)
+async def test_what_could_break_whoever_passes_it_on_is_refused(schema: str) -> None:
+    body = json.dumps({"model": "m", "messages": BEGIN, "tools": [{"function": {"name": "a", "parameters": "SCHEMA"}}]})
+    async with agent(reply("", LS)) as one:
+        answer = await one.client.post("/v1/chat/completions", content=body.replace('"SCHEMA"', SCHEMAS[schema]))
+        assert (answer.status_code, len(one.one.model.requests)) == (400, 0)
+        assert one.one.gateway.failure is None
+        await one.work()
 
 
 async def test_the_bound_on_calls_refuses_and_is_the_end() -> None:
@@ -407,6 +437,41 @@ async def test_a_wait_that_is_too_long_is_a_failure() -> None:
     async with agent(answer, task=task_of(waiting=waiting)) as one:
         assert (await one.post()).status_code == 400
     assert "took too long" in str(one.one.gateway.failure)
+
+
+@pytest.mark.parametrize("busy", [False, True])
+@pytest.mark.parametrize("whose", ["its own", "forged"])
+async def test_time_that_a_program_has_used_up_by_its_calls_is_its_end(whose: str, busy: bool) -> None:
+    """Otherwise, it could get rid of a bad rollout by calls in the background. If it had to wait for its turn for most
+    of the time, the endpoint is to blame."""
+
+    @asynccontextmanager
+    async def waiting() -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(0.2 if one.one.model.requests else None):
+                yield
+        except TimeoutError as error:
+            raise ModelError("the model took too long") from error
+
+    async def answer(_: Any) -> Reply:
+        await asyncio.sleep(0.01)
+        if busy:
+            count_wait(10.0)
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    forged = [{"role": "user", "content": "forged"}]
+    async with agent(reply("", LS), answer, reply("Done."), task=task_of(waiting=waiting)) as one:
+        await one.work()
+        refused = await one.post(**({} if whose == "its own" else {"messages": forged}))
+        assert refused.status_code == 400
+        gateway = one.one.gateway
+        if busy and whose == "its own":
+            assert "took too long" in str(gateway.failure)
+            return
+        assert (await one.post()).status_code == 400
+        assert (gateway.failure, gateway.stop_reason) == (None, StopReason.TIME_LIMIT)
+        assert len(one.one.model.requests) == 2
 
 
 @pytest.mark.parametrize("key", ["", "wrong", "é"])

@@ -55,8 +55,8 @@ class Echo:
     seen: list[tuple[str, str, bytes]] = field(default_factory=list)
 
     async def __call__(self, exchange: Exchange) -> None:
-        body = await exchange.body(self.room)
-        self.seen.append((exchange.method, exchange.path, body))
+        async with exchange.body(self.room) as body:
+            self.seen.append((exchange.method, exchange.path, body))
         await exchange.answer(200, body, {"content-type": "text/plain"})
 
 
@@ -138,11 +138,13 @@ async def test_a_body_that_is_too_long_is_refused_and_not_read_on(pieces: Sequen
 
 async def test_all_connections_share_the_room_for_bodies() -> None:
     room = Room(1500)
-    room.take(1000)
-    connection = Pieces([post(b"x" * 600)])
-    await serve_http(connection, Echo(room), LIMITS)
-    assert statuses(bytes(connection.sent)) == [413]
-    assert room.held == 1000
+    with room.part() as take:
+        take(1000)
+        connection = Pieces([post(b"x" * 600)])
+        await serve_http(connection, Echo(room), LIMITS)
+        assert statuses(bytes(connection.sent)) == [413]
+        assert room.held == 1000
+    assert room.held == 0
 
 
 @pytest.mark.parametrize(

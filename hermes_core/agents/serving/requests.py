@@ -1,0 +1,142 @@
+"""Reads the body of a model call, which a program in a slot sent: whatever is in it, within limits."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from hermes_core.agents.canonical import Canonical, canonical, digest
+from hermes_core.agents.replies import is_sayable, sayable
+from hermes_core.agents.serving.dialects import Asked, BadRequest, Dialect, Refusal, Tool
+from hermes_core.agents.serving.upstream import Passage
+
+_MOST_VALUES = 1_000_000
+"""The most values in the JSON of one request: each takes some sixty bytes here, and time."""
+_MOST_MESSAGES = 10_000
+_DEEPEST = 100
+"""How deep the schemas of tools may be nested. They are passed on, and whoever reads them gives up somewhere."""
+_REASON = 200
+"""The most characters of what is wrong with a body."""
+_ESCAPED = re.compile(r"\\u(?:0000|007f|00[89]|d[89a-f]|fd[de]|fff[ef])", re.IGNORECASE)
+"""What escapes of characters begin with that `sayable` replaces. Some others begin so too."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request that was read."""
+
+    asked: Asked
+    forms: Sequence[Canonical]
+    """The canonical forms of its messages."""
+    tools: str
+    """Its tools as JSON."""
+    digest: str
+    """The same for every request with the same answer."""
+    size: int
+    """The length of its body."""
+    passage: Passage | None = None
+    """Set if it is passed on as it is."""
+
+    @property
+    def characters(self) -> int:
+        """Return about how many characters its prompt has, images aside."""
+        said = sum(len(form.text) + len(form.thinking) + sum(map(len, sum(form.calls, ()))) for form in self.forms)
+        return said + (len(self.tools) if self.asked.tools else 0)
+
+
+Passing = Callable[[Asked, bytes, Mapping[str, Any]], Passage]
+"""Makes what goes on to the provider, of what was read of a request, its body and its value. Raises `BadRequest`."""
+
+
+def read_request(body: bytes, dialect: Dialect, ids: Mapping[str, str], passing: Passing | None) -> Request | Refusal:
+    """Return what a request asks for. It keeps nothing, so that it can run in a thread.
+
+    Args:
+        ids: the server's own id of each call, by the one that the agent was told.
+        passing: for a request that is passed on as it is.
+    """
+    if body.count(b",") + body.count(b"[") + body.count(b"{") > _MOST_VALUES:
+        return Refusal("the body has too many values", "too_large")
+    try:
+        value, said = _read_json(body, unambiguous=passing is not None)
+        if not isinstance(value, dict):
+            return Refusal("the body must be a JSON object")
+        asked = dialect.read(said)
+        if len(asked.messages) > _MOST_MESSAGES:
+            return Refusal(f"the conversation has more than {_MOST_MESSAGES} messages", "too_large")
+        passage = passing(asked, body, value) if passing is not None else None
+        _take_own_ids(asked, ids)
+        forms = [canonical(message) for message in asked.messages]
+        tools = _written(asked.tools)
+        identity = passage.digest if passage else digest(forms, tools, asked.max_tokens, asked.no_calls)
+        return Request(asked, forms, tools, identity, len(body), passage)
+    except (BadRequest, ValueError, RecursionError) as error:
+        return Refusal(f"the request can't be read: {str(error)[:_REASON]}")
+
+
+def _written(tools: Sequence[Tool]) -> str:
+    """Return tools as JSON.
+
+    Raises:
+        BadRequest: not every endpoint can read it.
+    """
+    level: list[Any] = [*tools]
+    for _ in range(_DEEPEST):
+        level = [
+            inner
+            for each in level
+            if isinstance(each, list | dict)
+            for inner in (each.values() if isinstance(each, dict) else each)
+        ]
+        if not level:
+            return json.dumps(tools, sort_keys=True, allow_nan=False)
+    raise BadRequest(f"the schema of a tool is nested more than {_DEEPEST} times")
+
+
+def _take_own_ids(asked: Asked, ids: Mapping[str, str]) -> None:
+    """Replace the ids of calls that agents are told by those that the server gave."""
+    for message in asked.messages:
+        if message["role"] == "tool":
+            message["tool_call_id"] = ids.get(message["tool_call_id"], message["tool_call_id"])
+        for call in message.get("tool_calls") or ():
+            call["id"] = ids.get(call["id"], call["id"])
+    asked.failed = {ids.get(each, each) for each in asked.failed}
+
+
+def _read_json(body: bytes, *, unambiguous: bool) -> tuple[Any, Any]:
+    """Return a body's JSON value: as it is, and without characters that some endpoint refuses, or that can't be sent at
+    all.
+
+    Args:
+        unambiguous: whether to refuse an object in which a key is twice: others may read the other value.
+
+    Raises:
+        ValueError, RecursionError: it is none.
+    """
+    text = body.decode(json.detect_encoding(body), "surrogatepass")
+    value = json.loads(text, object_pairs_hook=_each_once if unambiguous else None, parse_constant=_no_constant)
+    if is_sayable(text) and _ESCAPED.search(text) is None:  # so are most, and it saves a look at each value
+        return value, value
+    return value, _sayable(value)
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        raise ValueError("an object has a key twice")
+    return value
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _sayable(value: Any) -> Any:
+    if isinstance(value, str):
+        return sayable(value)
+    if isinstance(value, dict):
+        return {sayable(key): _sayable(item) for key, item in value.items()}
+    return [_sayable(item) for item in value] if isinstance(value, list) else value
