@@ -27,6 +27,7 @@ from hermes_core.agents.serving.http import Handle
 from hermes_core.agents.serving.upstream import Upstream
 from hermes_core.errors import CommandError, ConfigError, InfraError, SetupFailed, UsageError
 from hermes_core.sandbox.commands import CommandResult, SlotCommands
+from hermes_core.sandbox.contract import Diagnosis
 
 MAX_ARGUMENT = 100_000
 """Maximum number of bytes of a prompt that is an argument. Linux takes some more."""
@@ -72,6 +73,13 @@ class Package(Protocol):
     @property
     def needs(self) -> tuple[str, ...]:
         """Return what the slot must have to run what was fetched, as in `AgentProgram.needs`."""
+
+    def check(self, name: str, version: str) -> Diagnosis:
+        """Return whether the driver has the program, or could fetch it.
+
+        Raises:
+            ConfigError: there can be no such program here.
+        """
 
     async def fetch(self, name: str, version: str) -> Path:
         """Return the folder with the program, which is filled if it does not exist yet.
@@ -251,7 +259,7 @@ class ProgramAgent:
         if task.slot is None:
             raise UsageError(f"{self.name} is a program in a slot, and this rollout has none")
         prompt = prompt_of(task.messages)
-        await _check_needs(task.slot.commands, self.program)
+        await check_needs(task.slot.commands, self.program)
         install = await self._install(task.slot)
         task.result.messages.extend(copy.deepcopy(task.messages))
         asked, bounds = Conversations(prompt), Bounds(calls=self.settings.max_turns)
@@ -594,7 +602,7 @@ async def _mcp_routes(task: AgentTask) -> AsyncIterator[Mapping[str, Handle]]:
         yield routes
 
 
-async def _check_needs(commands: SlotCommands, program: AgentProgram) -> None:
+async def check_needs(commands: SlotCommands, program: AgentProgram) -> None:
     """Check that the slot has what the program needs.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The checks of `hermes-rl doctor`: whether each backend can be used here, and what to do if not."""
+"""The checks of `hermes-rl doctor`: whether each backend and agent can be used here, and what to do if not."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import asyncio
 import json
 import textwrap
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 
+from hermes_core.agents.program import AgentProgram, check_needs
 from hermes_core.aio import LoopThread
+from hermes_core.cli.listing import program_of
 from hermes_core.errors import HermesError
 from hermes_core.runtime import Runtime, close
 from hermes_core.sandbox.contract import Diagnosis
@@ -25,10 +27,11 @@ END_S = 5.0
 
 @dataclass(frozen=True)
 class Findings:
-    """The findings for each backend, and the problems of plugins."""
+    """The findings for each backend and agent, and the problems of plugins."""
 
     backends: dict[str, Diagnosis]
     problems: tuple[str, ...]
+    agents: dict[str, Diagnosis] = field(default_factory=dict)
     terminal: tuple[str, ...] = ()
     """The terminal tool's settings, and where each is from."""
     profiles: tuple[str, ...] = ()
@@ -38,8 +41,8 @@ class Findings:
 
     @property
     def healthy(self) -> bool:
-        """Return whether every checked backend can be used, and no plugin is broken."""
-        return not self.problems and all(found.usable for found in self.backends.values())
+        """Return whether every checked backend and agent can be used, and no plugin is broken."""
+        return not self.problems and all(found.usable for found in (self.backends | self.agents).values())
 
     def as_json(self) -> str:
         """Return the report for programs."""
@@ -47,6 +50,7 @@ class Findings:
         found = {
             "healthy": self.healthy,
             "backends": backends,
+            "agents": {name: asdict(found) for name, found in self.agents.items()},
             "profiles": self.profiles,
             "terminal": self.terminal,
             "problems": self.problems,
@@ -54,10 +58,11 @@ class Findings:
         return json.dumps(found, indent=2)
 
     def as_text(self, terminal_width: int | None = None) -> str:
-        """Return the report for people: a line for each backend, with details and advice below it; wrapped for a
-        terminal."""
+        """Return the report for people: a line for each backend and agent, with details and advice below it; wrapped
+        for a terminal."""
         lines = []
-        for name, found in self.backends.items():
+        agents = {f"agent {name}": found for name, found in self.agents.items()}
+        for name, found in {**self.backends, **agents}.items():
             lines.append(f"{name}: {'usable' if found.usable else 'NOT usable'}: {found.summary}")
             lines.extend(f"    {detail}" for detail in found.details)
             lines.extend(f"    -> {advice}" for advice in found.advice)
@@ -84,16 +89,23 @@ def _wrapped(line: str, width: int) -> str:
     return textwrap.fill(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
-async def examine(runtime: Runtime, names: Sequence[str] = ()) -> Findings:
-    """Check the backends of these names, or all; each by itself, all at once; and the terminal tool's settings.
+async def examine(runtime: Runtime, names: Sequence[str] = (), agents: Sequence[str] = ()) -> Findings:
+    """Check the backends of these names, or all; each by itself, all at once; the terminal tool's settings; and
+    programs that are agents, in a slot of each backend that is named.
 
     Raises:
-        UnknownNameError: there is no backend of one of the names.
+        UnknownNameError: there is no backend or agent of one of the names.
+        UsageError: an agent is no program.
     """
     for name in names:
         runtime.backends.entry(name)
+    programs = {name: program_of(runtime, name) for name in agents}
     async with asyncio.TaskGroup() as group:
         checks = {name: group.create_task(_check(runtime, name)) for name in names or runtime.backends.names()}
+    usable = [name for name in names if checks[name].result().diagnosis.usable]
+    examined = {
+        name: await _check_agent(runtime, program, usable, named=bool(names)) for name, program in programs.items()
+    }
     problems = runtime.plugin_manager.problems()
     terminal: list[str] = []
     try:
@@ -106,6 +118,7 @@ async def examine(runtime: Runtime, names: Sequence[str] = ()) -> Findings:
     return Findings(
         {name: check.result().diagnosis for name, check in checks.items()},
         tuple(problems),
+        examined,
         tuple(terminal),
         tuple(_profiles(runtime.settings)),
         hanging=any(check.result().hangs for check in checks.values()),
@@ -137,6 +150,46 @@ async def _check(runtime: Runtime, name: str) -> _Checked:
     finally:
         await asyncio.to_thread(thread.close, END_S)
     return _Checked(diagnosis, hangs=not thread.closed)
+
+
+async def _check_agent(runtime: Runtime, program: AgentProgram, backends: Sequence[str], *, named: bool) -> Diagnosis:
+    """Return whether a program can be had, and whether the slots of these backends have what it needs.
+
+    Args:
+        named: whether any backend was named; those that can't be used are not among them.
+    """
+    assert program.package is not None
+    try:
+        found = program.package.check(program.name, program.version or "")
+    except HermesError as error:
+        return Diagnosis(False, error.message, advice=(error.hint,) if error.hint else ())
+    for backend in backends:
+        lacks, hint = await _lack(runtime, program, backend)
+        found = replace(
+            found,
+            usable=found.usable and lacks is None,
+            details=(*found.details, f"on {backend}: {lacks or 'a slot has what it needs'}"),
+            advice=(*found.advice, *filter(None, [hint])),
+        )
+    if not named:
+        found = replace(found, advice=(*found.advice, "name a backend to see whether its slots have what it needs"))
+    return found
+
+
+async def _lack(runtime: Runtime, program: AgentProgram, backend: str) -> tuple[str | None, str | None]:
+    """Return why a program can't run in a slot of this backend, None if it can; and what to do."""
+    try:
+        async with (
+            asyncio.timeout(CHECK_TIMEOUT_S),
+            runtime.tool_backend(backend) as slots,
+            slots.lease() as slot,
+        ):
+            await check_needs(slots.commands(slot), program)
+    except TimeoutError:
+        return f"there was no slot within {CHECK_TIMEOUT_S:g} s", "have the image on this host before"
+    except HermesError as error:
+        return error.message, error.hint
+    return None, None
 
 
 async def _diagnosis(runtime: Runtime, name: str) -> Diagnosis:

@@ -239,12 +239,16 @@ def agents(ctx: click.Context, words: tuple[str, ...], version: str | None, as_j
 
 @main.command()
 @click.argument("backend", nargs=-1)
+@click.option("--agent", "agents", multiple=True, metavar="NAME", help="Also check the program of this agent.")
 @_json_option
 @click.pass_context
-def doctor(ctx: click.Context, backend: tuple[str, ...], as_json: bool) -> None:
+def doctor(ctx: click.Context, backend: tuple[str, ...], agents: tuple[str, ...], as_json: bool) -> None:
     """Check whether backends work here, and say how to fix those that don't.
 
     Checks the BACKENDs named, or all of them. Exits with 1 if one of them does not work or a plugin is broken.
+
+    With --agent: whether its program is fetched or could be, and whether a slot of each BACKEND named has what it
+    needs. For that, a sandbox of the default profile is made.
     """
     import asyncio
 
@@ -253,7 +257,7 @@ def doctor(ctx: click.Context, backend: tuple[str, ...], as_json: bool) -> None:
 
     async def report() -> Findings:
         async with new_runtime(ctx.obj) as runtime:
-            return await examine(runtime, backend)
+            return await examine(runtime, backend, agents)
 
     try:
         found = asyncio.run(report())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import os
 import re
 import shutil
 import sys
@@ -17,9 +18,11 @@ import pytest
 from click.testing import CliRunner
 from hermes_agents.packages import NpmPackages, PythonPackages, cache
 
+from hermes_core import Registrar, hookimpl
 from hermes_core.agents.program import AgentProgram, ProgramAgent
+from hermes_core.cli.doctor import examine
 from hermes_core.cli.main import main
-from hermes_core.errors import ConfigError
+from hermes_core.errors import ConfigError, UsageError
 from hermes_core.runtime import Runtime
 from hermes_core.settings import Settings
 
@@ -83,6 +86,63 @@ async def test_without_npm_the_error_says_what_to_install(monkeypatch: pytest.Mo
         await NpmPackages(("tiny",)).fetch("tiny", "1.0.0")
 
 
+async def test_a_folder_that_lacks_a_part_is_fetched_again(npm_package: str) -> None:
+    await NpmPackages((npm_package,), keep={"tiny": "node_modules/tiny/bin/tiny"}).fetch("tiny", "1.0.0")
+    both = {"tiny": "node_modules/tiny/bin/tiny", "more": "node_modules/tiny/more"}
+    folder = await NpmPackages((npm_package,), keep=both).fetch("tiny", "1.0.0")
+    assert {path.name for path in folder.iterdir()} == {"tiny", "more"}
+
+
+async def test_the_check_says_whether_a_program_is_there_or_can_be_fetched(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, npm_package: str
+) -> None:
+    package = NpmPackages((npm_package,))
+    before = package.check("tiny", "1.0.0")
+    assert before.usable and "not fetched yet" in before.summary and "agents install tiny" in before.advice[0]
+    folder = await package.fetch("tiny", "1.0.0")
+    assert str(folder) in package.check("tiny", "1.0.0").summary
+    path = os.environ["PATH"]
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert package.check("tiny", "1.0.0").usable
+    lacking = package.check("tiny", "2.0.0")
+    assert not lacking.usable and "npm is needed" in lacking.summary and "Node.js" in lacking.advice[0]
+    monkeypatch.setenv("PATH", path)
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    closed = PythonPackages(("tiny",)).check("tiny", "1.0.0")
+    assert not closed.usable and "can't be written" in closed.summary and "XDG_CACHE_HOME" in closed.advice[0]
+
+
+class Wants(ProgramAgent):
+    program = AgentProgram(
+        "wants", ("wants",), version="1.0", needs=("sh", "a-program-that-is-not-there"), package=NpmPackages(())
+    )
+
+
+class Agents:
+    __name__ = "agents_of_a_test"
+    HERMES_PLUGIN_API = 1
+
+    @hookimpl
+    def hermes_register_agents(self, registry: Registrar) -> None:
+        registry.add("wants", Wants, summary="a program that needs much")
+        registry.add("codex", "hermes_agents.codex:Codex", summary="a program that needs nothing")
+
+
+async def test_doctor_looks_into_a_slot_for_what_a_program_needs(tmp_path: Path, isolates: None) -> None:
+    settings = Settings(state_dir=tmp_path / "state")
+    async with Runtime(settings, load_entry_points=False, plugins=[Agents()]) as runtime:
+        found = await examine(runtime, ["local"], ["wants", "codex"])
+        assert found.backends["local"].usable, found.backends["local"]
+        assert not found.agents["wants"].usable and not found.healthy
+        assert "on local: wants needs a-program-that-is-not-there, which the slot lacks" in found.as_text()
+        assert "use an image that has it" in found.agents["wants"].advice[-1]
+        assert "on local: a slot has what it needs" in found.agents["codex"].details
+        assert "name a backend" in (await examine(runtime, [], ["codex"])).agents["codex"].advice[-1]
+        with pytest.raises(UsageError, match="no program"):
+            await examine(runtime, ["local"], ["nop"])
+
+
 async def test_a_python_package_is_fetched(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "tiny-1.0.0-py3-none-any.whl", "w") as wheel:
         wheel.writestr("tiny.py", "answer = 42\n")
@@ -103,9 +163,15 @@ def test_an_agent_is_a_declaration(name: str) -> None:
     program = kind.program
     assert program.name == name and program.version and program.package and program.tried.startswith(program.version)
     assert program.dialect in ("chat", "responses", "anthropic")
-    words = [*program.argv, *program.again, *program.env.values(), *program.files.values()]
+    words = [
+        *program.argv,
+        *program.again,
+        *program.env.values(),
+        *program.env_when_answered.values(),
+        *program.files.values(),
+    ]
     places = {place for word in words for place in re.findall(r"\{(\w+)\}", word)}
-    assert places <= {"prompt", "prompt_file", "install", "folder", "model", "url", "key", "args"}, places
+    assert places <= {"prompt", "prompt_file", "install", "folder", "model", "url", "key", "args", "mcp"}, places
     assert "{args}" in program.argv
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import importlib.util
 import os
 import platform
 import re
@@ -14,7 +15,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hermes_core import ConfigError
+from hermes_core import ConfigError, Diagnosis
 
 Fill = Callable[[Path], Awaitable[None]]
 """Fills an empty folder of the driver."""
@@ -22,6 +23,7 @@ Fill = Callable[[Path], Awaitable[None]]
 LOOK_AGAIN_S = 0.2
 """Seconds between two looks at a lock that another process holds."""
 
+_GET_NPM, _GET_PIP = "install Node.js, whose package has npm", "install pip for this Python"
 _CPU = {"x86_64": "x64", "AMD64": "x64", "aarch64": "arm64", "arm64": "arm64"}
 _VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+_-]{0,60}")
 
@@ -37,6 +39,14 @@ class NpmPackages:
     """The only files and folders that are kept, by the names that they get; empty keeps everything."""
     needs: tuple[str, ...] = ()
     """What the slot must have to run it."""
+
+    def check(self, name: str, version: str) -> Diagnosis:
+        """Return whether the packages are fetched, or could be."""
+        available = shutil.which("npm") is not None
+        return _diagnosis(name, version, self._place(name, version), self.keep, "npm", available, _GET_NPM)
+
+    def _place(self, name: str, version: str) -> str:
+        return f"{name}-{_checked(version)}-{_cpu()}"
 
     async def fetch(self, name: str, version: str) -> Path:
         """Return the folder with the packages, which are fetched if they are not there.
@@ -55,11 +65,11 @@ class NpmPackages:
         keep = {path: source.format(**places) for path, source in self.keep.items()}
 
         async def fill(folder: Path) -> None:
-            await _run([*line, "--prefix", str(folder)], "npm", "install Node.js, whose package has npm")
+            await _run([*line, "--prefix", str(folder)], "npm", _GET_NPM)
             if keep:
                 await asyncio.to_thread(_keep_only, folder, keep)
 
-        return await _once(f"{name}-{version}-{places['cpu']}", fill, keep)
+        return await _once(self._place(name, version), fill, keep)
 
 
 @dataclass(frozen=True)
@@ -74,19 +84,28 @@ class PythonPackages:
         """Return what the slot must have to run them."""
         return ("glibc", f"python3.{sys.version_info.minor}")
 
+    def check(self, name: str, version: str) -> Diagnosis:
+        """Return whether the packages are fetched, or could be."""
+        available = importlib.util.find_spec("pip") is not None
+        return _diagnosis(name, version, self._place(name, version), (), "pip", available, _GET_PIP)
+
+    def _place(self, name: str, version: str) -> str:
+        return f"{name}-{_checked(version)}-{_cpu()}-py3.{sys.version_info.minor}"
+
     async def fetch(self, name: str, version: str) -> Path:
         """Return the folder with the packages, which are fetched if they are not there.
 
         Raises:
             ConfigError: they can't be had.
         """
-        specs = [each.format(version=_checked(version)) for each in self.specs]
+        specs = [each.format(version=version) for each in self.specs]
+        place = self._place(name, version)
         line = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile"]
 
         async def fill(folder: Path) -> None:
-            await _run([*line, "--only-binary=:all:", "--target", str(folder), *specs], "pip", "install pip")
+            await _run([*line, "--only-binary=:all:", "--target", str(folder), *specs], "pip", _GET_PIP)
 
-        return await _once(f"{name}-{version}-{_cpu()}-py3.{sys.version_info.minor}", fill)
+        return await _once(place, fill)
 
 
 def python(start: str) -> tuple[str, ...]:
@@ -130,15 +149,12 @@ async def _once(name: str, fill: Fill, has: Iterable[str] = ()) -> Path:
     """
     folder, part = cache() / name, cache() / f".{name}.part"
 
-    def is_whole() -> bool:
-        return folder.is_dir() and all((folder / each).exists() for each in has)
-
-    if is_whole():
+    if _is_whole(folder, has):
         return folder
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         async with _locked(cache() / f".{name}.lock"):
-            if is_whole():
+            if _is_whole(folder, has):
                 return folder
             await asyncio.to_thread(shutil.rmtree, part, ignore_errors=True)  # a process that was killed left it
             part.mkdir()
@@ -151,6 +167,25 @@ async def _once(name: str, fill: Fill, has: Iterable[str] = ()) -> Path:
     except OSError as error:
         raise ConfigError(f"{folder} can't be written: {error}", hint="set XDG_CACHE_HOME to another folder") from error
     return folder
+
+
+def _is_whole(folder: Path, has: Iterable[str]) -> bool:
+    return folder.is_dir() and all((folder / each).exists() for each in has)
+
+
+def _diagnosis(  # noqa: PLR0917 (private, and called twice)
+    name: str, version: str, place: str, has: Iterable[str], installer: str, available: bool, hint: str
+) -> Diagnosis:
+    """Return whether a program is fetched, or could be."""
+    if _is_whole(cache() / place, has):
+        return Diagnosis(True, f"version {version} is in {cache() / place}")
+    if not available:
+        return Diagnosis(False, f"{installer} is needed once, to fetch it, and is not there", advice=(hint,))
+    above = next(each for each in (cache(), *cache().parents) if each.exists())
+    if not (above.is_dir() and os.access(above, os.W_OK | os.X_OK)):
+        return Diagnosis(False, f"{above} can't be written", advice=("set XDG_CACHE_HOME to another folder",))
+    advice = f"`hermes-rl agents install {name}` does it now, with {installer}; else the first run does"
+    return Diagnosis(True, f"version {version} is not fetched yet", advice=(advice,))
 
 
 @asynccontextmanager
