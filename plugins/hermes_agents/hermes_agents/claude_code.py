@@ -22,7 +22,7 @@ class ClaudeCode(ProgramAgent):
 
     program = AgentProgram(
         name="claude-code",
-        version="2.1.197",
+        version="2.1.332",
         package=NpmPackages(
             ("@anthropic-ai/claude-code-linux-{cpu}@{version}",),
             keep={"claude": "node_modules/@anthropic-ai/claude-code-linux-{cpu}/claude"},
@@ -42,5 +42,5 @@ class ClaudeCode(ProgramAgent):
         files={"mcp.json": '{"mcpServers": {{mcp}}}'},
         mcp=MCP_SERVER,
         dialect="anthropic",
-        tried="2.1.197: solves the demo tasks on `local`, at `user` and `namespace`, without a network",
+        tried="2.1.332: solves the demo tasks on `local` and `docker`, without a network",
     )

@@ -6,7 +6,7 @@ from hermes_agents.packages import NpmPackages
 from hermes_core import AgentProgram, ProgramAgent
 
 # A time limit for silence must be longer than the longest answer, because answers are only sent when they are whole.
-# Without `multi_agent`, it offers no tools in a namespace, and asks for one conversation.
+# Without `agents`, it offers no tools in a namespace, and asks for one conversation.
 _CONFIG = """\
 model = "{model}"
 model_provider = "hermes"
@@ -24,8 +24,8 @@ stream_idle_timeout_ms = 7200000
 [analytics]
 enabled = false
 
-[features]
-multi_agent = false
+[agents]
+enabled = false
 """
 
 _BIN = "node_modules/@openai/codex/vendor/{machine}-unknown-linux-musl/bin"
@@ -54,5 +54,5 @@ class Codex(ProgramAgent):
             "tool_timeout_sec = 7200 }"
         ),
         dialect="responses",
-        tried="0.171.0: solves the demo tasks on `local`, at `user` and `namespace`, without a network",
+        tried="0.171.0: solves the demo tasks on `local` and `docker`, without a network",
     )

@@ -37,5 +37,5 @@ class KimiCode(ProgramAgent):
             "KIMI_DISABLE_TELEMETRY": "1",
             "KIMI_CODE_NO_AUTO_UPDATE": "1",
         },
-        tried="2.1.0: solves the demo tasks on `local`, at `user` and `namespace`, without a network",
+        tried="2.1.0: solves the demo tasks on `local` and `docker`, without a network",
     )
