@@ -11,7 +11,9 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 import signal
+import tempfile
 import threading
 import time
 import warnings
@@ -492,6 +494,14 @@ def _adopt_orphans(adopt: bool) -> None:
     """Whether processes below this one whose parent ends become this one's children."""
     pr_set_child_subreaper = 36
     ctypes.CDLL(None).prctl(pr_set_child_subreaper, int(adopt), 0, 0, 0)
+
+
+@pytest.fixture
+def sandboxes() -> Iterator[Path]:
+    """A folder for local sandboxes. It is not below /tmp, of which slots may have their own."""
+    folder = Path(tempfile.mkdtemp(prefix="hermes-test-", dir="/srv" if os.geteuid() == 0 else "/var/tmp"))
+    yield folder
+    shutil.rmtree(folder)
 
 
 @pytest.fixture(

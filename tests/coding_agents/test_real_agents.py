@@ -15,7 +15,7 @@ import hermes_agents
 import hermes_docker
 import hermes_swe_smith
 import pytest
-from hermes_swe_smith.demo import MENDS, Mend
+from hermes_swe_smith.demo import ENVIRONMENT, MENDS, Mend
 
 from hermes_core.envs.runner import run_rollouts
 from hermes_core.runtime import Runtime
@@ -49,6 +49,9 @@ END = {"mini-swe-agent": "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"}
 
 REPLACE = "import pathlib, sys; p = pathlib.Path(sys.argv[1]); p.write_text(p.read_text().replace(*sys.argv[2:]))"
 
+OUT = "import os, socket; print(os.strerror(socket.socket().connect_ex(('192.0.2.1', 80))))"
+"""Says why nothing outside of the slot can be reached."""
+
 
 def script(agent: str, reasoning: str | None = None) -> Callable[[dict[str, Any]], Reply]:
     """A model that mends the bug of which the prompt tells, with the tool that the agent offers."""
@@ -62,7 +65,7 @@ def script(agent: str, reasoning: str | None = None) -> Callable[[dict[str, Any]
         [mend] = [mend for mend in (*MENDS, CALC) if mend.issue in said]
         path = mend.path if mend is CALC else f"ledgerline/ledgerline/{mend.path}"
         steps = [
-            [f"cat {path}", "ls"],
+            [f"cat {path}", shlex.join(["python3", "-c", OUT])],
             [shlex.join(["python3", "-c", REPLACE, path, mend.old, mend.new])],
             *([[END[agent]]] if agent in END else []),
         ]
@@ -87,23 +90,16 @@ CALC = Mend("the sum", "a - b", "calc.py", "a - b", "a + b")
 @pytest.mark.long
 @pytest.mark.parametrize("agent", AGENTS)
 async def test_a_real_agent_solves_the_demo_tasks(
-    tmp_path: Path, isolates: None, indexes: None, agent: str, record_property: Any
+    tmp_path: Path, indexes: None, place: dict[str, Any], owner: str, agent: str, record_property: Any
 ) -> None:
-    """A slot at level `namespace` has only its loopback. What the tasks need is fetched by their preparation."""
-    records = await solved(tmp_path, agent, "swe-smith", {"dataset_name": "demo", "shuffle": False}, "namespace")
+    found = await rollouts(tmp_path, agent, script(agent), "swe-smith", ENVIRONMENT, owner=owner, **place)
+    records = checked(agent, found)
     assert len(records) == len(MENDS)
+    assert all("Network is unreachable" in str(record["messages"]) for record in records)
+    assert all("deprecated" not in record["program"]["output"] for record in records)
     seconds = sum(record["timings"]["agent_s"] for record in records) / len(records)
-    record_property("figure", f"{agent}: {seconds:.1f} s for a task, in two slots at a time")
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("agent", AGENTS)
-async def test_a_real_agent_works_as_a_user_of_a_sandbox_without_a_network(
-    tmp_path: Path, isolates: None, indexes: None, agent: str
-) -> None:
-    (tmp_path / "tasks.jsonl").write_text(json.dumps(ROW) + "\n")
-    where = {"dataset_name": str(tmp_path / "tasks.jsonl")}
-    assert len(await solved(tmp_path, agent, "tasks", where, "user", backend_config={"network": "none"})) == 1
+    where = f"{place['backend']} {place['level']}"
+    record_property("figure", f"{agent}, {where}: {seconds:.1f} s for a task, in two slots at a time")
 
 
 @pytest.mark.stress
@@ -117,18 +113,6 @@ async def test_aider_works_without_tools(tmp_path: Path, isolates: None, indexes
     )
     assert (record["reward"], record["failure"], record["stop_reason"]) == (1.0, None, "finished"), record
     assert (record["calls"], len(record["turns"])) == ([], 1)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("agent", AGENTS)
-async def test_a_real_agent_works_in_a_container_without_a_network_and_with_a_read_only_root(
-    tmp_path: Path, docker_images: tuple[str, str], indexes: None, agent: str
-) -> None:
-    (tmp_path / "tasks.jsonl").write_text(json.dumps(ROW) + "\n")
-    where = {"dataset_name": str(tmp_path / "tasks.jsonl")}
-    container = {"image": docker_images[0], "network": "none", "read_only": True}
-    records = await solved(tmp_path, agent, "tasks", where, "user", backend="docker", backend_config=container)
-    assert len(records) == 1
 
 
 UPSTREAM = {"claude-code": "anthropic", "codex": "responses"}
@@ -182,13 +166,6 @@ async def test_codex_works_in_the_way_that_it_chooses_for_a_model_it_knows(
     assert (record["reward"], record["stop_reason"], requests["continues"], requests["fork"]) == (1.0, "finished", 1, 0)
 
 
-async def solved(
-    tmp_path: Path, agent: str, environment: str, env: dict[str, Any], level: str, **options: Any
-) -> list[dict[str, Any]]:
-    """The records of a run in which the agent solves everything."""
-    return checked(agent, await rollouts(tmp_path, agent, script(agent), environment, env, level, **options))
-
-
 def checked(agent: str, records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The records, of which each is that of an agent that solved its task."""
     for record in records:
@@ -210,6 +187,7 @@ async def rollouts(
     *,
     asked: list[dict[str, Any]] | None = None,
     settings: dict[str, Any] | None = None,
+    owner: str | None = None,
     **options: Any,
 ) -> list[dict[str, Any]]:
     """The records of a run. What the model's server is asked goes to `asked`."""
@@ -217,7 +195,9 @@ async def rollouts(
     plugins = [hermes_agents, hermes_docker, hermes_swe_smith]
     async with (
         ScriptedServer(answers, models=["scripted", "gpt-5.6-luna"], api_key="not-for-the-slot") as server,
-        Runtime(Settings(state_dir=tmp_path / "state"), load_entry_points=False, plugins=plugins) as runtime,
+        Runtime(
+            Settings(state_dir=tmp_path / "state", owner=owner), load_entry_points=False, plugins=plugins
+        ) as runtime,
     ):
         await run_rollouts(
             runtime,

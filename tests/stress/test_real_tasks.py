@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import random
-import shutil
 import signal
 import sys
-import tempfile
 import time
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -20,27 +16,18 @@ from hermes_core.envs.runner import run_rollouts
 from hermes_core.runtime import Runtime
 from hermes_core.sandbox.local import processes
 from hermes_core.sandbox.local.sandbox import LocalSandbox
+from tests.killed_runs import ORPHAN_TTL_S, gone, scored, start
 
 pytestmark = pytest.mark.stress
 
 LEVELS = ["user", "namespace"] if os.geteuid() == 0 else ["namespace"]
 KILLS = 20 // len(LEVELS)
-ORPHAN_TTL_S = 30.0
-"""The default for rollouts, which these tests leave as it is."""
 TASKS = 24
 
 
 @pytest.fixture(params=LEVELS)
 def level(request) -> str:
     return request.param
-
-
-@pytest.fixture
-def sandboxes():
-    """Where the test's sandboxes are. Not below /tmp, of which slots may have their own."""
-    folder = Path(tempfile.mkdtemp(prefix="hermes-stress-", dir="/srv" if os.geteuid() == 0 else "/var/tmp"))
-    yield folder
-    shutil.rmtree(folder)
 
 
 @pytest.fixture
@@ -61,44 +48,6 @@ def command(swe_tasks, sandboxes, tmp_path, level):
         *(f"--env.dataset_name={swe_tasks}/tasks.jsonl", f"--env.repo_base_url={swe_tasks}", "--isolation", level),
         *("--backend", "local", f"--backend.state_dir={sandboxes}", "--out", str(tmp_path / "out"), "--resume"),
     ]
-
-
-async def start(command, *more) -> asyncio.subprocess.Process:
-    environment = {name: os.environ[name] for name in os.environ if name != "HERMES_PLUGINS"}
-    return await asyncio.create_subprocess_exec(
-        *command, *more, env=environment, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
-    )
-
-
-def traces(folder: Path) -> list[str]:
-    """What is left of the sandboxes in a folder: files, and processes that have it in their mounts or words."""
-    found = [str(path) for path in folder.iterdir()]
-    me, word = str(os.getpid()), str(folder).encode()
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit() or entry.name == me:
-            continue
-        try:
-            facts = b"".join((entry / name).read_bytes() for name in ("cmdline", "environ", "mountinfo"))
-        except OSError:  # ended, or another user's
-            continue
-        if word in facts:
-            found.append(f"process {entry.name}: {(entry / 'cmdline').read_bytes()[:200]!r}")
-    return found
-
-
-async def gone(folder: Path, seconds: float) -> list[str]:
-    deadline = time.monotonic() + seconds
-    while (left := traces(folder)) and time.monotonic() < deadline:
-        await asyncio.sleep(0.2)
-    return left
-
-
-def scored(folder: Path) -> Counter[tuple[str, int]]:
-    """How often each rollout was scored, by the records."""
-    lines = (folder / "trajectories.jsonl").read_text().splitlines()
-    rows = [json.loads(line) for line in lines]
-    assert all(row["reward"] in (None, 1.0) for row in rows)
-    return Counter((row["item_id"], row["rollout_index"]) for row in rows if row["reward"] is not None)
 
 
 async def test_killed_at_random_moments_it_leaves_nothing_and_each_rollout_is_scored_once(command, sandboxes, tmp_path):

@@ -1,0 +1,69 @@
+"""A driver that is killed while real coding agents work: nothing of them stays, and the run can be finished."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hermes_swe_smith.demo import ENVIRONMENT, MENDS
+
+from hermes_core.testing.scripted_server import Reply, ScriptedServer
+from tests.coding_agents.conftest import END_S
+from tests.coding_agents.test_real_agents import script
+from tests.killed_runs import gone, scored, start, traces
+
+pytestmark = [pytest.mark.full, pytest.mark.long]
+
+ORPHAN_TTL_S = 5.0
+AT_ONCE = 2
+
+
+class Pausing:
+    """The scripted model. Until it is told to go on, it answers the later tasks only once, and then lets them wait."""
+
+    def __init__(self, agent: str) -> None:
+        self._answer = script(agent)
+        self.waiting = asyncio.Semaphore(0)
+        self.goes_on = False
+
+    async def __call__(self, request: dict[str, Any]) -> Reply:
+        said = str([each["content"] for each in request["messages"] if each["role"] == "user"])
+        later = any(mend.issue in said for mend in MENDS[AT_ONCE:])
+        if later and not self.goes_on and any(each["role"] == "tool" for each in request["messages"]):
+            self.waiting.release()
+            await asyncio.Event().wait()
+        return self._answer(request)
+
+
+@pytest.mark.parametrize(("agent", "program"), [("codex", "codex"), ("claude-code", "claude")])
+async def test_a_killed_run_leaves_no_agent_and_can_be_finished(
+    tmp_path: Path, isolates: None, indexes: None, sandboxes: Path, agent: str, program: str
+) -> None:
+    """The driver dies when two tasks are solved, and agents work on the two others."""
+    model, out = Pausing(agent), tmp_path / "out"
+    async with ScriptedServer(model) as server:
+        command = [
+            *(sys.executable, "-m", "hermes_core", "rollout", "swe-smith", "--agent", agent, "--out", str(out)),
+            *("--model", "scripted", "--base-url", server.base_url, "--concurrency", str(AT_ONCE), "--resume"),
+            *(f"--env.{name}={str(value).lower()}" for name, value in ENVIRONMENT.items()),
+            *(f"--backend.state_dir={sandboxes}", f"--backend.orphan_ttl_s={ORPHAN_TTL_S}", "--isolation", "namespace"),
+        ]
+        driver = await start(command)
+        try:
+            for _ in range(AT_ONCE):
+                await model.waiting.acquire()
+            assert sum(f"/{program}" in each for each in traces(sandboxes)) >= AT_ONCE
+        finally:
+            driver.kill()
+            await driver.communicate()
+        assert len(scored(out)) == AT_ONCE
+        assert await gone(sandboxes, ORPHAN_TTL_S + END_S) == []
+        model.goes_on = True
+        driver = await start(command)
+        output, _ = await driver.communicate()
+    assert driver.returncode == 0, output.decode()
+    assert sorted(scored(out).values()) == [1] * len(MENDS)
+    assert await gone(sandboxes, END_S) == []
