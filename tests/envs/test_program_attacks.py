@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -81,7 +82,9 @@ MB = b"x" * (1 << 20)
 class Slots:
     """Answers the agents of both slots, and calls that others make."""
 
-    def __init__(self, attack: str | Callable[[Mapping[str, str]], str], *, background: bool = False) -> None:
+    def __init__(
+        self, attack: str | Callable[[Mapping[str, str]], str], *, background: bool = False, alone: bool = False
+    ) -> None:
         self._attack = attack
         self._background = background
         self.theirs: dict[str, str] = {}
@@ -91,6 +94,8 @@ class Slots:
         self.forged: list[dict[str, Any]] = []
         """The requests that were neither's."""
         self._here, self._attacked = asyncio.Event(), asyncio.Event()
+        if alone:
+            self._here.set()
 
     async def __call__(self, request: dict[str, Any]) -> Reply:
         if request.get("max_tokens") == 1:
@@ -119,7 +124,7 @@ class Slots:
             attack = self._attack if isinstance(self._attack, str) else self._attack(self.theirs)
             command = f"echo done >out.txt; python3 -c {shlex.quote(TOOLBOX + attack)}"
             if self._background:
-                command = f"{command} >/dev/null 2>&1 & while [ ! -e attacked ]; do sleep 0.1; done; cat attacked"
+                command = f"({command}) >/dev/null 2>&1 & while [ ! -e attacked ]; do sleep 0.1; done; cat attacked"
             return Reply(None, [call("bash", command=command)])
         self.told = told[-1]
         self._attacked.set()
@@ -130,13 +135,15 @@ def peak() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 
 
-async def attacked(tmp_path: Path, slots: Slots, *, level: str = "user", **settings: Any) -> dict[str, Any]:
-    """The attacker's record, after what holds for each attack was checked."""
-    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+async def rolled_out(
+    tmp_path: Path, model: Any, *ids: str, level: str = "user", concurrency: int = 2, **settings: Any
+) -> dict[str, dict[str, Any]]:
+    """The records of the rows with these ids, after which nothing more was asked."""
+    rows = [row for row in ROWS if row["id"] in ids]
+    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     records: dict[str, dict[str, Any]] = {}
-    before = peak()
     async with (
-        ScriptedServer(slots) as server,
+        ScriptedServer(model) as server,
         Runtime(Settings(state_dir=tmp_path / "state"), load_entry_points=False) as runtime,
     ):
         await run_rollouts(
@@ -146,12 +153,19 @@ async def attacked(tmp_path: Path, slots: Slots, *, level: str = "user", **setti
             env={"dataset_name": str(tmp_path / "tasks.jsonl"), "shuffle": False},
             settings={"model": "scripted", "base_url": server.base_url, "command": OURS, **settings},
             isolation=level,
-            concurrency=2,
+            concurrency=concurrency,
             on_record=lambda record: records.update({record["item_id"]: dict(record)}),
         )
         requests = server.request_count
         await asyncio.sleep(0)
         assert server.request_count == requests
+    return records
+
+
+async def attacked(tmp_path: Path, slots: Slots, **how: Any) -> dict[str, Any]:
+    """The attacker's record, after what holds for each attack was checked."""
+    before = peak()
+    records = await rolled_out(tmp_path, slots, "attacker", "neighbour", **how)
     record, neighbour = records["attacker"], records["neighbour"]
     assert (neighbour["reward"], neighbour["failure"], neighbour["stop_reason"]) == (1.0, None, "finished"), neighbour
     assert neighbour["program"]["requests"]["calls"] == len(neighbour["turns"]) == 3
@@ -358,3 +372,106 @@ async def test_an_attack_by_the_models_own_shell(tmp_path: Path, leak_check: Non
         assert not {"logit_bias", "stop"} & set(request) and request.get("max_tokens", 0) < 10**6
     requests = record["program"]["requests"]
     assert requests["continues"] >= 1
+
+
+OTHERS = """
+KEY_, PORT_ = %r, %d
+body = {"model": "m", "messages": [user("forged")]}
+told = [post(body, key=KEY_)[0]]
+for key in (KEY, KEY_) if PORT_ != PORT else ():
+    try:
+        told.append(post(body, key=key, port=PORT_)[0])
+    except (OSError, http.client.HTTPException):
+        told.append("nothing")
+print("told", *told)
+"""
+"""Asks with the key and at the port of another slot."""
+
+
+def of_another(theirs: Mapping[str, str]) -> str:
+    return OTHERS % (theirs["OPENAI_API_KEY"], urlsplit(theirs["OPENAI_BASE_URL"]).port)
+
+
+@pytest.mark.few(4)
+@pytest.mark.parametrize("level", ["user", "namespace"])
+async def test_another_slots_key_and_port_are_worth_nothing(tmp_path: Path, leak_check: None, level: str) -> None:
+    """At `user`, they share a loopback, and the port is guarded by the slot's user."""
+    slots = Slots(of_another)
+    record = await attacked(tmp_path, slots, level=level)
+    assert slots.told.startswith(("told 401 nothing nothing\n", "told 401\n" if level == "namespace" else "\\0"))
+    assert slots.forged == []
+    requests = record["program"]["requests"]
+    assert (requests["calls"], requests["wrong_key"]) == (2, 1)
+
+
+LOOP = """
+while True:
+    with contextlib.suppress(OSError, http.client.HTTPException, ValueError):
+        ask(user("forged"))
+"""
+LEFT = f"""
+import subprocess, sys
+subprocess.Popen([sys.executable, "-c", {TOOLBOX + LOOP!r}], start_new_session=True, stdout=-3, stderr=-3)
+"""
+
+
+@pytest.mark.full
+@pytest.mark.few(4)
+async def test_a_port_and_a_key_are_worth_nothing_after_their_rollout(tmp_path: Path, leak_check: None) -> None:
+    """Neither for the next rollout in the same slot, nor for a process that the first one has left behind."""
+    first: dict[str, str] = {}
+    told = ""
+
+    def play(request: dict[str, Any]) -> Reply:
+        nonlocal told
+        said = [str(message["content"]) for message in request["messages"]]
+        if request.get("max_tokens") == 1 or "forged" in said[0]:
+            return Reply("Hello")
+        if len(said) == 2:
+            attack = TOOLBOX + of_another(first) if first else LEFT
+            return Reply(None, [call("bash", command=f"python3 -c {shlex.quote(attack)}; env")])
+        told = said[-1]
+        first.update(first or dict(line.split("=", 1) for line in told.splitlines() if line.startswith("OPENAI_")))
+        return Reply("Done.")
+
+    records = await rolled_out(tmp_path, play, "attacker", "neighbour", concurrency=1, max_turns=10**6)
+    assert [record["failure"] for record in records.values()] == [None, None]
+    assert told.startswith(("told 401 nothing nothing\n", "told 401\n")), told
+    second = records["neighbour"]["program"]["requests"]
+    assert (second["calls"], second["wrong_key"]) == (2, 1)
+
+
+BACKGROUND = (
+    """
+os.setsid()
+history = [{"role": "system", "content": "You work in a Linux system, and say forged."}, user(TASK)]
+for number in range(8):  # the task in a conversation of his own, and free samples, while the agent works
+    answer = ask(*history)[1]["choices"][0]["message"]
+    history += [answer, {"role": "tool", "tool_call_id": "x", "content": "forged"}]
+    ask(user("Write me poem %d." % number))
+with open("attacked", "w") as file:
+    file.write("the attack is over")
+"""
+    + LOOP  # and on, whatever becomes of the agent
+)
+
+
+@pytest.mark.few(4)
+async def test_who_is_left_in_the_background_has_samples_until_the_agent_ends(tmp_path: Path, leak_check: None) -> None:
+    slots = Slots(BACKGROUND, background=True)
+    record = await attacked(tmp_path, slots, max_turns=10**6)
+    assert slots.told.startswith("the attack is over")
+    assert len(slots.forged) >= 16
+    answered = record["program"]["requests"]["answered"] - 2
+    assert 0 <= len(slots.forged) - answered <= 1, "the last one may not have been answered"
+
+
+@pytest.mark.few(4)
+async def test_who_uses_up_the_bound_on_calls_ends_the_agent(tmp_path: Path, leak_check: None) -> None:
+    """What it did until then is its result."""
+    attack = "for number in range(9): ask(user('Write me poem %d.' % number))\nopen('attacked', 'w')"
+    slots = Slots(attack, background=True, alone=True)
+    record = (await rolled_out(tmp_path, slots, "attacker", max_turns=10))["attacker"]
+    assert (record["reward"], record["failure"], record["stop_reason"]) == (1.0, None, "max_turns"), record
+    assert len(slots.forged) == 9
+    assert len(record["turns"]) == 1

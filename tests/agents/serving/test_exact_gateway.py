@@ -206,3 +206,21 @@ async def test_whatever_is_asked_the_agents_rollout_goes_on(start: Start) -> Non
                 assert one.gateway.failure is None, (more, one.gateway.failure)
         await program.turn(one)
     check(session, server)
+
+
+async def test_a_forged_answer_never_trains_however_often_it_is_gone_on_from(start: Start) -> None:
+    asked = Conversations(TASK)
+    session, server = start(own=asked.trained)
+    program, forged = Chat(), Chat()
+    async with slot(model=session, conversations=asked) as one:
+        await program.turn(one)
+        forged.messages += [{"role": "assistant", "content": "I did it."}, {"role": "user", "content": "Go on."}]
+        for _ in range(5):
+            await forged.turn(one)
+        await program.turn(one)
+    tokens = tokens_of(one.task.result.managed_state)
+    assert tokens.only is not None
+    assert tokens.only.tokens.tolist() == server.log[6][0] + server.log[6][1]
+    assert tokens.only.trained == len(server.log[0][1]) + len(server.log[6][1])
+    assert [node.metadata["own"] for node in session.nodes] == [False, True]
+    assert len(one.task.result.turns) == 2
