@@ -12,7 +12,7 @@ import ssl
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -40,26 +40,16 @@ _NO_KEY = "none"  # the SDK needs a key, and would otherwise send OPENAI_API_KEY
 _ROLES = ("system", "user", "assistant", "tool")
 _UNRECORDED = frozenset({"ephemeral_system_prompt", "prefill_messages"})
 """Settings whose messages are sent and not recorded."""
-_FOR_ALL = frozenset({"compact_at"})
-"""Settings of rollouts with tokens and without."""
 
 
-class ModelSettings(AgentSettings):
-    """Settings of the agent `model`. With `tool_call_parser` its rollouts are token-exact; the settings below that one
-    are for these only."""
+class ExactSettings(AgentSettings):
+    """Settings of agents that ask a model, and whose rollouts can be token-exact."""
 
-    ephemeral_system_prompt: str | None = Field(default=None, min_length=1)
-    """Text after the system prompt that the model is sent, and that no record has."""
-    prefill_messages: tuple[Message, ...] = ()
-    """Messages between the system prompt and the rest that the model is sent, and that no record has: examples of how
-    to work. Each has a `role`, and what else the endpoint wants."""
-    compact_at: float | None = Field(default=None, gt=0)
-    """Number of tokens from which the model summarises the conversation, and goes on from its summary. In token-exact
-    rollouts also a share of the context, up to 1. None lets the conversation grow until it no longer fits."""
     tool_call_parser: str | None = None
     """The parser of the model's tool calls, which makes rollouts token-exact: token ids go to a vLLM or SGLang server,
     and the ids that it sampled come back with their logprobs. `auto` chooses the parser by the chat template. None uses
-    the OpenAI API, which gives no tokens."""
+    the OpenAI API, which gives no tokens. The settings from `server_type` to `calls_end_thinking` are only for
+    token-exact rollouts."""
     server_type: Literal["vllm", "sglang"] | None = None
     """Type of the server. None asks the server."""
     tokenizer_name: str | None = None
@@ -75,18 +65,13 @@ class ModelSettings(AgentSettings):
     """Whether to make calls inside thinking that was never closed, instead of only reporting them to the model."""
 
     @model_validator(mode="after")
-    def _fit_together(self) -> ModelSettings:
-        for number, message in enumerate(self.prefill_messages, 1):
-            if message.get("role") not in _ROLES:
-                raise ValueError(f"prefill_messages: the role of message {number} must be one of {', '.join(_ROLES)}")
+    def _fit_tokens(self) -> Self:
+        fields = ExactSettings.model_fields
         if self.tool_call_parser is None:
-            own = ModelSettings.model_fields.keys() - AgentSettings.model_fields.keys() - _UNRECORDED - _FOR_ALL
-            unused = sorted(name for name in own if getattr(self, name) != ModelSettings.model_fields[name].default)
-            if unused:
+            own = fields.keys() - AgentSettings.model_fields.keys()
+            if unused := sorted(name for name in own if getattr(self, name) != fields[name].default):
                 raise ValueError(f"{', '.join(unused)}: only for token-exact rollouts, so set tool_call_parser, too")
             return self
-        if unkept := sorted(name for name in _UNRECORDED if getattr(self, name)):
-            raise ValueError(f"{', '.join(unkept)}: not with tool_call_parser, because every token sent is recorded")
         if self.extra_body or any(choice.extra_body for choice in (self.models or {}).values()):
             raise ValueError(
                 "extra_body goes to the OpenAI API only: what changes the sampling would make the logprobs wrong, and "
@@ -94,6 +79,29 @@ class ModelSettings(AgentSettings):
             )
         if self.temperature is None:
             raise ValueError("temperature must be set with tool_call_parser, because the logprobs depend on it")
+        return self
+
+
+class ModelSettings(ExactSettings):
+    """Settings of the agent `model`."""
+
+    ephemeral_system_prompt: str | None = Field(default=None, min_length=1)
+    """Text after the system prompt that the model is sent, and that no record has."""
+    prefill_messages: tuple[Message, ...] = ()
+    """Messages between the system prompt and the rest that the model is sent, and that no record has: examples of how
+    to work. Each has a `role`, and what else the endpoint wants."""
+    compact_at: float | None = Field(default=None, gt=0)
+    """Number of tokens from which the model summarises the conversation, and goes on from its summary. In token-exact
+    rollouts also a share of the context, up to 1. None lets the conversation grow until it no longer fits."""
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> Self:
+        for number, message in enumerate(self.prefill_messages, 1):
+            if message.get("role") not in _ROLES:
+                raise ValueError(f"prefill_messages: the role of message {number} must be one of {', '.join(_ROLES)}")
+        unkept = sorted(name for name in _UNRECORDED if getattr(self, name))
+        if unkept and self.tool_call_parser is not None:
+            raise ValueError(f"{', '.join(unkept)}: not with tool_call_parser, because every token sent is recorded")
         return self
 
 
@@ -119,7 +127,7 @@ class ModelAgent:
     def __init__(
         self, settings: AgentSettings, server: ChatServer | None = None, *, context: int | None = None
     ) -> None:
-        if server is None and isinstance(settings, ModelSettings) and settings.tool_call_parser is not None:
+        if server is None and isinstance(settings, ExactSettings) and settings.tool_call_parser is not None:
             raise UsageError(
                 "this agent uses the OpenAI API, which gives no tokens, and tool_call_parser asks for tokens",
                 hint="use run_rollouts(…), or open_exact_agent of hermes_core.agents.opening",

@@ -13,7 +13,7 @@ from hermes_core.agents.chat import Chat
 from hermes_core.agents.exact import ExactAgent
 from hermes_core.agents.generate import GenerateServer, TokenServer
 from hermes_core.agents.matching import AUTO, matching_parser
-from hermes_core.agents.model import ModelSettings
+from hermes_core.agents.model import ExactSettings
 from hermes_core.agents.parsers.base import Parser
 from hermes_core.errors import ConfigError, describe
 from hermes_core.workers import Workers
@@ -23,7 +23,7 @@ _NEEDED = ("transformers", "jinja2", "aiohttp")
 
 
 async def open_exact_agent(
-    settings: ModelSettings,
+    settings: ExactSettings,
     parsers: Mapping[str, Parser],
     *,
     tools: bool,
@@ -105,7 +105,7 @@ def checked_chat(
 
 
 def _chat_and_parser(
-    settings: ModelSettings, parsers: Mapping[str, Parser], *, tools: bool, system: bool
+    settings: ExactSettings, parsers: Mapping[str, Parser], *, tools: bool, system: bool
 ) -> tuple[Chat, Parser]:
     chat = checked_chat(
         _load_tokenizer(settings.tokenizer_name or settings.model),
@@ -113,7 +113,7 @@ def _chat_and_parser(
         template_kwargs=settings.chat_template_kwargs,
         tools=tools,
         system=system,
-        compacts=settings.compact_at is not None,
+        compacts=getattr(settings, "compact_at", None) is not None,
     )
     return chat, matching_parser(settings.tool_call_parser or AUTO, parsers, chat, tools=tools)
 

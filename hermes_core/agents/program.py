@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from hermes_core.agents.base import AgentResult, AgentSettings, AgentSlot, AgentTask, Message, StopReason
 from hermes_core.agents.loop import ChatServer
-from hermes_core.agents.model import ModelAgent, ModelSettings
+from hermes_core.agents.model import ExactSettings, ModelAgent
 from hermes_core.agents.replies import sayable
 from hermes_core.agents.serving.conversations import Conversations
 from hermes_core.agents.serving.gateway import Bounds, Gateway
@@ -65,6 +65,14 @@ _MISSING = {
     "passwd": "an entry of its user in /etc/passwd",
 }
 """What each need is called; others are programs."""
+
+
+_OF_THE_PROGRAM = {
+    "compact_at": "shortens its conversations itself",
+    "ephemeral_system_prompt": "has its own system prompt",
+    "prefill_messages": "writes its conversations itself",
+}
+"""Settings of the agent `model` that programs can't have, and why."""
 
 
 class Package(Protocol):
@@ -140,7 +148,7 @@ class AgentProgram:
         return None if self.package is None else await self.package.fetch(self.name, version or self.version or "")
 
 
-class ProgramSettings(ModelSettings):
+class ProgramSettings(ExactSettings):
     """Settings of an agent that is a program: those of the model that it asks, and its own."""
 
     version: str | None = Field(default=None, min_length=1)
@@ -162,6 +170,14 @@ class ProgramSettings(ModelSettings):
     def settings_prefix(self) -> str:
         """Return the prefix of the settings of `Settings` that are meant."""
         return "anthropic_" if self.upstream == "anthropic" else ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_the_model_alone(cls, value: Any) -> Any:
+        given = value.keys() & _OF_THE_PROGRAM.keys() if isinstance(value, Mapping) else ()
+        for name in sorted(given):
+            raise ValueError(f"{name} is only for the agent `model`: a program {_OF_THE_PROGRAM[name]}")
+        return value
 
 
 class Sampler(Protocol):
@@ -202,8 +218,6 @@ class ProgramAgent:
     program: AgentProgram
 
     def __init__(self, settings: ProgramSettings, model: Sampler | None = None) -> None:
-        if settings.compact_at is not None:
-            raise ConfigError("compact_at is for the agent `model`", hint="a program shortens its conversations itself")
         _check_upstream(settings, self.program, model)
         self.settings = settings
         self._model = model

@@ -19,7 +19,7 @@ from hermes_core.agents.endpoints import SharedAgent
 from hermes_core.agents.exact import ExactAgent
 from hermes_core.agents.generate import TokenServer
 from hermes_core.agents.mixture import MixedAgent
-from hermes_core.agents.model import ModelAgent, ModelSettings
+from hermes_core.agents.model import ExactSettings, ModelAgent
 from hermes_core.agents.opening import open_exact_agent
 from hermes_core.agents.parsers.base import Parser
 from hermes_core.agents.program import ProgramAgent, ProgramSettings
@@ -399,13 +399,13 @@ async def open_agent(
                 choices.append((opened, settings.models[name].weight))
             yield MixedAgent(choices, settings.seed or 0)
         return
-    exact = isinstance(settings, ModelSettings) and settings.tool_call_parser is not None
+    exact = isinstance(settings, ExactSettings) and settings.tool_call_parser is not None
     async with AsyncExitStack() as stack:
         made: Agent | None = None
         if not exact or agent != ModelAgent.name:
             made = runtime.agent(agent, settings)
             stack.push_async_callback(runtime.close, made)
-        if isinstance(settings, ModelSettings) and exact and (made is None or isinstance(made, ProgramAgent)):
+        if isinstance(settings, ExactSettings) and exact and (made is None or isinstance(made, ProgramAgent)):
             parsers = parsers_with(runtime, settings.tool_call_parser or "")
             alone = made is not None  # a program has tools and a system prompt of its own
             opened = await open_exact_agent(

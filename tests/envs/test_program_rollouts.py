@@ -372,8 +372,11 @@ def test_settings_that_a_program_can_not_have() -> None:
         CommandAgent(CommandAgent.config_class(model="m", base_url="http://localhost/v1"))
     with pytest.raises(ConfigError, match="split"):
         CommandAgent(CommandAgent.config_class(command="'", model="m", base_url="http://localhost/v1"))
-    with pytest.raises(ConfigError, match="compact_at"):
-        Installed(ProgramSettings(compact_at=100, model="m", base_url="http://localhost/v1"))
+    runtime = Runtime(Settings(), load_entry_points=False)
+    for name, value in {"compact_at": 100, "prefill_messages": [], "ephemeral_system_prompt": "x"}.items():
+        with pytest.raises(ConfigError, match=f"{name} is only for the agent `model`: a program "):
+            runtime.agent_settings({name: value, "command": "x"}, "program")
+        assert name not in ProgramSettings.model_fields
 
 
 async def test_exact_tokens_need_a_model_of_their_own() -> None:
