@@ -223,6 +223,11 @@ class Environment(ABC):
         """
         return {}
 
+    def skills(self, item: Item) -> str | None:
+        """Return the directory in the slot with this item's skills: folders with a file `SKILL.md`. They are copied to
+        where an agent that is a program looks for them; other agents do not get them."""
+        return None
+
     def uses_slot(self, item: Item) -> bool:
         """Return whether the hooks use a slot. If not, and if no tool of a rollout runs in a sandbox, it gets none."""
         return True

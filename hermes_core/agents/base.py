@@ -365,6 +365,8 @@ class AgentTask:
     mcp_tools: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """The MCP servers whose tools are among the tools: for each, the name here of each of its tools, by its own
     name."""
+    skills: str | None = None
+    """The directory in the slot that has the task's skills, for an agent that is a program there."""
     slot: AgentSlot | None = None
     """The slot, for an agent that is a program there; None if the rollout has none."""
     result: AgentResult = field(default_factory=AgentResult)

@@ -124,6 +124,11 @@ class AgentProgram:
     mcp: str = ""
     """How one MCP server is written in a file. `{server}` is its name; it speaks streamable HTTP at
     `{url}/mcp/{server}`, and wants the header `Authorization: Bearer {key}`. Empty if there can't be any."""
+    instructions: str = ""
+    """The file below `{folder}` in which it looks for instructions of its user, such as `AGENTS.md`. It gets the task's
+    system messages, and is empty if there are none. Without one, they are the beginning of the prompt."""
+    skills: str = ""
+    """The folder below `{folder}` in which it looks for skills; empty if it knows none."""
     needs: tuple[str, ...] = ()
     """What the slot must have: programs; `glibc`; `passwd` (an entry of its user); `python3.N`."""
     dialect: str = "chat"
@@ -253,6 +258,10 @@ class ProgramAgent:
         if self._model is not None:
             await self._model.aclose()
 
+    def program_for(self, task: AgentTask) -> AgentProgram:
+        """Return the program as it is run on one task."""
+        return self.program
+
     @property
     def takes_mcp(self) -> bool:
         """Return whether it can be given the tools of MCP servers."""
@@ -272,8 +281,9 @@ class ProgramAgent:
         """
         if task.slot is None:
             raise UsageError(f"{self.name} is a program in a slot, and this rollout has none")
-        prompt = prompt_of(task.messages)
-        await check_needs(task.slot.commands, self.program)
+        program = self.program_for(task)
+        instructions, prompt = _divided(task.messages) if program.instructions else ("", prompt_of(task.messages))
+        await check_needs(task.slot.commands, program)
         install = await self._install(task.slot)
         task.result.messages.extend(copy.deepcopy(task.messages))
         asked, bounds = Conversations(prompt), Bounds(calls=self.settings.max_turns)
@@ -284,9 +294,10 @@ class ProgramAgent:
         ):
             folder = await _new_folder(task.slot.commands)
             running = Running(
-                self.program, self.settings, task.slot, gateway, install, folder, task.result, tuple(task.mcp_tools)
+                program, self.settings, task.slot, gateway, install, folder, task.result, tuple(task.mcp_tools)
             )
             try:
+                await running.lay_out(instructions, task.skills)
                 await gateway.while_it_answers(self.work(running, task, prompt))
             except CommandError as error:
                 if gateway.failure is not None:
@@ -303,9 +314,9 @@ class ProgramAgent:
             CommandError, SetupFailed: it can't be run.
             ModelError: the model failed.
         """
-        await running.run(self.program.argv, prompt)
-        while self.program.again and (said := await task.follow_up()) is not None:
-            await running.run(self.program.again, prompt_of([said]))
+        await running.run(running.program.argv, prompt)
+        while running.program.again and (said := await task.follow_up()) is not None:
+            await running.run(running.program.again, prompt_of([said]))
 
     async def _install(self, slot: AgentSlot) -> str:
         """Return the folder of the program in the sandbox; empty if it needs none."""
@@ -373,6 +384,21 @@ class Running:
     result: AgentResult
     servers: Sequence[str] = ()
     """The names of its MCP servers."""
+
+    async def lay_out(self, instructions: str, skills: str | None) -> None:
+        """Put the task's instructions and skills where the program looks for them.
+
+        Raises:
+            CommandError: there is no room for them.
+            SetupFailed: the skills can't be had.
+        """
+        commands, program = self.slot.commands, self.program
+        if program.instructions:
+            await commands.write_file(f"{self.folder}/{program.instructions}", instructions.encode())
+        if program.skills and skills is not None:
+            copied = await commands.run(["sh", "-c", _COPY, "sh", skills, f"{self.folder}/{program.skills}"])
+            if not copied.ok:
+                raise SetupFailed(f"the task's skills can't be copied: {copied.error_text.strip()[-300:]}")
 
     async def run(self, argv: Sequence[str], prompt: str) -> None:
         """Run the program once, and note how it ended.
@@ -563,6 +589,16 @@ def _check_upstream(settings: ProgramSettings, program: AgentProgram, model: Sam
         )
 
 
+def _divided(messages: Sequence[Message]) -> tuple[str, str]:
+    """Return the text of the system's messages, and that of the others.
+
+    Raises:
+        SetupFailed: a part of them is no text.
+    """
+    system = [message for message in messages if message["role"] == "system"]
+    return prompt_of(system), prompt_of([message for message in messages if message["role"] != "system"])
+
+
 def _words(argv: Sequence[str], args: Sequence[str]) -> Iterator[str]:
     for word in argv:
         if word == "{args}":
@@ -582,6 +618,8 @@ def _filled(text: str, values: Mapping[str, str], quoted: Callable[[str], str] =
 def _quoted(value: str) -> str:
     return json.dumps(value)[1:-1]
 
+
+_COPY = 'mkdir -p "$2" && cp -R "$1"/. "$2"'
 
 # In the home, because some programs refuse to make others in a directory for temporary files; not in the workspace.
 _NEW_FOLDER = """

@@ -149,6 +149,8 @@ def _program(program: AgentProgram) -> list[Row]:
         ("the slot needs", needs),
         ("command", " ".join(program.argv)),
         ("to go on", " ".join(program.again)),
+        ("instructions", program.instructions or "stand before the prompt"),
+        ("skills", program.skills or "not known to it"),
         ("MCP servers", program.mcp or "can't be given any"),
         *((f"variable {key}", value) for key, value in program.env.items()),
         *((f"variable {key}, without upstream", value) for key, value in program.env_when_answered.items()),

@@ -684,6 +684,7 @@ async def _work(
             server: {own: tool.name for own, tool in tools.items()}
             for server, tools in rollout.servers.by_server.items()
         },
+        skills=context.environment.skills(trajectory.item),
         solve=solve,
         cheat=cheat,
         waiting=ModelTime(rollout, context.limits.model_timeout_s).waiting,

@@ -367,6 +367,47 @@ class Alone(Installed):
     """The same without a way to go on."""
 
 
+class Skilled(TasksEnvironment):
+    """Its tasks have instructions and skills."""
+
+    def initial_messages(self, item: Any) -> list[dict[str, Any]]:
+        return [{"role": "system", "content": "Whisper."}, *super().initial_messages(item)]
+
+    def skills(self, item: Any) -> str:
+        return "sk"
+
+
+class Reads(ProgramAgent):
+    """Writes down what it is given, and nothing more."""
+
+    program = AgentProgram(
+        "reads",
+        ("sh", "-c", 'cat "$1/a/RULES.md" - "$1/b/c/brewing/SKILL.md" >out.txt', "sh", "{folder}"),
+        instructions="a/RULES.md",
+        skills="b/c",
+    )
+
+
+class Unaware(Reads):
+    """The same without places for them."""
+
+    program = AgentProgram("unaware", ("sh", "-c", "cat >out.txt"))
+
+
+async def test_instructions_and_skills_are_put_where_a_program_looks_for_them(tmp_path: Path) -> None:
+    row = {**ROW, "prompt": "Hello.", "setup": ["mkdir -p sk/brewing; echo Boil. >sk/brewing/SKILL.md"]}
+    given = "[ \"$(tr -d '\\n' <out.txt)\" = '{}' ]"
+    for kind, text in ((Reads, "Whisper.Hello.Boil."), (Unaware, "Whisper.Hello.")):
+        check = {"check": given.format(text)}
+        record = await rollout(tmp_path / kind.__name__, agent=kind, environment=Skilled, rows=[{**row, **check}])
+        assert (record["reward"], record["failure"]) == (1.0, None), record
+
+
+async def test_skills_that_are_not_there_are_a_failure_of_the_setup(tmp_path: Path) -> None:
+    record = await rollout(tmp_path, agent=Reads, environment=Skilled)
+    assert record["failure"]["kind"] == "setup" and "skills can't be copied" in record["failure"]["message"], record
+
+
 def test_settings_that_a_program_can_not_have() -> None:
     with pytest.raises(ConfigError, match="no command"):
         CommandAgent(CommandAgent.config_class(model="m", base_url="http://localhost/v1"))

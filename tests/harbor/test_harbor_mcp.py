@@ -18,6 +18,7 @@ class Caller:
 
     async def run(self, task):
         task.result.messages.extend(task.messages)
+        self.skills = task.skills
         self.offered = [schema["function"]["name"] for schema in task.tool_schemas]
         self.answer = json.loads(await task.tool_handler("odd__t", {"text": "hello"}, task.trajectory_id))
         await task.tool_handler("terminal", {"command": "mkdir -p /app; echo hello >/app/out"}, task.trajectory_id)
@@ -34,6 +35,7 @@ async def test_a_tasks_server_runs_in_its_sandbox(runtime, tmp_path):
     program = json.dumps((HERE / "odd_server.py").read_text())
     toml = f"""
 [environment]
+skills_dir = "/skills"
 [[environment.mcp_servers]]
 name = "odd"
 transport = "stdio"
@@ -45,3 +47,4 @@ args = ["-c", {program}, "normal"]
     record = (await roll_out(runtime, tmp_path, agent))["task"]
     assert record["failure"] is None and record["reward"] == 1.0
     assert agent.answer == {"output": '{"text": "hello"}'} and "odd__t" in agent.offered
+    assert agent.skills == "/skills"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hermes_agents.packages import NpmPackages
-from hermes_core import MCP_SERVER, AgentProgram, ProgramAgent
+from hermes_core import MCP_SERVER, AgentProgram, AgentTask, ProgramAgent
 
 _SMALL = (
     *("ANTHROPIC_DEFAULT_HAIKU_MODEL", "ANTHROPIC_DEFAULT_SONNET_MODEL", "ANTHROPIC_DEFAULT_OPUS_MODEL"),
@@ -11,14 +13,23 @@ _SMALL = (
 )
 """Variables that name models for certain work."""
 
-_ARGV = (
-    *("{install}/claude", "-p", "--output-format", "stream-json", "--verbose", "--dangerously-skip-permissions"),
-    *("--bare", "--mcp-config", "{folder}/mcp.json", "--tools", "Bash,Edit,Read", "{args}"),
-)
+
+def _argv(*mode: str) -> tuple[str, ...]:
+    return (
+        *("{install}/claude", "-p", "--output-format", "stream-json", "--verbose", "--dangerously-skip-permissions"),
+        *("--mcp-config", "{folder}/mcp.json", "--append-system-prompt-file", "{folder}/instructions.md"),
+        *(*mode, "{args}"),
+    )
+
+
+_ARGV = _argv("--bare", "--tools", "Bash,Edit,Read")
+_SKILLED = _argv("--tools", "Bash,Edit,Read,Skill")
+"""With `--bare`, a model is told of no skills."""
 
 
 class ClaudeCode(ProgramAgent):
-    """Runs `claude -p` with its tools Bash, Edit and Read. More arguments can offer others: `--tools default`."""
+    """Runs `claude -p` with its tools Bash, Edit and Read, and Skill for a task that has skills. More arguments can
+    offer others: `--tools default`."""
 
     program = AgentProgram(
         name="claude-code",
@@ -40,7 +51,15 @@ class ClaudeCode(ProgramAgent):
         },
         env_when_answered={"CLAUDE_CODE_ATTRIBUTION_HEADER": "0", "DISABLE_PROMPT_CACHING": "1"},
         files={"mcp.json": '{"mcpServers": {{mcp}}}'},
+        instructions="instructions.md",
+        skills="claude/skills",
         mcp=MCP_SERVER,
         dialect="anthropic",
         tried="2.1.332: solves the demo tasks on `local` and `docker`, without a network",
     )
+
+    def program_for(self, task: AgentTask) -> AgentProgram:
+        """Return the program, which says more to its model if the task has skills."""
+        if task.skills is None:
+            return self.program
+        return replace(self.program, argv=_SKILLED, again=(*_SKILLED, "--continue"))

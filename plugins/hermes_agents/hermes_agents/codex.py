@@ -49,6 +49,8 @@ class Codex(ProgramAgent):
         again=("{install}/codex", "exec", "resume", "--last", *_OPTIONS),
         env={"CODEX_HOME": "{folder}/codex"},
         files={"codex/config.toml": _CONFIG},
+        instructions="codex/AGENTS.md",
+        skills="codex/skills",
         mcp=(
             '{server} = { url = "{url}/mcp/{server}", http_headers = { Authorization = "Bearer {key}" }, '
             "tool_timeout_sec = 7200 }"

@@ -26,6 +26,7 @@ class Hermes(ProgramAgent):
         needs=("bash",),
         env={"HERMES_HOME": "{folder}/hermes"},
         files={"hermes/config.yaml": _CONFIG, "hermes/.no-bundled-skills": ""},
+        skills="hermes/skills",
         mcp=(
             '"{server}": {"url": "{url}/mcp/{server}", "headers": {"Authorization": "Bearer {key}"}, "timeout": 7200}'
         ),

@@ -24,6 +24,8 @@ class KimiCode(ProgramAgent):
         ),
         argv=_ARGV,
         files={"kimi/mcp.json": '{"mcpServers": {{mcp}}}'},
+        instructions="kimi/AGENTS.md",
+        skills="kimi/skills",
         mcp=(
             '"{server}": {"transport": "http", "url": "{url}/mcp/{server}", "toolTimeoutMs": 7200000, '
             '"headers": {"Authorization": "Bearer {key}"}}'

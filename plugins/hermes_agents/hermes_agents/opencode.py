@@ -45,6 +45,8 @@ class OpenCode(ProgramAgent):
             "XDG_CACHE_HOME": "{folder}/cache",
         },
         files={"opencode.json": _CONFIG},
+        instructions="config/opencode/AGENTS.md",
+        skills="config/opencode/skills",
         mcp=(
             '"{server}": {"type": "remote", "url": "{url}/mcp/{server}", "oauth": false, '
             '"headers": {"Authorization": "Bearer {key}"}, "timeout": 7200000}'

@@ -32,5 +32,7 @@ class Pi(ProgramAgent):
         again=(*_ARGV, "--continue"),
         env={"PI_CODING_AGENT_DIR": "{folder}/pi", "PI_OFFLINE": "1", "PI_TELEMETRY": "0"},
         files={"pi/models.json": _MODELS},
+        instructions="pi/AGENTS.md",
+        skills="pi/skills",
         tried="1.6.0: solves the demo tasks on `local` and `docker`, without a network",
     )

@@ -151,6 +151,10 @@ class HarborEnvironment(Environment):
         """Return the servers of the task's `environment.mcp_servers`."""
         return self._task(item).mcp_servers
 
+    def skills(self, item: Item) -> str | None:
+        """Return the task's `environment.skills_dir`."""
+        return self._task(item).toml.environment.skills_dir
+
     def agent_user(self, item: Item) -> str | None:
         """Return the `agent.user` of the task, or of its steps."""
         user = self._task(item).parts[0].agent.user
