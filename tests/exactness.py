@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from hermes_core.agents.trial import TRIAL
@@ -19,6 +21,11 @@ GROWTH = {"qwen3": 230, "chatml": 230, "llama3": 190}
 """The number of tokens beyond the first prompt that most conversations reach, by chat template."""
 
 FORMS = tuple(GROWTH)
+
+COMMAND = shlex.join(
+    ["python3", "-c", (Path(__file__).parents[1] / "examples/agent_program/agent.py").read_text("utf-8")]
+)
+"""The command line of an agent that is a program: it holds the program itself. Its tool is `bash`."""
 
 MANY = 100
 """The number of trajectories from which the share of them that was summarised is no chance."""

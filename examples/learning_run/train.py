@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import contextlib
 import copy
+import itertools
 import json
 import sys
 import time
@@ -18,7 +19,7 @@ from pathlib import Path
 import grpo
 import httpx
 import torch
-from warm_up import tokenizer_of, warm_up
+from warm_up import FORMS, tokenizer_of, warm_up
 
 from hermes_core.testing.tiny_model.engine import Engine
 from hermes_core.testing.tiny_model.folder import make_model
@@ -29,6 +30,8 @@ BATCH_SIZE = 64
 MAX_TOKENS = 2048
 BASELINE = 4
 """Batches that are only looked at: what the warm-up alone is worth."""
+TOKENIZER = "tokenizer"
+"""Its folder, among the other files of the run."""
 PARTS = ("tokens", "masks", "inference_logprobs", "scores")
 """What Atropos sends of a group: a list each, with one entry for each sequence."""
 
@@ -50,11 +53,13 @@ def api_command(port):
     return [sys.executable, "-m", "atroposlib.cli.run_api", "--host", "127.0.0.1", "--port", port]
 
 
-def environment_command(api, server, folder):
+def environment_command(api, server, out, agent):
     """The environment, as anybody would start it."""
     options = {
         "env.rollout_server_url": api,
-        "env.tokenizer_name": folder,
+        "env.agent": agent,
+        "env.agent_options": json.dumps(FORMS[agent].settings),
+        "env.tokenizer_name": out / TOKENIZER,
         "env.group_size": GROUP_SIZE,
         "env.max_token_length": MAX_TOKENS,
         "env.max_agent_turns": 3,
@@ -63,11 +68,12 @@ def environment_command(api, server, folder):
         "env.max_num_workers": 4,
         "env.max_batches_offpolicy": 1,
         "env.include_messages": False,
+        "env.trajectories_path": out / "trajectories.jsonl",
         "env.tool_call_parser": "hermes",
         "openai.server_type": "vllm",
         "openai.base_url": server,
         "openai.model_name": "tiny",
-        "openai.tokenizer_name": folder,
+        "openai.tokenizer_name": out / TOKENIZER,
     }
     flags = [f"--{name}={value}" for name, value in options.items()]
     return [sys.executable, "-m", "hermes_core", "atropos", "serve", "boxes", *flags]
@@ -102,6 +108,22 @@ async def batches(client, environment):
     raise RuntimeError("the environment has ended: see environment.log")
 
 
+def of_record(groups, sampled):
+    """How many tokens to train on the server's own record has, in the same answers after the same prompts, with these
+    logprobs; and how many it does not have."""
+    record = {(each.prompt, each.tokens, each.logprobs) for each in sampled}
+    counts = {"recorded": 0, "unrecorded": 0}
+    for rollout in itertools.chain.from_iterable(groups):
+        begin = 0
+        for masked, masks in itertools.groupby(rollout.masks, lambda mask: mask == grpo.MASKED):
+            end = begin + len(list(masks))
+            answer = tuple(rollout.tokens[:begin]), tuple(rollout.tokens[begin:end]), tuple(rollout.logprobs[begin:end])
+            if not masked:
+                counts["recorded" if answer in record else "unrecorded"] += end - begin
+            begin = end
+    return counts
+
+
 def learn(engine, reference, optimizer, groups):
     """Two steps, each on half of the batch, while nothing is sampled. Gives the largest change of a logprob."""
     half = len(groups) // 2
@@ -113,10 +135,10 @@ async def run(settings):
     """Warm up, then train until the steps are done."""
     torch.set_num_threads(1)  # the other processor has the sandboxes
     settings.out.mkdir(parents=True, exist_ok=True)
-    folder = settings.out / "tokenizer"
-    tokenizer = tokenizer_of(folder)
+    form = FORMS[settings.agent]
+    tokenizer = tokenizer_of(settings.out / TOKENIZER, form)
     model = make_model(tokenizer, width=64, layers=1, context=MAX_TOKENS, seed=settings.seed)
-    loss = await asyncio.to_thread(warm_up, model, tokenizer, settings.warm_up)
+    loss = await asyncio.to_thread(warm_up, model, tokenizer, settings.warm_up, form)
     print(f"warmed up: {sum(each.numel() for each in model.parameters())} weights, loss {loss:.3f}", flush=True)
     reference = copy.deepcopy(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.rate, weight_decay=0.0)
@@ -128,7 +150,7 @@ async def run(settings):
         client = await open_.enter_async_context(httpx.AsyncClient(base_url=api, trust_env=False, timeout=60))
         await register(client)
         await client.get("/batch")  # the API lets environments in once the trainer has asked
-        command = environment_command(api, server.base_url, folder)
+        command = environment_command(api, server.base_url, settings.out, settings.agent)
         environment = await open_.enter_async_context(process(*command, log=settings.out / "environment.log"))
         figures = open_.enter_context((settings.out / "figures.jsonl").open("w"))
         began, number = time.monotonic(), 0
@@ -136,6 +158,7 @@ async def run(settings):
             async for groups in incoming:
                 scores = [each.score for group in groups for each in group]
                 row = {"step": number, "rollouts": len(scores), "reward": sum(scores) / len(scores)}
+                row |= of_record(groups, engine.sampled.copy())
                 if number >= BASELINE:
                     row["moved"] = await asyncio.to_thread(learn, engine, reference, optimizer, groups)
                 row["seconds"] = round(time.monotonic() - began, 3)
@@ -150,6 +173,7 @@ def main():
     """Read the options and run."""
     options = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     options.add_argument("--out", type=Path, default=Path("runs/learning"), help="where the figures and logs go")
+    options.add_argument("--agent", choices=FORMS, default="model", help="`program` is examples/agent_program/agent.py")
     options.add_argument("--steps", type=int, default=80, help="batches")
     options.add_argument("--warm-up", type=int, default=400, help="supervised steps before the training")
     options.add_argument("--rate", type=float, default=1e-3, help="of the optimizer")

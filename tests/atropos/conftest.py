@@ -21,12 +21,17 @@ import pytest
 from hermes_core.runtime import Runtime
 from hermes_core.settings import Settings
 from hermes_core.testing.scripted_server import Call, ScriptedServer, ToolScript, call
+from tests.exactness import COMMAND
 from tests.token_server import TokenServer
 
 NEEDED = ("atroposlib", "transformers", "wandb")
 
 SANDBOX = {} if os.geteuid() == 0 else {"isolation": "shared", "allow_unisolated": True}
 """The weakest level that this user can have here."""
+
+
+PROGRAM = {"agent": "program", "agent_options": {"command": COMMAND}, "isolation": "user"}
+"""The settings of an environment whose agent is a program."""
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -137,6 +142,12 @@ def make_env(atropos_extra: None, runtime: Runtime, tasks: str, tokenizer_folder
         return kind(kind.env_config_cls(**given), [server], runtime=runtime)
 
     return make
+
+
+@pytest.fixture
+def program(isolates: None) -> dict[str, Any]:
+    """The settings of an environment whose agent is a program, where it can run."""
+    return PROGRAM
 
 
 def obedient_text(prompt: str) -> str:

@@ -28,14 +28,15 @@ WIRES = {"atropos": "vllm", "tokens": "vllm", "completions": "vllm", "sglang": "
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("form", "wire", "compacts", "group_size"),
+    ("form", "wire", "compacts", "group_size", "agent"),
     [
         # The wire that `rollout` does not have, and the form and the wire that tests/envs/test_exact_rollouts.py, which
         # has the same recording, leaves to this test.
-        ("llama3", "atropos", False, 1),
-        ("chatml", "sglang", True, 1),
+        ("llama3", "atropos", False, 1, "model"),
+        ("chatml", "sglang", True, 1, "model"),
+        ("chatml", "atropos", False, 2, "program"),
         *(
-            pytest.param(*each, marks=pytest.mark.stress)
+            pytest.param(*each, "model", marks=pytest.mark.stress)
             for each in (
                 ("chatml", "tokens", True, 34),
                 ("llama3", "tokens", True, 34),
@@ -53,9 +54,11 @@ async def test_every_trained_token_is_what_the_model_sampled(
     wire: str,
     compacts: bool,
     group_size: int,
+    agent: str,
     make_env: Callable[..., Any],
     tokenizers: Callable[[str], Any],
     torch_extra: None,
+    request: pytest.FixtureRequest,
     tmp_path: Path,
     record_property: Callable[[str, object], None],
 ) -> None:
@@ -80,6 +83,7 @@ async def test_every_trained_token_is_what_the_model_sampled(
                 max_token_length=8192,
                 enabled_toolsets=["terminal"],
                 data_path_to_save_groups=str(groups),
+                **(request.getfixturevalue("program") if agent == "program" else {}),
             )
             # A request that is given up under load and sent again is sampled twice and used once.
             env.server_configs = [each.model_copy(update={"timeout": 600}) for each in env.server_configs]
@@ -92,7 +96,12 @@ async def test_every_trained_token_is_what_the_model_sampled(
     )
     summaries = [count - 1 for count in sequences.values()]
     found = check_run(
-        f"Atropos, {form} by {wire}", model, _sequences(rows), sampled, summaries=summaries, tell=record_property
+        f"Atropos, {agent}, {form} by {wire}",
+        model,
+        _sequences(rows),
+        sampled,
+        summaries=summaries,
+        tell=record_property,
     )
     figures = {"trajectories": len(sequences), "trained": found.trained, "drawn": found.drawn, "worst": found.worst}
     record_property("exactness", {"form": form, "wire": wire, "answers": sum(turns), **figures})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,12 +12,9 @@ import pytest
 
 from hermes_core.errors import ConfigError, UsageError
 from hermes_core.testing.scripted_server import ScriptedServer, ToolScript, call
+from tests.atropos.conftest import PROGRAM
 from tests.tiny_model.token_exactness import TrainedSequence
 from tests.token_server import TokenServer, differences
-
-ROOT = Path(__file__).resolve().parents[2]
-COMMAND = "python3 -c " + shlex.quote((ROOT / "examples/agent_program/agent.py").read_text("utf-8"))
-PROGRAM = {"agent": "program", "agent_options": {"command": COMMAND}, "isolation": "user"}
 
 
 def writes(prompt: str) -> str:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from hermes_core.envs.validate import validate
 from hermes_core.runtime import Runtime
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "learning_run"
-MODULES = ("boxes", "grpo", "warm_up")
+MODULES = ("boxes", "grpo", "train", "warm_up")
 
 
 @pytest.fixture
@@ -71,11 +72,28 @@ def test_a_step_makes_what_was_better_than_its_group_likelier(example: Callable[
     assert grpo.advantages([0.5, 0.5]) == [0.0, 0.0]
 
 
-def test_the_warm_up_says_little_about_the_task(example: Callable[[str], Any], with_torch: None) -> None:
+def test_it_counts_what_the_server_did_not_sample_so(example: Callable[[str], Any], with_torch: None) -> None:
+    grpo, of_record = example("grpo"), example("train").of_record
+    masks, logprobs = [grpo.MASKED, 3, 4, grpo.MASKED, 6], [1.0, -0.5, -0.25, 1.0, -2.0]
+    sampled = [
+        SimpleNamespace(prompt=(2,), tokens=(3, 4), logprobs=(-0.5, -0.25)),
+        SimpleNamespace(prompt=(2, 3, 4, 5), tokens=(6,), logprobs=(-2.0,)),
+    ]
+    rollouts = [
+        grpo.Rollout([2, 3, 4, 5, 6], masks, logprobs, 1.0),
+        grpo.Rollout([2, 3, 4, 5, 6], masks, [*logprobs[:4], -2.5], 1.0),
+        grpo.Rollout([1, 3, 4, 5, 6], masks, logprobs, 1.0),
+    ]
+    counts = [tuple(of_record([[rollout]], sampled).values()) for rollout in rollouts]
+    assert counts == [(3, 0), (2, 1), (0, 3)]
+
+
+@pytest.mark.parametrize("agent", ["model", "program"])
+def test_the_warm_up_says_little_about_the_task(agent: str, example: Callable[[str], Any], with_torch: None) -> None:
     warm_up, chance = example("warm_up"), random.Random(0)
-    conversation, right = warm_up.conversation, 0
+    form, right = warm_up.FORMS[agent], 0
     for _ in range(4000):
-        asked, called, *_ = conversation(chance)
+        asked, called, *_ = warm_up.conversation(chance, form)[len(form.before) :]
         word, box = asked["content"].removeprefix("Write ").removesuffix(".").split(" to ")
         right += f"echo {word} > {box}" in called["content"]
     assert right / 4000 == pytest.approx(warm_up.RIGHT + (1 - warm_up.RIGHT) / 16, abs=0.02)
@@ -145,12 +163,13 @@ def test_tinker_trains_on_the_same_environment(
 
 
 @pytest.mark.long
-def test_the_parts_fit_together(with_torch: None, installed: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("agent", ["model", pytest.param("program", marks=pytest.mark.stress)])
+def test_the_parts_fit_together(agent: str, with_torch: None, installed: Path, tmp_path: Path) -> None:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
     out = tmp_path / "run"
-    options = ["--out", out, "--steps", "5", "--warm-up", "5", "--port", str(port)]
+    options = ["--out", out, "--agent", agent, "--steps", "5", "--warm-up", "30", "--port", str(port)]
     environment = {**os.environ, "PYTHONPATH": str(installed), "HERMES_PLUGINS": "boxes"}
     command = [sys.executable, EXAMPLE / "train.py", *options]
     done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=500)
@@ -158,4 +177,7 @@ def test_the_parts_fit_together(with_torch: None, installed: Path, tmp_path: Pat
     rows = [json.loads(line) for line in (out / "figures.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == list(range(5))
     assert [row["rollouts"] for row in rows] == [64] * 5
+    assert all(row["unrecorded"] == 0 < row["recorded"] for row in rows), "the trainer got what was not sampled"
+    records = [json.loads(line) for line in (out / "trajectories.jsonl").read_text().splitlines()]
+    assert {record["agent"] for record in records} == {agent}
     assert ["moved" in row for row in rows] == [False] * 4 + [True]

@@ -5,23 +5,20 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import shlex
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from hermes_core import UsageError
+from tests.exactness import COMMAND
 from tests.tinker.conftest import AGENT
 from tests.tiny_model.token_exactness import TrainedSequence
 from tests.token_server import TokenServer, differences
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("tinker_extra")]
 
-ROOT = Path(__file__).resolve().parents[2]
-COMMAND = "python3 -c " + shlex.quote((ROOT / "examples/agent_program/agent.py").read_text("utf-8"))
 PROGRAM = {"name": "program", "command": COMMAND, "tool_call_parser": "hermes", "max_token_length": 8192}
 
 

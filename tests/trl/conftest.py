@@ -19,6 +19,7 @@ from hermes_core import Environment, InfraError, LoopThread, SetupFailed, hookim
 from hermes_core.testing.tiny_model.engine import Engine, Plan
 from hermes_core.testing.tiny_model.folder import FORMATS, make_model
 from hermes_core.testing.tiny_model.server import TinyModelServer
+from tests.exactness import COMMAND
 from tests.tiny_model.plans import Gap, letters, make_plan
 
 ISOLATION = {} if os.geteuid() == 0 else {"isolation": "shared", "allow_unisolated": True}
@@ -149,9 +150,9 @@ def new_trainer(offline: None, tokenizer: Any, tmp_path: Path) -> Iterator[Calla
     yield make
 
 
-def call(command: str) -> str:
+def call(command: str, tool: str = "terminal") -> str:
     """What a model writes to run a command."""
-    return f'<tool_call>\n{{"name": "terminal", "arguments": {json.dumps({"command": command})}}}\n</tool_call>'
+    return f"<tool_call>\n{json.dumps({'name': tool, 'arguments': {'command': command}})}\n</tool_call>"
 
 
 def scripted(trainer: Any, tokenizer: Any, say: Callable[[str, int], str]) -> None:
@@ -165,13 +166,14 @@ def scripted(trainer: Any, tokenizer: Any, say: Callable[[str, int], str]) -> No
     trainer._generate_single_turn = generate
 
 
-def plans(tokenizer: Any) -> Callable[[Sequence[int], random.Random], Plan]:
+def plans(tokenizer: Any, tool: str = "terminal") -> Callable[[Sequence[int], random.Random], Plan]:
     """Two calls, the second with a word that the model draws, and a last word."""
     drawn = Gap(3, letters(tokenizer))
 
     def plan(prompt: Sequence[int], chance: random.Random) -> Plan:
         turn = tokenizer.decode(prompt).count(FORMATS["chatml"].result)
-        write, say = call(f"echo {chance.choice(('fox', 'ant'))} > note.txt"), call("echo WORD").split("WORD")
+        write = call(f"echo {chance.choice(('fox', 'ant'))} > note.txt", tool)
+        say = call("echo WORD", tool).split("WORD")
         return make_plan(tokenizer, [[write], [say[0], drawn, say[1]], ["Done ", drawn]][min(turn, 2)])
 
     return plan
@@ -212,6 +214,16 @@ def served(tokenizer: Any) -> Iterator[Served]:
             yield Served(engine, server.base_url, tokenizer, loop)
         finally:
             loop.close()
+
+
+@pytest.fixture
+def agent(request: pytest.FixtureRequest, served: Served, tokenizer: Any) -> dict[str, Any]:
+    """The options of a spec with the agent `model`, or `program`: then the served model calls that one's tool."""
+    if request.param == "model":
+        return {"agent": served.agent, **ISOLATION}
+    request.getfixturevalue("isolates")
+    served.engine.plan = plans(tokenizer, "bash")
+    return {"agent": {**served.agent, "name": "program", "command": COMMAND}}
 
 
 def kill_sandboxes(spec: HermesSpec) -> None:

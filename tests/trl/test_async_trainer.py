@@ -134,9 +134,12 @@ def train(served: Served, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.Mo
     return run
 
 
-def test_it_trains_on_the_tokens_of_the_server_which_gets_its_weights(served: Served, train: Train) -> None:
+@pytest.mark.parametrize("agent", ["model", "program"], indirect=True)
+def test_it_trains_on_the_tokens_of_the_server_which_gets_its_weights(
+    agent: dict[str, Any], served: Served, train: Train
+) -> None:
     before = copy.deepcopy(served.model)
-    with HermesSpec(Notes(), agent=served.agent, concurrency=8, **ISOLATION) as spec:
+    with HermesSpec(Notes(), concurrency=8, **agent) as spec:
         log = train(spec, steps=4)
     assert len(log) == 4
     # Nothing had changed since the rollouts of the first step: TRL computed the logprobs that the server had given.

@@ -17,7 +17,7 @@ from hermes_trl import HermesSpec
 from hermes_core import ConfigError, Group, ModelError, TokenSequence, UsageError, hookimpl
 from tests.exactness import FORMS, TURNS, check_run, check_share, long_conversations, without_trial
 from tests.tiny_model.plans import WildPlans
-from tests.tiny_model.token_exactness import TrainedSequence, check_exactness
+from tests.tiny_model.token_exactness import TrainedSequence, check_exactness, spans
 from tests.trl.conftest import ISOLATION, Notes, Served
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("trl_extra", "offline", "leak_check")]
@@ -144,6 +144,23 @@ def test_the_trainer_gets_the_tokens_that_the_model_sampled(
     assert any(
         bool((old != new).any()) for old, new in zip(before.parameters(), trainer.model.parameters(), strict=True)
     )
+
+
+@pytest.mark.parametrize("agent", ["program"], indirect=True)
+def test_a_step_trains_on_what_was_sampled_for_a_program(
+    served: Served, agent: dict[str, Any], tokenizer: Any, new_trainer: Callable[..., Any]
+) -> None:
+    before = copy.deepcopy(served.model)
+    with HermesSpec(Notes(), concurrency=4, **agent) as spec:
+        trainer, got = train(spec, new_trainer, served.model)
+    rows = sequences(got)
+    assert check_exactness(before, rows, without_trial(served.engine.sampled, tokenizer)).problems == []
+    assert len(rows) == 4
+    assert all(len(list(spans(row.masks))) == 3 for row in rows)
+    assert list(trainer._logs["rewards"]["environment_reward"]) == got["reward"]
+    assert 0 < sum(got["reward"]) < 4, "nothing to learn from"
+    pairs = zip(before.parameters(), trainer.model.parameters(), strict=True)
+    assert any(bool((old != new).any()) for old, new in pairs)
 
 
 KINDS_OF_FAILURE = pytest.mark.parametrize(
