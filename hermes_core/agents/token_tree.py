@@ -25,6 +25,8 @@ PROMPT_LOGPROB = 1.0
 this value."""
 
 
+_LATEST = 32
+"""The most answers among which the cause of a fork is looked for."""
 _TOOLS = "tools"
 _NO_TOOLS = Canonical(_TOOLS, "")
 
@@ -285,7 +287,7 @@ class TokenTree:
     def _step(self, asked: Asked) -> Step:
         """Return how this request came after others, now that it was answered."""
         before, rest = asked.before, asked.rest
-        others = self.after(before)
+        others = self.after(before)[-_LATEST:]
         if not others:
             return Step.ROOT if before is None else Step.CONTINUED
         common, _, near = max((_common(each.heard, rest), each.number, each) for each in others)

@@ -127,6 +127,7 @@ class _Line:
 
     def __init__(self, opening: Sequence[Canonical], step: Step) -> None:
         self._opening = tuple(opening)
+        self._begins_with = frozenset(opening)
         self._said = squeezed(joined([form.text for form in opening]))
         self._by_step: dict[Step, _Own] = {}
         self._by_form: dict[Canonical, list[_Own]] = {}
@@ -149,14 +150,14 @@ class _Line:
         """
         last, begin = None, 0
         for index, form in enumerate(forms):
-            if form.role == "assistant" and form not in self._opening:
+            if form.role == "assistant" and form not in self._begins_with:
                 last = self._given(form, known[index] if index < len(known) else None, last)
                 if last is None:
                     return None
                 begin = index + 1
         if last is not None:
             return _Going(last, begin)
-        told = [squeezed(form.text) for form in forms if form.role == "user" and form not in self._opening]
+        told = [squeezed(form.text) for form in forms if form.role == "user" and form not in self._begins_with]
         own = [each.step for each in self.answers if not each.step.form.calls]
         for summary in (*own[: -_LATEST - 1 : -1], *(summaries[: -_LATEST - 1 : -1] if has_task else ())):
             text = squeezed(summary.form.text)

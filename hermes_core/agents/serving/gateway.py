@@ -39,7 +39,7 @@ from hermes_core.agents.serving.dialects import (
     Refusal,
     sse,
 )
-from hermes_core.agents.serving.http import Exchange, Handle, HttpLimits, Refused, Room, serve_http
+from hermes_core.agents.serving.http import Exchange, Handle, HttpLimits, Pace, Refused, Room, serve_http
 from hermes_core.agents.serving.requests import Passing, Request, read_request
 from hermes_core.agents.serving.responses import ResponsesDialect
 from hermes_core.agents.serving.upstream import Passage, Upstream
@@ -101,6 +101,10 @@ class Bounds:
     kept_bytes: int = 256 << 20
     """Bytes of the requests that begin a conversation or leave one before its end, all of them together: they are kept
     until the rollout ends. Those after them are refused."""
+    at_once: int = 1000
+    """Connections and requests of any kind that are taken as they come. Those after them wait for their turn."""
+    a_second: float = 200.0
+    """How many have a turn each second."""
     read_bytes: int = 4 << 30
     """Bytes of all requests together. Those after them are refused unread."""
     http: HttpLimits = field(default_factory=HttpLimits)
@@ -211,6 +215,7 @@ class Gateway:
         self._waited_s = 0.0
         self._connections = self._waiting = self._number = self._kept_bytes = self._open_bytes = self._read_bytes = 0
         self._end: StopReason | None = None
+        self._pace = Pace(self.bounds.at_once, self.bounds.a_second)
         self._reading = asyncio.Lock()
         """Held while a thread reads a long request, so that one slot keeps no more than one busy."""
         self._characters = self._tokens = 0
@@ -277,10 +282,12 @@ class Gateway:
         """
         if self._connections >= self.bounds.connections:
             self._counts["connections_refused"] += 1
+            await self._pace.turn()
             await connection.finish()
             return
         self._connections += 1
         try:
+            await self._pace.turn()
             await serve_http(connection, self._handle, self.bounds.http)
         except ConnectionError:
             raise
@@ -292,6 +299,7 @@ class Gateway:
 
     async def _handle(self, exchange: Exchange) -> None:
         """Answer one request."""
+        await self._pace.turn()
         path = exchange.path.rstrip("/")
         while path.startswith("/v1/v1/"):  # a base URL with /v1 in an agent that adds its own
             path = path[3:]

@@ -19,6 +19,10 @@ _HEAD_BYTES = 64 << 10
 _LINGER_S = 2.0
 """How long a client that is still sending may do so after its refusal. Without it, the end of the connection can reach
 the client before the refusal."""
+_MOST_PIECES = 20_000
+"""The most pieces in which a body may come. Each takes time, however small it is."""
+_AT_A_TIME = 256
+"""Pieces after which others have their turn."""
 _DECODERS = {"gzip": 31, "x-gzip": 31, "deflate": 15}
 """The encodings of a body that are read, with what zlib wants for each."""
 
@@ -73,6 +77,24 @@ class Room:
 
 
 Take = Callable[[int], None]
+
+
+@dataclass(eq=False)
+class Pace:
+    """Lets some through at once, and after those so many a second."""
+
+    at_once: int
+    a_second: float
+    _due: float = 0.0
+    """When the last one that came would have gone through, had they all come one after the other."""
+
+    async def turn(self) -> None:
+        """Wait until it is the caller's turn."""
+        now = asyncio.get_running_loop().time()
+        self._due = max(self._due, now - self.at_once / self.a_second) + 1 / self.a_second
+        if self._due > now:
+            await asyncio.sleep(self._due - now)
+
 
 Handle = Callable[["Exchange"], Awaitable[None]]
 """Answers one request. It may raise `Refused` and `ConnectionError`."""
@@ -203,7 +225,7 @@ class _Wire:
         length = headers.get("content-length", "0")
         if not length.isdecimal() or len(length) > 19 or int(length) > limit:
             raise Refused(413, f"the body is longer than {limit} bytes")
-        body = bytearray()
+        body, pieces = bytearray(), 0
         try:
             if self._h11.they_are_waiting_for_100_continue:
                 await self._write(self._h11.send(h11.InformationalResponse(status_code=100, headers=[])))
@@ -212,6 +234,11 @@ class _Wire:
                     raise Refused(400, "the request ended before its body")
                 if len(body) + len(event.data) > limit:
                     raise Refused(413, f"the body is longer than {limit} bytes")
+                pieces += 1
+                if pieces > _MOST_PIECES:
+                    raise Refused(413, f"the body comes in more than {_MOST_PIECES} pieces")
+                if not pieces % _AT_A_TIME:
+                    await asyncio.sleep(0)
                 take(len(event.data))
                 body += event.data
         except h11.RemoteProtocolError as error:

@@ -195,6 +195,27 @@ async def test_what_takes_long_to_read_is_refused(body: dict[str, Any]) -> None:
         assert one.one.model.requests == []
 
 
+@pytest.mark.parametrize("path", ["/v1/models", "/nowhere", "/v1/chat/completions"])
+async def test_a_flood_of_requests_has_only_so_many_turns(path: str) -> None:
+    """On one connection and on many, each of which is a turn as well."""
+    clock = asyncio.get_running_loop().time
+    async with agent(reply("Done."), bounds=Bounds(at_once=4, a_second=20.0)) as one:
+        began = clock()
+        for _ in range(10):
+            await one.client.get(path)
+        await asyncio.gather(*(one.client.get(path, headers={"connection": "close"}) for _ in range(5)))
+    assert clock() - began >= (1 + 10 + 2 * 4 + 1 - 4) / 20.0
+
+
+async def test_a_body_in_very_many_pieces_is_refused() -> None:
+    async with agent(reply("Done.")) as one:
+        reader, writer = await opened(one.one)
+        writer.write(head(one.one, None) + b"1\r\nx\r\n" * 30_000)
+        assert b" 413 " in await reader.readline()
+        writer.close()
+        assert (await one.ask())["content"] == "Done."
+
+
 async def test_the_log_is_bounded() -> None:
     async with agent(reply("Done."), bounds=Bounds(calls=1)) as one:
         one.one.gateway.log.extend([one.one.gateway.log] * 4000)  # type: ignore[list-item]
