@@ -26,16 +26,21 @@ class Pausing:
 
     def __init__(self, agent: str) -> None:
         self._answer = script(agent)
-        self.waiting = asyncio.Semaphore(0)
+        self._waiting = asyncio.Semaphore(0)
         self.goes_on = False
 
     async def __call__(self, request: dict[str, Any]) -> Reply:
         said = str([each["content"] for each in request["messages"] if each["role"] == "user"])
         later = any(mend.issue in said for mend in MENDS[AT_ONCE:])
         if later and not self.goes_on and any(each["role"] == "tool" for each in request["messages"]):
-            self.waiting.release()
+            self._waiting.release()
             await asyncio.Event().wait()
         return self._answer(request)
+
+    async def all_wait(self) -> None:
+        """Wait until all that run at a time do."""
+        for _ in range(AT_ONCE):
+            await self._waiting.acquire()
 
 
 @pytest.mark.parametrize(("agent", "program"), [("codex", "codex"), ("claude-code", "claude")])
@@ -52,13 +57,12 @@ async def test_a_killed_run_leaves_no_agent_and_can_be_finished(
             *(f"--backend.state_dir={sandboxes}", f"--backend.orphan_ttl_s={ORPHAN_TTL_S}", "--isolation", "namespace"),
         ]
         driver = await start(command)
-        try:
-            for _ in range(AT_ONCE):
-                await model.waiting.acquire()
-            assert sum(f"/{program}" in each for each in traces(sandboxes)) >= AT_ONCE
-        finally:
-            driver.kill()
-            await driver.communicate()
+        ended, waiting = asyncio.create_task(driver.communicate()), asyncio.create_task(model.all_wait())
+        await asyncio.wait([ended, waiting], return_when=asyncio.FIRST_COMPLETED)
+        assert not ended.done(), ended.result()
+        assert sum(f"/{program}" in each for each in traces(sandboxes)) >= AT_ONCE
+        driver.kill()
+        await ended
         assert len(scored(out)) == AT_ONCE
         assert await gone(sandboxes, ORPHAN_TTL_S + END_S) == []
         model.goes_on = True
