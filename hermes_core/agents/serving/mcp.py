@@ -42,7 +42,9 @@ async def mcp_routes(task: AgentTask) -> AsyncIterator[dict[str, Handle]]:
     """
     calls = _Calls(task)
     managers = {
-        f"/mcp/{name}": StreamableHTTPSessionManager(calls.server(name, tools), json_response=True, stateless=True)
+        f"/mcp/{name}": StreamableHTTPSessionManager(
+            calls.server(name, tools), json_response=True, stateless=True, max_request_body_size=MAX_MESSAGE
+        )
         for name, tools in task.mcp_tools.items()
     }
     ready = asyncio.Event()
@@ -116,8 +118,8 @@ async def _answer(manager: StreamableHTTPSessionManager, room: Room, exchange: E
         await exchange.answer(405, b"", {"allow": "POST"})
         return
     async with exchange.body(room) as body:
-        if len(body) > MAX_MESSAGE or body.count(b"{") + body.count(b"[") > MAX_OBJECTS:
-            raise Refused(413, "the message is too long")
+        if body.count(b"{") + body.count(b"[") > MAX_OBJECTS:
+            raise Refused(413, "the message has too many objects")
     async with alongside(_asked(manager, exchange, body)) as asked:
         while not (await asyncio.wait({asked}, timeout=QUIET_S))[0]:
             if not exchange.begun:
