@@ -132,7 +132,7 @@ class AgentProgram:
     needs: tuple[str, ...] = ()
     """What the slot must have: programs; `glibc`; `passwd` (an entry of its user); `python3.N`."""
     dialect: str = "chat"
-    """How it asks the model: `chat`, `responses` or `anthropic`; `any` is not known."""
+    """How it asks the model: `chat`, `responses`, `anthropic` or `gemini`; `any` is not known."""
     package: Package | None = None
     """Where it comes from; None if it is in the slot anyway."""
     version: str | None = None
@@ -207,8 +207,9 @@ class Sampler(Protocol):
 class ProgramAgent:
     """Runs a program in the slot on each task. Subclasses say which, by `program`.
 
-    Its environment has `OPENAI_BASE_URL`, `OPENAI_API_KEY` and `OPENAI_MODEL`, the same for `ANTHROPIC`, and
-    `HERMES_PROMPT_FILE`. The key is worth nothing outside of the slot, and after the rollout.
+    Its environment has `OPENAI_BASE_URL`, `OPENAI_API_KEY` and `OPENAI_MODEL`, the same for `ANTHROPIC` and `GEMINI`
+    (`GOOGLE_GEMINI_BASE_URL`), and `HERMES_PROMPT_FILE`. The key is worth nothing outside of the slot, and after the
+    rollout.
 
     Args:
         settings: the program's, and those of the model that it asks.
@@ -527,6 +528,9 @@ _ENVIRONMENT = {
     "ANTHROPIC_BASE_URL": "{url}",
     "ANTHROPIC_API_KEY": "{key}",
     "ANTHROPIC_MODEL": "{model}",
+    "GOOGLE_GEMINI_BASE_URL": "{url}",
+    "GEMINI_API_KEY": "{key}",
+    "GEMINI_MODEL": "{model}",
     "HERMES_PROMPT_FILE": "{prompt_file}",
     "NO_PROXY": "127.0.0.1,localhost",
     "no_proxy": "127.0.0.1,localhost",

@@ -27,7 +27,7 @@ from typing import Any
 from hermes_core.agents.replies import read_reply
 from hermes_core.agents.serving.anthropic import AnthropicDialect
 from hermes_core.agents.serving.dialects import Answer as Written
-from hermes_core.agents.serving.dialects import BadRequest, Dialect, sse
+from hermes_core.agents.serving.dialects import BadRequest, Dialect
 from hermes_core.agents.serving.responses import ResponsesDialect
 
 logger = logging.getLogger(__name__)
@@ -261,7 +261,7 @@ class ScriptedServer:
         if not asked.stream:
             return answer, 200, json.dumps(dialect.whole(written, asked)).encode()
         streamed = replace(answer, headers={"Content-Type": "text/event-stream", **answer.headers})
-        return streamed, 200, sse(dialect.events(written, asked))
+        return streamed, 200, dialect.stream(written, asked)
 
     async def _answer(self, request: dict[str, Any]) -> Answer:
         if self.faults:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hermes_core.agents.base import Message
 from hermes_core.agents.canonical import joined
-from hermes_core.agents.serving.chat import written_arguments
 from hermes_core.agents.serving.dialects import (
+    Aim,
     Answer,
     Asked,
     BadRequest,
@@ -23,18 +22,18 @@ from hermes_core.agents.serving.dialects import (
     mappings,
     pieces,
     placeholder,
+    read_arguments,
     sse,
     string,
     text_part,
     whole_number,
+    written_arguments,
 )
 
 _KNOWN = frozenset({"messages", "system", "tools", "stream", "model", "max_tokens", "tool_choice"})
 _ABOUT_NOTHING = frozenset({"metadata", "service_tier", "cache_control"})
 _BILLING = "x-anthropic-billing-header"
 """A system block of Claude Code that begins with this is for the provider, and may differ in each request."""
-_UNPARSED = "__unparsedToolInput"
-"""Where Claude Code keeps arguments that are not JSON."""
 _KINDS: Mapping[RefusalKind, str] = {
     "key": "authentication_error",
     "unknown_path": "not_found_error",
@@ -46,6 +45,18 @@ class AnthropicDialect:
     """Reads and writes Messages."""
 
     name = "anthropic"
+    headers = ("x-api-key", "anthropic-version")
+
+    def aim(self, path: str, query: str) -> Aim | None:
+        """Return what is at an address."""
+        if path == "/messages/count_tokens":
+            return Aim(counted=lambda tokens: {"input_tokens": tokens})
+        return Aim() if path == "/messages" else None
+
+    def models(self, model: str, *, one: bool) -> dict[str, Any]:
+        """Return the model, or a list of it."""
+        about = {"type": "model", "id": model, "display_name": model, "created_at": "2025-01-01T00:00:00Z"}
+        return about if one else {"data": [about], "has_more": False, "first_id": model, "last_id": model}
 
     def read(self, body: Mapping[str, Any]) -> Asked:
         """Read a request."""
@@ -85,12 +96,16 @@ class AnthropicDialect:
     def whole(self, answer: Answer, asked: Asked) -> dict[str, Any]:
         """Return a message."""
         blocks = [
-            {**block, "input": _input(block["input"])} if block["type"] == "tool_use" else block
+            {**block, "input": read_arguments(block["input"])} if block["type"] == "tool_use" else block
             for block in _blocks(answer)
         ]
         return {**_frame(answer), "content": blocks, "stop_reason": _stop(answer), "usage": _usage(answer)}
 
-    def events(self, answer: Answer, asked: Asked) -> Iterator[Event]:
+    def stream(self, answer: Answer, asked: Asked) -> bytes:
+        """Return the events of a message."""
+        return sse(self._events(answer))
+
+    def _events(self, answer: Answer) -> Iterator[Event]:
         """Yield a message's events: its begin, each block with its deltas, its end."""
 
         def event(kind: str, **data: Any) -> Event:
@@ -117,9 +132,9 @@ class AnthropicDialect:
         """Return the event of a ping."""
         return sse([("ping", {"type": "ping"})])
 
-    def late_refusal(self, refusal: Refusal, asked: Asked) -> Iterator[Event]:
-        """Yield the event of an error."""
-        yield "error", self.refusal(refusal)
+    def late_refusal(self, refusal: Refusal, asked: Asked) -> bytes:
+        """Return the event of an error."""
+        return sse([("error", self.refusal(refusal))])
 
 
 def _frame(answer: Answer) -> dict[str, Any]:
@@ -177,22 +192,6 @@ def _streamed(block: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any
     return {**block, "thinking": "", "signature": ""}, [*thinking, signed]
 
 
-def _input(arguments: str) -> dict[str, Any]:
-    """Return the input of a call, which must be an object here; what is none is kept as Claude Code keeps it."""
-    try:
-        value = json.loads(arguments.strip() or "{}")
-    except (ValueError, RecursionError):
-        value = None
-    return value if isinstance(value, dict) else {_UNPARSED: {"raw": arguments}}
-
-
-def _arguments(given: Any) -> str:
-    """Return the arguments of a call in a request, as the model wrote them if they were not JSON."""
-    if isinstance(given, Mapping) and len(given) == 1 and isinstance(given.get(_UNPARSED), Mapping):
-        return string(given[_UNPARSED].get("raw"))
-    return written_arguments(given)
-
-
 def _system(raw: Any) -> str:
     texts = [raw] if isinstance(raw, str) else [part.get("text") for part in mappings(raw)]
     return joined([string(text) for text in texts if isinstance(text, str) and not text.startswith(_BILLING)])
@@ -227,7 +226,7 @@ def read_answer(blocks: Sequence[Mapping[str, Any]], asked: Asked) -> Message:
     for block in blocks:
         kind = block.get("type")
         if kind == "tool_use":
-            arguments = _arguments(block.get("input"))
+            arguments = written_arguments(block.get("input"))
             calls.append(function_call(string(block.get("id")), string(block.get("name")), arguments))
         elif kind == "thinking":
             thinking.append(string(block.get("thinking")))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hermes_core.agents.base import Message
 from hermes_core.agents.serving.dialects import (
+    Aim,
     Answer,
     Asked,
     BadRequest,
@@ -20,9 +20,11 @@ from hermes_core.agents.serving.dialects import (
     mappings,
     pieces,
     placeholder,
+    sse,
     string,
     text_part,
     whole_number,
+    written_arguments,
 )
 
 _KNOWN = frozenset(
@@ -39,6 +41,15 @@ class ChatDialect:
     """Reads and writes Chat Completions."""
 
     name = "chat"
+    headers = ("authorization",)
+
+    def aim(self, path: str, query: str) -> Aim | None:
+        """Return what is at an address."""
+        return Aim() if path == "/chat/completions" else None
+
+    def models(self, model: str, *, one: bool) -> dict[str, Any]:
+        """Return the model, or a list of it."""
+        return openai_models(model, one=one)
 
     def read(self, body: Mapping[str, Any]) -> Asked:
         """Read a request."""
@@ -82,7 +93,11 @@ class ChatDialect:
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": _reason(answer)}
         return {**_frame(answer, "chat.completion"), "choices": [choice], "usage": usage(answer)}
 
-    def events(self, answer: Answer, asked: Asked) -> Iterator[Event]:
+    def stream(self, answer: Answer, asked: Asked) -> bytes:
+        """Return the chunks of a completion."""
+        return sse(self._events(answer, asked))
+
+    def _events(self, answer: Answer, asked: Asked) -> Iterator[Event]:
         """Yield the chunks: the role, thinking and text, the calls, the reason of the end, the usage."""
         frame, reply = _frame(answer, "chat.completion.chunk"), answer.reply
 
@@ -111,9 +126,15 @@ class ChatDialect:
         """Return a comment."""
         return b": keepalive\n\n"
 
-    def late_refusal(self, refusal: Refusal, asked: Asked) -> Iterator[Event]:
-        """Yield an error in place of the next chunk."""
-        yield "", openai_error(refusal)
+    def late_refusal(self, refusal: Refusal, asked: Asked) -> bytes:
+        """Return an error in place of the next chunk."""
+        return sse([("", openai_error(refusal))])
+
+
+def openai_models(name: str, *, one: bool) -> dict[str, Any]:
+    """Return a model, or a list of it, in OpenAI's form."""
+    model = {"id": name, "object": "model", "created": 0, "owned_by": "hermes-rl"}
+    return model if one else {"object": "list", "data": [model]}
 
 
 def openai_error(refusal: Refusal) -> dict[str, Any]:
@@ -142,11 +163,6 @@ def usage(answer: Answer) -> dict[str, Any]:
         "prompt_tokens_details": {"cached_tokens": reply.cached_tokens or 0},
         "completion_tokens_details": {"reasoning_tokens": reply.reasoning_tokens or 0},
     }
-
-
-def written_arguments(arguments: Any) -> str:
-    """Return the arguments of a call as text."""
-    return string(arguments) if isinstance(arguments, str) else json.dumps({} if arguments is None else arguments)
 
 
 def _frame(answer: Answer, kind: str) -> dict[str, Any]:

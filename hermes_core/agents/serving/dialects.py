@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -18,6 +18,9 @@ Event = tuple[str, Mapping[str, Any] | str]
 
 Tool = dict[str, Any]
 """A tool in the OpenAI function form."""
+
+_UNPARSED = "__unparsedToolInput"
+"""Where Claude Code keeps arguments that are not JSON."""
 
 
 class BadRequest(Exception):
@@ -51,6 +54,8 @@ class Asked:
     """Whether a stream ends with the counts of tokens."""
     passed_on: bool = False
     """Whether it is answered by a provider, in its words and with its ids."""
+    stream_type: str = "text/event-stream"
+    """The type of the content of a stream."""
 
 
 @dataclass(frozen=True)
@@ -105,10 +110,35 @@ class Refusal:
         return _STATUS.get(self.kind, 400)
 
 
+@dataclass(frozen=True)
+class Aim:
+    """What a request is for, as far as its address tells."""
+
+    said: Mapping[str, Any] = field(default_factory=dict)
+    """What the address says of the request, as if it were in its body."""
+    counted: Callable[[int], dict[str, Any]] | None = None
+    """Set if nothing is to be answered, and the tokens of the prompt are to be counted: returns their number as one
+    JSON value."""
+
+
 class Dialect(Protocol):
     """An API that agents speak."""
 
     name: str
+
+    @property
+    def headers(self) -> Sequence[str]:
+        """Return the headers that tell its programs from those of others. The first one has the key."""
+        ...
+
+    def aim(self, path: str, query: str) -> Aim | None:
+        """Return what a request is for that posts to an address, given without the version of the API; None if there is
+        nothing for it in this dialect."""
+        ...
+
+    def models(self, model: str, *, one: bool) -> dict[str, Any]:
+        """Return the description of the only model there is, or a list of it, as one JSON value."""
+        ...
 
     def read(self, body: Mapping[str, Any]) -> Asked:
         """Read a request leniently. Its texts are such that they can be recorded and sent.
@@ -122,8 +152,8 @@ class Dialect(Protocol):
         """Return an answer as one JSON value."""
         ...
 
-    def events(self, answer: Answer, asked: Asked) -> Iterator[Event]:
-        """Yield an answer as a stream's events."""
+    def stream(self, answer: Answer, asked: Asked) -> bytes:
+        """Return an answer as the rest of a stream."""
         ...
 
     def refusal(self, refusal: Refusal) -> dict[str, Any]:
@@ -134,8 +164,8 @@ class Dialect(Protocol):
         """Return a sign of life for a stream: never an empty event, which some programs try to read."""
         ...
 
-    def late_refusal(self, refusal: Refusal, asked: Asked) -> Iterator[Event]:
-        """Yield a refusal in a stream that has begun."""
+    def late_refusal(self, refusal: Refusal, asked: Asked) -> bytes:
+        """Return a refusal as the rest of a stream that has begun."""
         ...
 
 
@@ -192,6 +222,23 @@ def placeholder(kind: str, asked: Asked) -> dict[str, Any]:
     """Return the part that stands for one of an unknown kind, and count it."""
     asked.unknown[kind[:64]] += 1
     return text_part(f"[{kind[:64] or 'something'} is not shown]")
+
+
+def read_arguments(arguments: str) -> dict[str, Any]:
+    """Return the arguments of a call as the object that they must be in some dialects; what is none is kept as Claude
+    Code keeps it."""
+    try:
+        value = json.loads(arguments.strip() or "{}")
+    except (ValueError, RecursionError):
+        value = None
+    return value if isinstance(value, dict) else {_UNPARSED: {"raw": arguments}}
+
+
+def written_arguments(arguments: Any) -> str:
+    """Return the arguments of a call in a request as text: as the model wrote them if they were not JSON."""
+    if isinstance(arguments, Mapping) and len(arguments) == 1 and isinstance(arguments.get(_UNPARSED), Mapping):
+        return string(arguments[_UNPARSED].get("raw"))
+    return string(arguments) if isinstance(arguments, str) else json.dumps({} if arguments is None else arguments)
 
 
 def function_tool(name: str, description: Any, parameters: Any) -> Tool:

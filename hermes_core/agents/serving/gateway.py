@@ -6,11 +6,12 @@ import asyncio
 import hmac
 import json
 import logging
+import re
 import reprlib
 import secrets
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -32,13 +33,14 @@ from hermes_core.agents.serving.anthropic import AnthropicDialect
 from hermes_core.agents.serving.chat import ChatDialect
 from hermes_core.agents.serving.conversations import Conversations, Sampled, task_text
 from hermes_core.agents.serving.dialects import (
+    Aim,
     Answer,
     Asked,
     BadRequest,
     Dialect,
     Refusal,
-    sse,
 )
+from hermes_core.agents.serving.gemini import GeminiDialect
 from hermes_core.agents.serving.http import Exchange, Handle, HttpLimits, Pace, Refused, Room, serve_http
 from hermes_core.agents.serving.requests import Passing, Request, read_request
 from hermes_core.agents.serving.responses import ResponsesDialect
@@ -50,15 +52,12 @@ from hermes_core.sandbox.commands import Connection
 
 logger = logging.getLogger(__name__)
 
-_CHAT, _ANTHROPIC = ChatDialect(), AnthropicDialect()
-_DIALECTS: Mapping[str, Dialect] = {
-    "/chat/completions": _CHAT,
-    "/responses": ResponsesDialect(),
-    "/messages": _ANTHROPIC,
-}
-_COUNT = "/messages/count_tokens"
+_CHAT = ChatDialect()
+_DIALECTS: Sequence[Dialect] = (AnthropicDialect(), GeminiDialect(), ResponsesDialect(), _CHAT)
+_VERSION = re.compile(r"(?:/v1(?:beta|alpha)?(?![^/]))+")
+"""How an address begins: with a version of the API, and again if a base URL and an agent name one each."""
 _JSON = {"content-type": "application/json"}
-_STREAM = {"content-type": "text/event-stream", "cache-control": "no-cache"}
+_BEARER = re.compile(r"^bearer ", re.IGNORECASE)
 _FOR_GOOD = {"x-should-retry": "false"}
 _PIECE = 256 << 10
 _SHORT = 256 << 10
@@ -300,11 +299,10 @@ class Gateway:
     async def _handle(self, exchange: Exchange) -> None:
         """Answer one request."""
         await self._pace.turn()
-        path = exchange.path.rstrip("/")
-        while path.startswith("/v1/v1/"):  # a base URL with /v1 in an agent that adds its own
-            path = path[3:]
-        path = path.removeprefix("/v1")
-        dialect = _DIALECTS.get(path) or _by_headers(exchange.headers)
+        named = exchange.path.rstrip("/")
+        version = _VERSION.match(named)
+        path = named[version.end() :] if version else named
+        dialect, aim = _aim(exchange, path)
         if not path and exchange.method in ("HEAD", "GET"):
             await exchange.answer(200, b"{}", _JSON)
         elif not self._knows(exchange.headers):
@@ -312,14 +310,14 @@ class Gateway:
             await _refuse(exchange, dialect, Refusal("the API key is not valid here", "key"))
         elif self._work.closing:
             await _refuse(exchange, dialect, Refusal("the rollout has ended"))
-        elif path in _DIALECTS and exchange.method == "POST":
-            await self._call(exchange, _DIALECTS[path])
+        elif aim is not None and aim.counted is not None:
+            await self._count_tokens(exchange, dialect, aim, aim.counted)
+        elif aim is not None:
+            await self._call(exchange, dialect, aim)
         elif path in self._routes:
             await self._routes[path](exchange)
-        elif path == _COUNT and exchange.method == "POST":
-            await self._count_tokens(exchange)
         elif (path == "/models" or path.startswith("/models/")) and exchange.method in ("GET", "HEAD"):
-            await exchange.answer(200, _bytes(self._models(one=path != "/models")), _JSON)
+            await exchange.answer(200, _bytes(dialect.models(self._model, one=path != "/models")), _JSON)
         else:
             self._counts["unknown_paths"] += 1
             unknown = f"there is no {exchange.method} {path[:_SETTING]} here"
@@ -327,34 +325,28 @@ class Gateway:
 
     def _knows(self, headers: Mapping[str, str]) -> bool:
         """Return whether a request has the key."""
-        scheme, _, bearer = headers.get("authorization", "").partition(" ")
-        named = (headers.get("x-api-key", ""), bearer if scheme.lower() == "bearer" else "")
-        return any(hmac.compare_digest(each.strip().encode("utf-8", "replace"), self.key.encode()) for each in named)
+        named = (_BEARER.sub("", headers.get(dialect.headers[0], "")).strip() for dialect in _DIALECTS)
+        return any(hmac.compare_digest(each.encode("utf-8", "replace"), self.key.encode()) for each in named)
 
-    def _models(self, *, one: bool) -> dict[str, Any]:
-        model = {"id": self._model, "object": "model", "created": 0, "owned_by": "hermes-rl"}
-        model |= {"type": "model", "display_name": self._model, "created_at": "2025-01-01T00:00:00Z"}
-        if one:
-            return model
-        return {"object": "list", "data": [model], "has_more": False, "first_id": self._model, "last_id": self._model}
-
-    async def _count_tokens(self, exchange: Exchange) -> None:
+    async def _count_tokens(
+        self, exchange: Exchange, dialect: Dialect, aim: Aim, counted: Callable[[int], dict[str, Any]]
+    ) -> None:
         """Answer with about how many tokens a prompt has, by what the endpoint counted for the last one."""
-        request = await self._read(exchange, _ANTHROPIC)
+        request = await self._read(exchange, dialect, aim)
         if isinstance(request, Refusal):
-            await _refuse(exchange, _ANTHROPIC, request)
+            await _refuse(exchange, dialect, request)
             return
         per_token = self._characters / self._tokens if self._tokens else _CHARACTERS_PER_TOKEN
-        await exchange.answer(200, _bytes({"input_tokens": max(1, int(request.characters / per_token))}), _JSON)
+        await exchange.answer(200, _bytes(counted(max(1, int(request.characters / per_token)))), _JSON)
 
-    async def _read(self, exchange: Exchange, dialect: Dialect) -> Request | Refusal:
+    async def _read(self, exchange: Exchange, dialect: Dialect, aim: Aim) -> Request | Refusal:
         """Return what a request asks for, with the server's own ids of calls."""
         if self._read_bytes >= self.bounds.read_bytes:
             return Refusal("the rollout has ended: its requests were too long together")
         try:
             async with exchange.body(self._room) as body:
                 self._read_bytes += len(body)
-                read = partial(read_request, body, dialect, self._ids, self._passing(exchange, dialect))
+                read = partial(read_request, body, aim.said, dialect, self._ids, self._passing(exchange, dialect))
                 if len(body) <= _SHORT:
                     return read()
                 async with self._reading:
@@ -375,9 +367,9 @@ class Gateway:
 
         return passing
 
-    async def _call(self, exchange: Exchange, dialect: Dialect) -> None:
+    async def _call(self, exchange: Exchange, dialect: Dialect, aim: Aim) -> None:
         """Answer a model call."""
-        request = await self._read(exchange, dialect)
+        request = await self._read(exchange, dialect, aim)
         if isinstance(request, Refusal):
             nothing = Asked()
             await self._refuse(self._note(exchange, dialect, nothing), exchange, dialect, request, nothing)
@@ -401,8 +393,8 @@ class Gateway:
             await exchange.answer(200, outcome.written or _bytes(dialect.whole(outcome, asked)), _JSON)
         else:
             if not exchange.begun:
-                await exchange.begin(_STREAM)
-            await _send(exchange, outcome.written or sse(dialect.events(outcome, asked)))
+                await _begin(exchange, asked)
+            await _send(exchange, outcome.written or dialect.stream(outcome, asked))
         call.delivered = True
 
     @contextmanager
@@ -438,7 +430,7 @@ class Gateway:
                 if not request.asked.stream:
                     continue
                 if not exchange.begun:
-                    await exchange.begin(_STREAM)
+                    await _begin(exchange, request.asked)
                 await exchange.send(dialect.keep_alive(request.asked))
                 pause_s = self.bounds.keep_alive_s
             outcome = waiter.result()
@@ -684,7 +676,7 @@ class Gateway:
         self._counts[call.outcome] += 1
         self.last_call_failed = self.last_call_failed or call.own
         if exchange.begun:
-            await _send(exchange, sse(dialect.late_refusal(refusal, asked)))
+            await _send(exchange, dialect.late_refusal(refusal, asked))
         else:
             await _refuse(exchange, dialect, refusal)
         call.delivered = True
@@ -753,9 +745,18 @@ class _SharedTime:
             self.seconds += time.monotonic() - began
 
 
-def _by_headers(headers: Mapping[str, str]) -> Dialect:
-    """Return the dialect in which a program is told that something is wrong with its request."""
-    return _ANTHROPIC if "anthropic-version" in headers or "x-api-key" in headers else _CHAT
+def _aim(exchange: Exchange, path: str) -> tuple[Dialect, Aim | None]:
+    """Return the dialect of a request, and what it is for; None if it is for no model call."""
+    if exchange.method == "POST":
+        for dialect in _DIALECTS:
+            if (aim := dialect.aim(path, exchange.query)) is not None:
+                return dialect, aim
+    marked = (dialect for dialect in _DIALECTS if not exchange.headers.keys().isdisjoint(dialect.headers))
+    return next(marked, _CHAT), None
+
+
+async def _begin(exchange: Exchange, asked: Asked) -> None:
+    await exchange.begin({"content-type": asked.stream_type, "cache-control": "no-cache"})
 
 
 async def _refuse(exchange: Exchange, dialect: Dialect, refusal: Refusal) -> None:

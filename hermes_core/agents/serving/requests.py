@@ -51,10 +51,13 @@ Passing = Callable[[Asked, bytes, Mapping[str, Any]], Passage]
 """Makes what goes on to the provider, of what was read of a request, its body and its value. Raises `BadRequest`."""
 
 
-def read_request(body: bytes, dialect: Dialect, ids: Mapping[str, str], passing: Passing | None) -> Request | Refusal:
+def read_request(
+    body: bytes, more: Mapping[str, Any], dialect: Dialect, ids: Mapping[str, str], passing: Passing | None
+) -> Request | Refusal:
     """Return what a request asks for. It keeps nothing, so that it can run in a thread.
 
     Args:
+        more: what the address says of the request.
         ids: the server's own id of each call, by the one that the agent was told.
         passing: for a request that is passed on as it is.
     """
@@ -64,7 +67,7 @@ def read_request(body: bytes, dialect: Dialect, ids: Mapping[str, str], passing:
         value, said = _read_json(body, unambiguous=passing is not None)
         if not isinstance(value, dict):
             return Refusal("the body must be a JSON object")
-        asked = dialect.read(said)
+        asked = dialect.read({**said, **more})
         if len(asked.messages) > _MOST_MESSAGES:
             return Refusal(f"the conversation has more than {_MOST_MESSAGES} messages", "too_large")
         passage = passing(asked, body, value) if passing is not None else None

@@ -9,8 +9,9 @@ from typing import Any
 
 from hermes_core.agents.base import Message
 from hermes_core.agents.canonical import joined
-from hermes_core.agents.serving.chat import openai_error, written_arguments
+from hermes_core.agents.serving.chat import openai_error, openai_models
 from hermes_core.agents.serving.dialects import (
+    Aim,
     Answer,
     Asked,
     BadRequest,
@@ -27,6 +28,7 @@ from hermes_core.agents.serving.dialects import (
     string,
     text_part,
     whole_number,
+    written_arguments,
 )
 
 _KNOWN = frozenset(
@@ -50,6 +52,15 @@ class ResponsesDialect:
     """
 
     name = "responses"
+    headers = ("authorization",)
+
+    def aim(self, path: str, query: str) -> Aim | None:
+        """Return what is at an address."""
+        return Aim() if path == "/responses" else None
+
+    def models(self, model: str, *, one: bool) -> dict[str, Any]:
+        """Return the model, or a list of it."""
+        return openai_models(model, one=one)
 
     def read(self, body: Mapping[str, Any]) -> Asked:
         """Read a request."""
@@ -87,7 +98,11 @@ class ResponsesDialect:
         status = "incomplete" if answer.cut or answer.withheld else "completed"
         return _response(answer, asked, status, [item for item, _ in _items(answer, asked)], _usage(answer))
 
-    def events(self, answer: Answer, asked: Asked) -> Iterator[Event]:
+    def stream(self, answer: Answer, asked: Asked) -> bytes:
+        """Return the events of a response."""
+        return sse(self._events(answer, asked))
+
+    def _events(self, answer: Answer, asked: Asked) -> Iterator[Event]:
         """Yield a response's events: its begin, each item with its parts, and the whole of it."""
         numbers = count()
 
@@ -118,12 +133,12 @@ class ResponsesDialect:
         begun = {"id": f"resp_{asked.id}", "object": "response", "status": "in_progress", "output": []}
         return sse([("response.created", {"type": "response.created", "sequence_number": 0, "response": begun})])
 
-    def late_refusal(self, refusal: Refusal, asked: Asked) -> Iterator[Event]:
-        """Yield the event of a response that failed."""
+    def late_refusal(self, refusal: Refusal, asked: Asked) -> bytes:
+        """Return the event of a response that failed."""
         error = openai_error(refusal)["error"]
         failed = {"code": error["code"], "message": error["message"]}
         response = {"id": f"resp_{asked.id}", "object": "response", "status": "failed", "error": failed, "output": []}
-        yield "response.failed", {"type": "response.failed", "sequence_number": 0, "response": response}
+        return sse([("response.failed", {"type": "response.failed", "sequence_number": 0, "response": response})])
 
 
 def _response(

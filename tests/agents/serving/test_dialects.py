@@ -14,16 +14,19 @@ from hermes_core.agents.canonical import canonical
 from hermes_core.agents.replies import Reply
 from hermes_core.agents.serving.anthropic import AnthropicDialect
 from hermes_core.agents.serving.chat import ChatDialect
-from hermes_core.agents.serving.dialects import Answer, Asked, BadRequest, Dialect, Refusal, sse
+from hermes_core.agents.serving.dialects import Answer, Asked, BadRequest, Dialect, Refusal
+from hermes_core.agents.serving.gemini import GeminiDialect
 from hermes_core.agents.serving.responses import ResponsesDialect
 from tests.agents.serving.slot import call, reply
 
-CHAT, RESPONSES, ANTHROPIC = ChatDialect(), ResponsesDialect(), AnthropicDialect()
-DIALECTS: list[Dialect] = [CHAT, RESPONSES, ANTHROPIC]
+CHAT, RESPONSES, ANTHROPIC, GEMINI = ChatDialect(), ResponsesDialect(), AnthropicDialect(), GeminiDialect()
+DIALECTS: list[Dialect] = [CHAT, RESPONSES, ANTHROPIC, GEMINI]
 every_dialect = pytest.mark.parametrize("dialect", DIALECTS, ids=lambda each: each.name)
 
 KEYS = ["messages", "input", "system", "instructions", "role", "content", "type", "text", "tools", "tool_calls"]
 KEYS += ["output", "function", "name", "arguments", "parameters", "input_schema", "tool_use_id", "call_id", "thinking"]
+KEYS += ["contents", "parts", "systemInstruction", "system_instruction", "functionCall", "functionResponse", "response"]
+KEYS += ["args", "thought", "inlineData", "mimeType", "functionDeclarations", "generationConfig", "toolConfig", "error"]
 KEYS += ["summary", "source", "data", "url", "image_url", "format", "definition", "stream", "max_tokens", "is_error"]
 WORDS = [
     *("user", "assistant", "system", "developer", "tool", "function", "message", "reasoning", "text", "image", "auto"),
@@ -45,6 +48,8 @@ def again(dialect: Dialect, answer: Answer, asked: Asked) -> dict[str, Any]:
         return {"messages": [begin, whole["choices"][0]["message"]]}
     if dialect is RESPONSES:
         return {"input": [begin, *whole["output"]]}
+    if dialect is GEMINI:
+        return {"contents": [{"role": "user", "parts": [{"text": "Do it."}]}, whole["candidates"][0]["content"]]}
     return {"messages": [begin, {"role": "assistant", "content": whole["content"]}]}
 
 
@@ -84,23 +89,29 @@ def test_anything_can_be_read_or_is_refused(dialect: Dialect, body: dict[str, An
     json.dumps([asked.messages, asked.tools])
     answer = Answer("a", 0, "ours", reply("x", call("bash", "{}")))
     json.dumps(dialect.whole(answer, asked))
-    assert sse(dialect.events(answer, asked))
+    assert dialect.stream(answer, asked)
 
 
 @every_dialect
 def test_a_refusal_is_an_error_of_the_dialect(dialect: Dialect) -> None:
     error = dialect.refusal(Refusal("no"))["error"]
-    assert (error["type"], error["message"]) == ("invalid_request_error", "no")
-    assert sse(dialect.late_refusal(Refusal("no"), Asked())).count(b"\n\n") == 1
+    assert error["message"] == "no"
+    if dialect is GEMINI:
+        assert (error["code"], error["status"]) == (400, "INVALID_ARGUMENT")
+        assert json.loads(dialect.late_refusal(Refusal("no"), Asked())) == {"error": error}  # it is no event
+    else:
+        assert error["type"] == "invalid_request_error"
+        assert dialect.late_refusal(Refusal("no"), Asked()).count(b"\n\n") == 1
 
 
 def test_signs_of_life_are_such_that_each_agent_hears_them() -> None:
     assert CHAT.keep_alive(Asked()).startswith(b": ")
     assert ANTHROPIC.keep_alive(Asked()).startswith(b"event: ping\n")
+    assert GEMINI.keep_alive(Asked()) == b"\n"  # Google's libraries try to read comments
     asked = Asked()  # Codex does not hear comments, and OpenAI's SDK wants one id in all of a stream
     assert RESPONSES.keep_alive(asked).startswith(b"event: response.created\n")
     answer = Answer("a", 0, "ours", reply("Done."))
-    for event in (RESPONSES.keep_alive(asked), sse(RESPONSES.events(answer, asked))):
+    for event in (RESPONSES.keep_alive(asked), RESPONSES.stream(answer, asked)):
         assert set(re.findall(rb"resp_\w+", event)) == {f"resp_{asked.id}".encode()}
 
 
@@ -171,6 +182,88 @@ def test_anthropic_is_read() -> None:
     assert asked.messages[6]["content"] == "Go on.\n[odd is not shown]"
     assert (asked.failed, asked.dropped, asked.unknown) == ({"c"}, ["web_search_20250305"], {"odd": 1})
     assert asked.settings.keys() == {"temperature", "thinking", "stop_sequences", "tool_choice"}
+
+
+def test_gemini_is_read() -> None:
+    asked = GEMINI.read(
+        {
+            "system_instruction": {"parts": [{"text": "Be brief."}, {"text": "Really."}]},
+            "contents": [
+                {"role": "user", "parts": [{"text": "Fix it."}, {"inline_data": {"mime_type": "image/png", "data": "AA"}}]},
+                {"role": "model", "parts": [{"text": "Hm", "thought": True}, {"text": ".", "thought": True}]},
+                {"role": "model", "parts": [
+                    {"text": "I "}, {"text": "look."},
+                    {"functionCall": {"id": "a", "name": "bash", "args": {"command": "ls"}}, "thoughtSignature": "AA"},
+                    {"functionCall": {"name": "bash", "args": {"__unparsedToolInput": {"raw": '{"a'}}}},
+                    {"functionCall": {"name": "read", "args": {}}}]},
+                {"role": "user", "parts": [
+                    {"functionResponse": {"id": "a", "name": "bash", "response": {"output": "calc.py"}}},
+                    {"functionResponse": {"name": "read", "response": {"error": "no such file"}}},
+                    {"functionResponse": {"name": "other", "response": {"output": 1, "code": 0}, "parts": [
+                        {"inlineData": {"mimeType": "image/png", "data": "AA"}}]}},
+                    {"text": "Go on."}, {"executableCode": {"code": "1"}}]},
+                {"role": "model", "parts": [{"functionCall": {"name": "read"}}]},
+                {"role": "function", "parts": [{"functionResponse": {"name": "read", "response": {"result": [1]}}}]},
+            ],
+            "tools": [
+                {"functionDeclarations": [
+                    {"name": "bash", "parametersJsonSchema": TOOL},
+                    {"name": "read", "parameters": {"type": "OBJECT", "properties": {
+                        "type": {"type": "STRING", "enum": ["OBJECT"]}, "path": {"anyOf": [{"type": "INTEGER"}]}}}}]},
+                {"googleSearch": {}},
+            ],
+            "toolConfig": {"functionCallingConfig": {"mode": "ANY"}},
+            "generationConfig": {"temperature": 1, "maxOutputTokens": 10, "thinkingConfig": {"includeThoughts": True}},
+            "labels": {"a": "b"},
+            "model": "gemini-9", "stream": "application/json",
+        }
+    )  # fmt: skip
+    roles = ["system", "user", "assistant", "tool", "tool", "tool", "user", "assistant", "tool"]
+    assert [message["role"] for message in asked.messages] == roles
+    assert asked.messages[0]["content"] == "Be brief.\nReally."
+    assert asked.messages[1]["content"][1]["image_url"]["url"] == "data:image/png;base64,AA"
+    answer = asked.messages[2]
+    assert (answer["reasoning_content"], answer["content"]) == ("Hm.", "I look.")
+    assert [each["function"]["arguments"] for each in answer["tool_calls"]] == ['{"command": "ls"}', '{"a', "{}"]
+    called = [each["id"] for each in answer["tool_calls"]]
+    assert len({*called, asked.messages[7]["tool_calls"][0]["id"]}) == 4
+    told = {message["tool_call_id"]: message["content"] for message in asked.messages[3:5]}
+    assert told == {called[0]: "calc.py", called[2]: "no such file"}
+    assert asked.messages[5]["content"][0]["text"] == '{"output": 1, "code": 0}'
+    assert asked.messages[6]["content"] == "Go on.\n[executableCode is not shown]"
+    assert asked.messages[8]["tool_call_id"] == asked.messages[7]["tool_calls"][0]["id"]
+    assert asked.messages[8]["content"] == '{"result": [1]}'
+    assert (asked.failed, asked.dropped, asked.unknown) == ({called[2]}, ["googleSearch"], {"executableCode": 1})
+    assert (asked.model, asked.max_tokens, asked.stream) == ("gemini-9", 10, True)
+    assert asked.settings.keys() == {"temperature", "thinkingConfig", "toolConfig"}
+    read = asked.tools[1]["function"]["parameters"]
+    assert read["properties"] == {
+        "type": {"type": "string", "enum": ["OBJECT"]},
+        "path": {"anyOf": [{"type": "integer"}]},
+    }
+
+
+@pytest.mark.parametrize("query", ["key=x&alt=sse", ""], ids=["events", "array"])
+def test_an_answer_of_gemini_that_is_kept_as_it_was_streamed_is_what_it_was(query: str) -> None:
+    """Programs may keep each part of a stream as a content of its own, without the ids of calls."""
+    aim = GEMINI.aim("/models/m:streamGenerateContent", query)
+    assert aim is not None
+    asked = GEMINI.read({"contents": [{"parts": [{"text": "Do it."}]}], **aim.said})
+    assert asked.stream
+    said = reply("I look.\n" * 2000, call("bash", '{"a": 1}'), call("bash", "{}"), thinking="Hm. " * 3000)
+    stream = GEMINI.stream(Answer("a", 0, "ours", said), asked).decode()
+    assert stream.startswith("data: " if query else "[")
+    events = [json.loads(line[6:]) for line in stream.split("\n\n") if line] if query else json.loads(stream)
+    assert len(events) > 5 and [event for event in events if "usageMetadata" in event] == events[-1:]
+    contents = [event["candidates"][0]["content"] for event in events]
+    for part in contents[-2]["parts"] + contents[-1]["parts"]:
+        del part["functionCall"]["id"]
+    results = [{"functionResponse": {"name": "bash", "response": {"output": each}}} for each in "12"]
+    begin = {"parts": [{"text": "Do it."}]}
+    read = GEMINI.read({"contents": [begin, *contents, {"role": "user", "parts": results}]}).messages
+    assert [message["role"] for message in read] == ["user", "assistant", "tool", "tool"]
+    assert canonical(read[1]) == canonical(said.as_message())
+    assert [each["id"] for each in read[1]["tool_calls"]] == [message["tool_call_id"] for message in read[2:]]
 
 
 def responses_request(**more: Any) -> dict[str, Any]:
@@ -251,7 +344,9 @@ def test_what_would_have_to_be_stored_is_refused(key: str) -> None:
 
 
 @every_dialect
-@pytest.mark.parametrize("body", [{}, {"messages": [], "input": []}, {"messages": "x", "input": {}}], ids=str)
+@pytest.mark.parametrize(
+    "body", [{}, {"messages": [], "input": [], "contents": []}, {"messages": "x", "input": {}, "contents": {}}], ids=str
+)
 def test_a_request_without_messages_is_refused(dialect: Dialect, body: dict[str, Any]) -> None:
     with pytest.raises(BadRequest):
         dialect.read(body)
@@ -264,6 +359,9 @@ def test_no_image_is_fetched_from_elsewhere() -> None:
     responses = ResponsesDialect().read({"input": [{"content": [{"type": "input_image", "image_url": url}]}]})
     source = {"type": "url", "url": url}
     messages = AnthropicDialect().read({"messages": [{"content": [{"type": "image", "source": source}]}]})
+    file = {"fileData": {"fileUri": url, "mimeType": "image/png"}}
+    contents = GeminiDialect().read({"contents": [{"parts": [file]}]})
+    assert contents.messages == [{"role": "user", "content": "[fileData is not shown]"}]
     for asked in (chat, responses, messages):
         assert [message["content"] for message in asked.messages] == ["[image is not shown]"]
         assert asked.unknown == {"image": 1}

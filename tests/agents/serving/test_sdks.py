@@ -10,8 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import anthropic
+import httpx
 import openai
 import pytest
+from google import genai
+from google.genai import types
 
 from hermes_core.agents.failures import ContextLengthExceeded
 from hermes_core.agents.replies import Reply
@@ -131,12 +134,50 @@ async def ask_anthropic(one: Slot, streamed: bool) -> Read:
     )
 
 
+@asynccontextmanager
+async def gemini_client(one: Slot) -> AsyncIterator[Any]:
+    async with httpx.AsyncClient(verify=False) as http:
+        options = types.HttpOptions(base_url=one.url, httpx_async_client=http, client_args={"verify": False})
+        yield genai.Client(api_key=one.gateway.key, http_options=options).aio
+
+
+async def ask_gemini(one: Slot, streamed: bool) -> Read:
+    function = types.FunctionDeclaration(name="bash", description="Run a command.", parameters_json_schema=SCHEMA)
+    config = types.GenerateContentConfig(tools=[types.Tool(function_declarations=[function])])
+    async with gemini_client(one) as client:
+        if streamed:
+            stream = await client.models.generate_content_stream(model="any", contents=TASK, config=config)
+            answers = [answer async for answer in stream]
+        else:
+            answers = [await client.models.generate_content(model="any", contents=TASK, config=config)]
+    parts = [part for answer in answers for part in answer.candidates[0].content.parts]
+    calls = [part.function_call for part in parts if part.function_call]
+    (end,) = [reason for answer in answers if (reason := answer.candidates[0].finish_reason)]
+    usage = answers[-1].usage_metadata
+    written = usage.candidates_token_count + usage.thoughts_token_count
+    assert usage.total_token_count == usage.prompt_token_count + written
+    return Read(
+        "".join(part.text for part in parts if part.text and not part.thought),
+        "".join(part.text for part in parts if part.text and part.thought),
+        [(each.name, json.dumps(each.args)) for each in calls],
+        end,
+        (usage.prompt_token_count, usage.cached_content_token_count, written),
+        [each.id for each in calls],
+    )
+
+
 Ask = Callable[[Slot, bool], Coroutine[Any, Any, Read]]
-DIALECTS: dict[str, Ask] = {"chat": ask_chat, "responses": ask_responses, "anthropic": ask_anthropic}
+DIALECTS: dict[str, Ask] = {
+    "chat": ask_chat,
+    "responses": ask_responses,
+    "anthropic": ask_anthropic,
+    "gemini": ask_gemini,
+}
 ENDS = {
     "chat": ("stop", "tool_calls", "length", "content_filter"),
     "responses": ("completed", "completed", "max_output_tokens", "content_filter"),
     "anthropic": ("end_turn", "tool_use", "max_tokens", "refusal"),
+    "gemini": ("STOP", "STOP", "MAX_TOKENS", "SAFETY"),
 }
 LONG = "é\N{SNOWMAN}\U0001f600 " * 3000
 LS, CAT = '{"command": "ls"}', '{"command": "cat calc.py"}'
@@ -186,7 +227,7 @@ async def test_arguments_that_were_cut_off_are_not_repaired(dialect: str, stream
             return
         read = await DIALECTS[dialect](one, streamed)
     assert read.end == ENDS[dialect][2]
-    if dialect == "anthropic":
+    if dialect in ("anthropic", "gemini"):
         assert json.loads(read.calls[0][1]) == {"__unparsedToolInput": {"raw": cut}}
     else:
         assert read.calls == [("bash", cut)]
@@ -207,6 +248,7 @@ TOO_LONG = {
     "chat": (openai.BadRequestError, "maximum context length", "context_length_exceeded"),
     "responses": (openai.BadRequestError, "maximum context length", "context_length_exceeded"),
     "anthropic": (anthropic.BadRequestError, "prompt is too long", None),
+    "gemini": (genai.errors.ClientError, "exceeds the maximum number of tokens", 400),
 }
 
 
@@ -224,11 +266,21 @@ async def test_a_conversation_that_is_too_long_is_refused_in_the_dialects_own_wo
         assert refused.value.code == code
 
 
+async def test_an_error_in_a_stream_of_gemini_that_has_begun_is_raised() -> None:
+    async def slow(_: Any) -> Reply:
+        await asyncio.sleep(0.1)
+        raise ContextLengthExceeded("40000 tokens")
+
+    async with slot(slow, bounds=Bounds(quiet_s=0.02, keep_alive_s=0.02)) as one:
+        with pytest.raises(genai.errors.ClientError, match="exceeds the maximum number of tokens"):
+            await ask_gemini(one, True)
+
+
 @every_dialect
 async def test_a_wrong_key_is_refused_in_the_dialects_form(dialect: str) -> None:
     async with slot(reply("Done.")) as one:
         one.gateway.key += "x"
-        with pytest.raises((openai.AuthenticationError, anthropic.AuthenticationError)):
+        with pytest.raises((openai.AuthenticationError, anthropic.AuthenticationError, genai.errors.ClientError)):
             wrong = Slot(_Keyed(one.gateway, "another slot's"), one.model, one.task, one.url)
             await DIALECTS[dialect](wrong, True)
     assert not one.model.requests
@@ -254,4 +306,10 @@ async def test_models_and_counts_are_answered_here() -> None:
             assert 500 <= counted.input_tokens <= 2000
             with pytest.raises(anthropic.NotFoundError):
                 await client.beta.files.list()
+        async with gemini_client(one) as client:
+            assert [model.name async for model in await client.models.list()] == ["models/ours"]
+            assert (await client.models.get(model="gemini-9")).name == "models/ours"
+            assert 500 <= (await client.models.count_tokens(model="any", contents="x" * 4000)).total_tokens <= 2000
+            with pytest.raises(genai.errors.ClientError, match="NOT_FOUND"):
+                await client.models.embed_content(model="any", contents="x")
     assert not one.model.requests
