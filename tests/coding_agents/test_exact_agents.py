@@ -15,7 +15,7 @@ import pytest
 from hermes_core.envs.runner import run_rollouts
 from hermes_core.runtime import Runtime
 from hermes_core.settings import Settings
-from tests.coding_agents.test_real_agents import ALWAYS, ROW, TOOLS
+from tests.coding_agents.test_real_agents import ALWAYS, ROW, TOOLS, stressed
 from tests.tiny_model.token_exactness import TrainedSequence, spans
 from tests.token_server import TokenServer, differences
 
@@ -63,7 +63,7 @@ def chat_template(tokenizer: Any) -> str:
 
 @pytest.mark.long
 @pytest.mark.parametrize("rollouts", [3, pytest.param(200, marks=pytest.mark.stress)])
-@pytest.mark.parametrize("agent", ALWAYS)
+@pytest.mark.parametrize("agent", [*ALWAYS, stressed("gemini-cli")])
 async def test_a_real_agent_is_trained_on_what_was_sampled(
     tmp_path: Path,
     isolates: None,

@@ -27,7 +27,18 @@ from hermes_core.runtime import Runtime
 from hermes_core.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
-NAMES = ("aider", "claude-code", "codex", "hermes", "kimi-code", "mini-swe-agent", "opencode", "pi", "qwen-coder")
+NAMES = (
+    "aider",
+    "claude-code",
+    "codex",
+    "gemini-cli",
+    "hermes",
+    "kimi-code",
+    "mini-swe-agent",
+    "opencode",
+    "pi",
+    "qwen-coder",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -162,7 +173,7 @@ def test_an_agent_is_a_declaration(name: str) -> None:
     assert issubclass(kind, ProgramAgent) and isinstance(kind.program, AgentProgram)
     program = kind.program
     assert program.name == name and program.version and program.package and program.tried.startswith(program.version)
-    assert program.dialect in ("chat", "responses", "anthropic")
+    assert program.dialect in ("chat", "responses", "anthropic", "gemini")
     words = [
         *program.argv,
         *program.again,

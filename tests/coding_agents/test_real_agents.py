@@ -33,6 +33,7 @@ TOOLS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "opencode": ("bash", "command", {"description": "Run it"}),
     "hermes": ("terminal", "command", {}),
     "qwen-coder": ("run_shell_command", "command", {"is_background": False}),
+    "gemini-cli": ("run_shell_command", "command", {}),
 }
 """The tool of each agent that runs a command, its argument with the command, and others that it wants."""
 
@@ -42,7 +43,13 @@ ALWAYS = ("codex", "claude-code", "pi")
 WHOLE = "calc.py\n```\ndef add(a, b):\n    return a + b\n```\n"
 """What a model answers aider, which has no tools."""
 
-AGENTS = [name if name in ALWAYS else pytest.param(name, marks=pytest.mark.stress) for name in TOOLS]
+
+def stressed(agent: str) -> Any:
+    """An agent as a parameter of tests that only `make stress` runs with it."""
+    return pytest.param(agent, marks=pytest.mark.stress)
+
+
+AGENTS = [name if name in ALWAYS else stressed(name) for name in TOOLS]
 
 END = {"mini-swe-agent": "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"}
 """With what command an agent ends that does not end with a text."""

@@ -45,4 +45,11 @@ def hermes_register_agents(registry: Registrar) -> None:
         summary="hermes-agent: `hermes chat`",
         requires=_PIP,
     )
+    registry.add(
+        "gemini-cli",
+        "hermes_agents.gemini_cli:GeminiCli",
+        aliases=("gemini",),
+        summary="Google's Gemini CLI: `gemini`",
+        requires=(*_NPM, "glibc and bash in the sandbox"),
+    )
     registry.add("aider", "hermes_agents.aider:Aider", summary="aider: `aider --message`", requires=_PIP)

@@ -189,7 +189,7 @@ def test_gemini_is_read() -> None:
         {
             "system_instruction": {"parts": [{"text": "Be brief."}, {"text": "Really."}]},
             "contents": [
-                {"role": "user", "parts": [{"text": "Fix it."}, {"inline_data": {"mime_type": "image/png", "data": "AA"}}]},
+                {"parts": [{"text": "Fix it."}, {"inline_data": {"mime_type": "image/png", "data": "AA"}}]},
                 {"role": "model", "parts": [{"text": "Hm", "thought": True}, {"text": ".", "thought": True}]},
                 {"role": "model", "parts": [
                     {"text": "I "}, {"text": "look."},

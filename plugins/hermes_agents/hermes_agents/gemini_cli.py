@@ -1,0 +1,48 @@
+"""Google's Gemini CLI."""
+
+from __future__ import annotations
+
+from hermes_agents.packages import NpmPackages
+from hermes_core import AgentProgram, ProgramAgent
+
+# Of its tools, those are left out that a provider would run, and sub-agents. From its thirtieth turn on, it would ask
+# the model whether it is in a loop.
+_SETTINGS = """\
+{"security": {"auth": {"selectedType": "gemini-api-key"}}, "telemetry": {"enabled": false},
+ "general": {"enableAutoUpdate": false}, "privacy": {"usageStatisticsEnabled": false},
+ "tools": {"exclude": ["google_web_search", "web_fetch", "invoke_agent"]},
+ "model": {"disableLoopDetection": true, "skipNextSpeakerCheck": true}, "mcpServers": {{mcp}}}
+"""
+
+_ARGV = (
+    *("{install}/node", "{install}/node_modules/@google/gemini-cli/bundle/gemini.js"),
+    *("--yolo", "-o", "json", "--model", "{model}", "{args}"),
+)
+
+
+class GeminiCli(ProgramAgent):
+    """Runs `gemini`. It brings its own node."""
+
+    program = AgentProgram(
+        name="gemini-cli",
+        version="0.61.0",
+        package=NpmPackages(
+            ("@google/gemini-cli@{version}", "node-linux-{cpu}@22.23.5"),
+            keep={"node": "node_modules/node-linux-{cpu}/bin/node", "node_modules": "node_modules"},
+            needs=("glibc", "bash"),
+        ),
+        argv=_ARGV,
+        again=(*_ARGV, "--resume", "latest"),
+        env={
+            "GEMINI_CLI_HOME": "{folder}",
+            "GEMINI_CLI_NO_RELAUNCH": "1",  # it would start itself again, with more memory
+            "GEMINI_CLI_TRUST_WORKSPACE": "true",
+        },
+        files={".gemini/settings.json": _SETTINGS},
+        mcp=(
+            '"{server}": {"httpUrl": "{url}/mcp/{server}", "headers": {"Authorization": "Bearer {key}"}, '
+            '"timeout": 7200000, "trust": true}'
+        ),
+        dialect="gemini",
+        tried="0.61.0: solves the demo tasks on `local`, at `user` and `namespace`, without a network",
+    )
