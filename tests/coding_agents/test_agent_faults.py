@@ -41,8 +41,8 @@ PASSES = {"endpoint_patience_s": 60.0}
 MODEL, DONE, TOO_MUCH = (None, "model", "model_error"), (1.0, None, "finished"), (1.0, None, "context_length")
 """What becomes of a rollout: its reward, its kind of failure, and the reason to stop."""
 
-SHORTENS = 12
-"""The most calls of an agent that shortens its conversation."""
+SHORTENS = 31
+"""The most calls of an agent that shortens its conversation: some do so until they have had all model calls."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def cells(agent: str) -> dict[str, Cell]:
     """Return the table of an agent: each fault that lasts, those that pass one after the other, and what is too
     long."""
     short = work(agent, 2)
-    scored = (TOO_MUCH, DONE) if agent != "aider" else ((0.0, None, "context_length"),)
+    scored = (TOO_MUCH, DONE, (1.0, None, "max_turns")) if agent != "aider" else ((0.0, None, "context_length"),)
     late = replace(TOO_LONG, delay_s=LATE_S)
     found = {name: Cell(Endpoint(short, {1: fault}), (MODEL,), 2, SETTINGS) for name, fault in FAULTS.items()}
     found["500, in a stream that has begun"] = Cell(
