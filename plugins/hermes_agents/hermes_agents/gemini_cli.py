@@ -21,7 +21,10 @@ _ARGV = (
 
 
 class GeminiCli(ProgramAgent):
-    """Runs `gemini`. It brings its own node."""
+    """Runs `gemini`. It brings its own node.
+
+    It does not go on with a conversation: what it resumes has other first words and some results of tools twice.
+    """
 
     program = AgentProgram(
         name="gemini-cli",
@@ -32,7 +35,6 @@ class GeminiCli(ProgramAgent):
             needs=("glibc", "bash"),
         ),
         argv=_ARGV,
-        again=(*_ARGV, "--resume", "latest"),
         env={
             "GEMINI_CLI_HOME": "{folder}",
             "GEMINI_CLI_NO_RELAUNCH": "1",  # it would start itself again, with more memory
