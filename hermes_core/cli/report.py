@@ -12,6 +12,7 @@ from hermes_core.cli.listing import as_text
 from hermes_core.envs.soundness import Status
 from hermes_core.envs.store import QUARANTINE, TABLE, TRAJECTORIES
 from hermes_core.envs.summary import RATED_FROM_S, RunSummary
+from hermes_core.view.plain_text import without_what_differs
 
 if TYPE_CHECKING:
     from hermes_core.envs.rescore import Rescoring
@@ -30,9 +31,11 @@ _PLACES = re.compile(r" \[(sandbox|slot|trajectory) [^\]]*\]")
 
 
 class Failures:
-    """The failures of a run, with equal messages grouped."""
+    """The failures of a run, with messages grouped that say the same of different rollouts."""
 
     def __init__(self) -> None:
+        self._texts: dict[str, str] = {}
+        """The first text of each group."""
         self._counts: Counter[str] = Counter()
         self._items: dict[str, dict[str, None]] = {}
         self.left_out = 0
@@ -48,24 +51,26 @@ class Failures:
         natural = {"setup": "setup", "agent": "model", "verify": "verifier"}.get(failure["stage"])
         stage = "" if failure["kind"] == natural else f" (at {failure['stage']})"
         text = f"{failure['kind']}{stage}: {said}"
-        if text not in self._items and len(self._items) == SHOWN:
+        alike = without_what_differs(text)
+        if alike not in self._items and len(self._items) == SHOWN:
             self.left_out += 1
             return
-        self._counts[text] += 1
-        items = self._items.setdefault(text, {})
+        self._texts.setdefault(alike, text)
+        self._counts[alike] += 1
+        items = self._items.setdefault(alike, {})
         if len(items) < SHOWN:
             items[item_id] = None
 
     def tells(self, message: str) -> bool:
         """Return whether one of the failures shown says the same."""
-        said = _shortened(message)
-        return any(text.endswith(f": {said}") for text in self._items)
+        said = without_what_differs(_shortened(message))
+        return any(alike.endswith(f": {said}") for alike in self._items)
 
     def lines(self, width: int | None) -> list[str]:
         """Return each failure, and below it the items that had it."""
         lines = []
-        for text, items in self._items.items():
-            count, named = self._counts[text], ", ".join(items)
+        for alike, items in self._items.items():
+            text, count, named = self._texts[alike], self._counts[alike], ", ".join(items)
             whom = named if count <= len(items) else f"{named}, … ({count} rollouts)"
             lines += _indented(text, 2, width) + _indented(whom, 6, width)
         return lines + ([f"  … and {self.left_out} more"] if self.left_out else [])

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
 from hermes_core.agents.replies import decode_arguments
 from hermes_core.envs.plain import json_text, json_value
+
+_OF_ONE = re.compile(
+    r"slot_\d+|tmp\.\w{10}|\.agent-\w{6}|trajectory \w+|\d+\.\d+ ?s\b|127\.0\.0\.1:\d+"
+    r"|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z?"
+)
+
+
+def without_what_differs(text: str) -> str:
+    """Return a text without what differs between equal reports of rollouts: names of slots, temporary folders and
+    rollouts, ports, ids of sessions, times."""
+    return _OF_ONE.sub("…", text)
 
 
 def text_of(content: Any) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,7 +12,7 @@ from rich.text import Text
 
 from hermes_core.envs.record import STAGES
 from hermes_core.view.index import Row
-from hermes_core.view.plain_text import arguments_of, failure_name, listed, parsed, text_of
+from hermes_core.view.plain_text import arguments_of, failure_name, listed, parsed, text_of, without_what_differs
 from hermes_core.view.words import REWARDLESS, Indented, count, duration, figure, line, money, shown
 
 LINES = 30
@@ -36,9 +35,6 @@ _BAR = 40
 
 _SHORT = 60
 """Values up to this length are shown behind their name; longer ones and those of several lines below it."""
-
-_OF_ONE = re.compile(r"slot_\d+|tmp\.\w{10}|trajectory \w+|\d+\.\d+ ?s\b")
-"""What differs between equal reports: names of slots, temporary folders and rollouts, and times."""
 
 
 def rollout(row: Row, record: Mapping[str, Any], *, full: bool = False) -> Iterator[RenderableType]:
@@ -254,7 +250,8 @@ def _unsuccessful_calls(row: Row) -> Iterator[RenderableType]:
 def _said(record: Mapping[str, Any]) -> str:
     """Return a text that is the same for rollouts with the same reward and report, but for what is of one rollout."""
     ran = [[ran[name] for name in ("stage", "command", "exit_code", "output")] for ran in record["sandbox_commands"]]
-    return _OF_ONE.sub("…", json.dumps([record["reward"], record["failure"], record["details"], ran], sort_keys=True))
+    told = [record["reward"], record["failure"], record["details"], ran]
+    return without_what_differs(json.dumps(told, sort_keys=True))
 
 
 def report(record: Mapping[str, Any], *, full: bool = False) -> Iterator[RenderableType]:

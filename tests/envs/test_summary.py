@@ -165,6 +165,23 @@ def test_what_stopped_a_run_is_not_told_twice():
     assert "stopped: interrupted" in summary_text(tally.summary(2, stopped="interrupted"), failures)
 
 
+def test_failures_that_differ_only_by_what_is_of_one_rollout_are_one_line():
+    failures = Failures()
+    for number in range(3):
+        failed = record(f"item-{number}", kind="setup").to_json()
+        home = f"/data/slot_{number}/.agent-Ab12C{number}"
+        failed["failure"]["message"] = (
+            f"codex ended with 1: {home}/config.toml, thread 01a223c7-1f8c-7703-a549-9747eb1cf02{number}"
+        )
+        failures.add(failed)
+    other = record("item-3", kind="setup").to_json()
+    other["failure"]["message"] = "codex ended with 2: no room"
+    failures.add(other)
+    lines = failures.lines(None)
+    assert len(lines) == 4 and "/data/slot_0/.agent-Ab12C0/config.toml" in lines[0]
+    assert lines[1].strip() == "item-0, item-1, item-2"
+
+
 def test_a_terminal_gets_a_display():
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
