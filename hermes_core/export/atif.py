@@ -29,12 +29,7 @@ def trajectory(record: Record) -> dict[str, Any]:
         "schema_version": VERSION,
         "session_id": record.trajectory_id,
         "trajectory_id": record.trajectory_id,
-        "agent": _present(
-            name=record.agent,
-            version=record.versions.get(record.agent) or record.versions.get("hermes-rl", "unknown"),
-            model_name=record.model,
-            tool_definitions=list(record.tool_schemas) or None,
-        ),
+        "agent": _agent(record),
         "steps": steps,
         "final_metrics": _present(
             total_prompt_tokens=usage.prompt_tokens or None,
@@ -57,6 +52,21 @@ def trajectory(record: Record) -> dict[str, Any]:
             "versions": dict(record.versions),
         },
     }
+
+
+def _agent(record: Record) -> dict[str, Any]:
+    """Return the agent: a program by its own name and version, with how it ended and what it asked for."""
+    program = record.program or {}
+    said = str((program.get("acp") or {}).get("agent") or "")  # what speaks ACP says its name, and then its version
+    name, _, version = said.rpartition(" ") if " " in said else (said, "", "")
+    ours = record.versions.get("hermes-rl", "unknown") if not program else "unknown"
+    return _present(
+        name=name or record.agent,
+        version=version or record.versions.get(record.agent) or ours,
+        model_name=record.model,
+        tool_definitions=list(record.tool_schemas) or None,
+        extra={key: value for key, value in program.items() if key != "output"} or None,
+    )
 
 
 def _present(**fields: Any) -> dict[str, Any]:

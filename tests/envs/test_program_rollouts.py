@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import shlex
 from collections.abc import Sequence
@@ -264,8 +265,14 @@ async def test_the_record_and_atif_name_the_program(tmp_path: Path) -> None:
 
     read = Record.from_json(record)
     assert read.program == record["program"]
-    assert trajectory(read)["agent"]["version"] == "1.2.3"
-    assert trajectory(read)["agent"]["name"] == "program"
+    about = trajectory(read)["agent"]
+    assert (about["name"], about["version"], about["extra"]["exit_code"]) == ("program", "1.2.3", 0)
+    assert about["extra"]["requests"]["answered"] >= 1 and "output" not in about["extra"]
+    spoken = {**(read.program or {}), "acp": {"agent": "Kimi Code 2.1.0"}}
+    about = trajectory(dataclasses.replace(read, program=spoken))["agent"]
+    assert (about["name"], about["version"]) == ("Kimi Code", "2.1.0")
+    atif = pytest.importorskip("atif", reason="atif is not installed: `make setup` installs it")
+    assert atif.Trajectory.model_validate(trajectory(read)).to_json_dict() == trajectory(read)
 
 
 class Fetched:
