@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from hermes_core.agents.base import MASKED, Message
 from hermes_core.envs.plain import json_text
 from hermes_core.envs.record import Record
 from hermes_core.export.conversation import calls_in, conversations, prompt_length, reasoning_of
-from hermes_core.export.selection import Candidate, Selection, best_of_each
+from hermes_core.export.selection import Candidate, Selection, best_of_each, redacted
 from hermes_core.export.tables import JSON, Columns, Kind, Row
-from hermes_core.view.plain_text import arguments_of, text_of
+from hermes_core.view.plain_text import arguments_of, text_of, what_differs
 
 _ABOUT: Columns = {
     "trajectory_id": "string",
@@ -162,12 +163,14 @@ PREFERENCE: Columns = {
 
 
 def preference_rows(selection: Selection, better: Record, worse: Record) -> Iterator[Row]:
-    """Yield a pair as `pair_up` finds them."""
+    """Yield a pair as `pair_up` finds them. What the worse one says of its own slot is said of the better one's: what
+    does not fit the prompt would tell a model which of the two is the worse."""
     length = prompt_length(better.messages)
+    rename = _renaming(worse.messages[:length], better.messages[:length])
     yield {
         "prompt": [_for_template(message) for message in better.messages[:length]],
         "chosen": [_for_template(message) for message in better.messages[length:]],
-        "rejected": [_for_template(message) for message in worse.messages[length:]],
+        "rejected": redacted([_for_template(message) for message in worse.messages[length:]], rename),
         "tools": _tools(better),
         "score_chosen": better.reward,
         "score_rejected": worse.reward,
@@ -177,6 +180,18 @@ def preference_rows(selection: Selection, better: Record, worse: Record) -> Iter
         "chosen_id": better.trajectory_id,
         "rejected_id": worse.trajectory_id,
     }
+
+
+def _renaming(theirs: Sequence[Message], ours: Sequence[Message]) -> Callable[[str], str]:
+    """Return a function that replaces what only one of two prompts has, and the other has something else for."""
+    found = [
+        [each for message in prompt for each in what_differs(text_of(message["content"]))] for prompt in (theirs, ours)
+    ]
+    names = {their: our for their, our in zip(*found, strict=False) if their != our}
+    if not names:
+        return str
+    pattern = re.compile(rf"(?<!\w)({'|'.join(map(re.escape, names))})(?!\w)")
+    return lambda text: pattern.sub(lambda place: names[place[1]], text)
 
 
 def without_reward(record: Record) -> str | None:

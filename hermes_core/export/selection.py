@@ -21,6 +21,7 @@ from hermes_core.envs.tokens import SPELT
 from hermes_core.errors import FailureKind, UnknownNameError, UsageError
 from hermes_core.export.conversation import calls_of, digest, has_reasoning, prompt_length, token_count
 from hermes_core.view.index import Row, row_of
+from hermes_core.view.plain_text import text_of, without_what_differs
 
 T = TypeVar("T")
 
@@ -98,7 +99,7 @@ class Candidate(NamedTuple):
     row: Row
     models: tuple[str, ...]
     prompt: bytes
-    """The digest of its prompt."""
+    """The digest of its prompt, without what differs between rollouts of one task, such as the slot's folder."""
     conversation: bytes
     """The digest of its messages."""
 
@@ -303,9 +304,10 @@ def best_of_each(values: Iterable[T], limit: int, row_in: Callable[[T], Row]) ->
 
 def _candidate(offset: int, record: Record) -> Candidate:
     models = dict.fromkeys(turn.model for turn in record.turns if turn.model)
+    prompt = record.messages[: prompt_length(record.messages)]
     return Candidate(
         row_of(replace(record, calls=tuple(calls_of(record))), offset, 0),
         models=tuple(models) or ((record.model,) if record.model else ()),
-        prompt=digest(record.messages[: prompt_length(record.messages)]),
+        prompt=digest([{**each, "content": without_what_differs(text_of(each["content"]))} for each in prompt]),
         conversation=digest(record.messages),
     )

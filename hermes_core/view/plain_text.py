@@ -23,6 +23,11 @@ def without_what_differs(text: str) -> str:
     return _OF_ONE.sub("…", text)
 
 
+def what_differs(text: str) -> list[str]:
+    """Return what `without_what_differs` leaves out, in its order."""
+    return [found[0] for found in _OF_ONE.finditer(text)]
+
+
 def text_of(content: Any) -> str:
     """Return the text of a message's content, which may also be a list of parts. Parts that are no text are written as
     JSON."""

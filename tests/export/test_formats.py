@@ -176,6 +176,27 @@ def test_rollouts_with_other_prompts_are_no_pair(make_run: MakeRun) -> None:
         export_run(run, "preference", run.parent / "out")
 
 
+def test_prompts_that_differ_by_the_slot_alone_are_a_pair_with_the_prompt_of_the_better(make_run: MakeRun) -> None:
+    """Programs write the directory of their slot and their own folder into their prompts."""
+    records = [
+        rollout(index=index, said=f"In /data/slot_{slot}/x, not /data/slot_{slot}1.", reward=reward)
+        for index, (slot, reward) in enumerate([(3, 1.0), (7, 0.0)])
+    ]
+    for record, slot in zip(records, (3, 7), strict=True):
+        record.messages[0]["content"] = (
+            f"You are in /data/slot_{slot}/repo; notes: /data/slot_{slot}/.agent-aB12{slot}z."
+        )
+        record.messages[3]["content"] = f"/data/slot_{slot}/.agent-aB12{slot}z/notes and .agent-other"
+    (row,) = exported(make_run(records), "preference")
+    assert row["prompt"][0]["content"] == "You are in /data/slot_3/repo; notes: /data/slot_3/.agent-aB123z."
+    assert row["chosen"][-1]["content"] == "In /data/slot_3/x, not /data/slot_31."
+    assert row["rejected"][-1]["content"] == "In /data/slot_3/x, not /data/slot_71."
+    assert row["rejected"][1]["content"] == "/data/slot_3/.agent-aB123z/notes and .agent-other"
+    assert row["rejected"][0]["tool_calls"][0]["function"]["arguments"] == {
+        "command": "echo In /data/slot_3/x, not /data/slot_71."
+    }
+
+
 def test_only_rollouts_in_pairs_are_counted(make_run: MakeRun) -> None:
     run = make_run([*group(0.0, 1.0, 0.5), rollout("wave")])
     done = export_run(run, "preference", run.parent / "out")
