@@ -219,7 +219,9 @@ class TokenTree:
             return asked
         texts = [squeezed(form.text) for form in forms if form.role == "user"]
         newest = {answer.root: answer for answer in self.answers}.values()
-        summaries = ((answer, squeezed(answer.text)) for answer in sorted(newest, key=lambda each: -each.number))
+        summaries = (
+            (answer, squeezed(answer.text)) for answer in sorted(newest, key=lambda each: -each.number)[:_LATEST]
+        )
         summary = next((each for each, found in summaries if found and any(found in text for text in texts)), None)
         return asked._replace(summary=summary)
 
