@@ -38,6 +38,7 @@ NAMES = (
     "opencode",
     "pi",
     "qwen-coder",
+    "terminus-2",
 )
 
 
@@ -164,6 +165,13 @@ async def test_a_python_package_is_fetched(tmp_path: Path) -> None:
     folder = await package.fetch("tiny", "1.0.0")
     assert (folder / "tiny.py").read_text() == "answer = 42\n"
     assert package.needs == ("glibc", f"python3.{sys.version_info.minor}")
+
+
+async def test_a_driver_whose_python_is_too_old_is_told() -> None:
+    package = PythonPackages(("tiny=={version}",), oldest=(9, 9))
+    with pytest.raises(ConfigError, match=r"tiny needs Python 9\.9 or newer, and the driver has 3\."):
+        await package.fetch("tiny", "1.0.0")
+    assert not package.check("tiny", "1.0.0").usable
 
 
 @pytest.mark.parametrize("name", NAMES)

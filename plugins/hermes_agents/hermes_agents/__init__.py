@@ -53,3 +53,9 @@ def hermes_register_agents(registry: Registrar) -> None:
         requires=(*_NPM, "glibc and bash in the sandbox"),
     )
     registry.add("aider", "hermes_agents.aider:Aider", summary="aider: `aider --message`", requires=_PIP)
+    registry.add(
+        "terminus-2",
+        "hermes_agents.terminus_2:Terminus2",
+        summary="Terminus 2, Harbor's agent, which writes keys for a terminal",
+        requires=(*_PIP, "Python 3.12 or newer", "tmux in the sandbox"),
+    )

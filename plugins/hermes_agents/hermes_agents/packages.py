@@ -24,6 +24,7 @@ LOOK_AGAIN_S = 0.2
 """Seconds between two looks at a lock that another process holds."""
 
 _GET_NPM, _GET_PIP = "install Node.js, whose package has npm", "install pip for this Python"
+_GET_PYTHON = "run hermes-rl with a newer Python, which the slots must have, too"
 _CPU = {"x86_64": "x64", "AMD64": "x64", "aarch64": "arm64", "arm64": "arm64"}
 _VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+_-]{0,60}")
 
@@ -78,6 +79,8 @@ class PythonPackages:
 
     specs: tuple[str, ...]
     """What pip installs. `{version}` is the agent's."""
+    oldest: tuple[int, int] = (3, 11)
+    """The oldest Python that they run with."""
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -86,11 +89,17 @@ class PythonPackages:
 
     def check(self, name: str, version: str) -> Diagnosis:
         """Return whether the packages are fetched, or could be."""
+        if sys.version_info[:2] < self.oldest:
+            return Diagnosis(False, self._too_old(name), advice=(_GET_PYTHON,))
         available = importlib.util.find_spec("pip") is not None
         return _diagnosis(name, version, self._place(name, version), (), "pip", available, _GET_PIP)
 
     def _place(self, name: str, version: str) -> str:
         return f"{name}-{_checked(version)}-{_cpu()}-py3.{sys.version_info.minor}"
+
+    def _too_old(self, name: str) -> str:
+        needed, here = (".".join(map(str, each)) for each in (self.oldest, sys.version_info[:2]))
+        return f"{name} needs Python {needed} or newer, and the driver has {here}"
 
     async def fetch(self, name: str, version: str) -> Path:
         """Return the folder with the packages, which are fetched if they are not there.
@@ -98,6 +107,8 @@ class PythonPackages:
         Raises:
             ConfigError: they can't be had.
         """
+        if sys.version_info[:2] < self.oldest:
+            raise ConfigError(self._too_old(name), hint=_GET_PYTHON)
         specs = [each.format(version=version) for each in self.specs]
         place = self._place(name, version)
         line = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile"]
