@@ -56,5 +56,5 @@ class Terminus2(ProgramAgent):
         needs=("bash", "tmux"),
         env={"TMUX_TMPDIR": "{folder}", "LITELLM_LOCAL_MODEL_COST_MAP": "True"},
         files={"run.py": _RUN},
-        tried="0.26.0: solves a task on `local`, at `user`, with Python 3.13",
+        tried="0.26.0: solves a task on `local`, at `user` and `namespace`, with Python 3.13",
     )
