@@ -41,6 +41,8 @@ PASSES = {"endpoint_patience_s": 60.0}
 MODEL, DONE, TOO_MUCH = (None, "model", "model_error"), (1.0, None, "finished"), (1.0, None, "context_length")
 """What becomes of a rollout: its reward, its kind of failure, and the reason to stop."""
 
+ENDS = 5
+"""The most calls of an agent that meets a fault: some ask again, at once."""
 SHORTENS = 31
 """The most calls of an agent that shortens its conversation: some do so until they have had all model calls."""
 
@@ -73,9 +75,9 @@ def cells(agent: str) -> dict[str, Cell]:
     short = work(agent, 2)
     scored = (TOO_MUCH, DONE, (1.0, None, "max_turns")) if agent != "aider" else ((0.0, None, "context_length"),)
     late = replace(TOO_LONG, delay_s=LATE_S)
-    found = {name: Cell(Endpoint(short, {1: fault}), (MODEL,), 2, SETTINGS) for name, fault in FAULTS.items()}
+    found = {name: Cell(Endpoint(short, {1: fault}), (MODEL,), ENDS, SETTINGS) for name, fault in FAULTS.items()}
     found["500, in a stream that has begun"] = Cell(
-        Endpoint(short, {1: FAULTS["500"]}), (MODEL,), 3, {**SETTINGS, **LATE}
+        Endpoint(short, {1: FAULTS["500"]}), (MODEL,), ENDS, {**SETTINGS, **LATE}
     )
     found |= {
         "too long, once": Cell(Endpoint(short, {1: TOO_LONG}, times=1), scored, SHORTENS, SETTINGS),
