@@ -15,7 +15,7 @@ from hermes_core.agents.compaction import CONTINUED
 from hermes_core.testing.tiny_model.engine import Engine
 from hermes_core.testing.tiny_model.folder import make_model
 from hermes_core.testing.tiny_model.server import TinyModelServer
-from tests.exactness import FORMS, TURNS, check_run, check_share, long_conversations, without_trial
+from tests.exactness import COMMAND, FORMS, TURNS, check_run, check_share, long_conversations, without_trial
 from tests.tiny_model.plans import WildPlans
 from tests.tiny_model.token_exactness import TrainedSequence
 
@@ -52,14 +52,20 @@ SEQUENCES = {"qwen3": 2, "llama3": 1}
 
 
 @pytest.mark.parametrize(
-    ("form", "rollouts"),
-    [*((form, 2) for form in FORMS), *(pytest.param(form, 67, marks=pytest.mark.stress) for form in FORMS)],
+    ("form", "rollouts", "agent"),
+    [
+        *((form, 2, "model") for form in FORMS),
+        ("qwen3", 2, "program"),
+        *(pytest.param(form, 67, "model", marks=pytest.mark.stress) for form in FORMS),
+    ],
 )
 async def test_its_tokens_and_logprobs_are_those_of_the_server(
     form: str,
     rollouts: int,
+    agent: str,
     tasks: dict[str, Any],
     tokenizers: Callable[[str], Any],
+    request: pytest.FixtureRequest,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     record_property: Callable[[str, object], None],
@@ -78,12 +84,18 @@ async def test_its_tokens_and_logprobs_are_those_of_the_server(
     tokenizer.save_pretrained(folder)
     task, system = "Write 0 into out.txt", tasks["system_prompt"]
     settings = long_conversations(tokenizer, form, task, system, rollouts=3 * rollouts)
-    longest = settings.pop("max_tokens")
+    longest, level = settings.pop("max_tokens"), LEVEL
+    if agent == "program":
+        request.getfixturevalue("isolates")
+        settings, level = {"command": COMMAND, "max_turns": TURNS}, {}
     env = HermesEnv(
         HermesEnvConfig.model_validate(
             {
-                "taskset": {"id": "hermes_rl", "env": {**tasks, "enabled_toolsets": ["terminal"]}, "run": LEVEL},
-                "agent": {"harness": {"id": "hermes_rl", "settings": settings}, "runtime": {"type": "subprocess"}},
+                "taskset": {"id": "hermes_rl", "env": {**tasks, "enabled_toolsets": ["terminal"]}, "run": level},
+                "agent": {
+                    "harness": {"id": "hermes_rl", "agent": agent, "settings": settings},
+                    "runtime": {"type": "subprocess"},
+                },
             }
         )
     )
@@ -104,14 +116,15 @@ async def test_its_tokens_and_logprobs_are_those_of_the_server(
         assert len(traces) == 3 * rollouts
         summaries = [summaries_of(trace) for trace in traces]
         found = check_run(
-            f"verifiers, {form} by the renderer {RENDERERS[form]['name']}",
+            f"verifiers, {agent}, {form} by the renderer {RENDERERS[form]['name']}",
             engine.model,
             [sequence for trace in traces for sequence in sequences_of(trace)],
             without_trial(engine.sampled, tokenizer),
             summaries=summaries,
             tell=record_property,
         )
-    check_share(summaries)
+    if agent == "model":
+        check_share(summaries)
     assert found.drawn > 3 * rollouts
     # Only the default renderer splits a conversation elsewhere: it writes each answer anew, from its text.
     for trace, summed in zip(traces, summaries, strict=True):
