@@ -24,18 +24,18 @@ from hermes_verifiers.adapter import HermesEnvConfig
 from hermes_verifiers.branches import branches
 from train import BASELINE, BATCH_SIZE, GROUP_SIZE, MAX_TOKENS, learn
 from verifiers.v1.clients import ModelContext
-from warm_up import tokenizer_of, warm_up
+from warm_up import FORMS, tokenizer_of, warm_up
 
 from hermes_core.testing.tiny_model.engine import Engine
 from hermes_core.testing.tiny_model.folder import make_model
 from hermes_core.testing.tiny_model.server import TinyModelServer
 
 
-async def batches(base_url, tokenizer):
+async def batches(base_url, tokenizer, agent):
     """Batches of groups, for ever, from an environment of verifiers."""
     taskset = {"id": "hermes_rl", "environment": "boxes", "run": {"concurrency": BATCH_SIZE}}
-    agent = {"harness": {"id": "hermes_rl", "settings": {"max_turns": 3}}}
-    env = HermesEnv(HermesEnvConfig.model_validate({"taskset": taskset, "agent": agent}))
+    harness = {"id": "hermes_rl", "agent": agent, "settings": {"max_turns": 3, **FORMS[agent].settings}}
+    env = HermesEnv(HermesEnvConfig.model_validate({"taskset": taskset, "agent": {"harness": harness}}))
     client = vf.TrainClientConfig(
         base_url=base_url,
         api_key_var="NONE",
@@ -69,18 +69,20 @@ async def run(settings):
     torch.set_num_threads(1)  # the other processor has the sandboxes
     settings.out.mkdir(parents=True, exist_ok=True)
     folder = settings.out / "tokenizer"
-    tokenizer = tokenizer_of(folder)
+    form = FORMS[settings.agent]
+    tokenizer = tokenizer_of(folder, form)
     tokenizer.add_tokens(["<tool_call>", "</tool_call>"])  # one token each, as in Qwen: verifiers' parser wants it
     tokenizer.save_pretrained(folder)
     model = make_model(tokenizer, width=64, layers=1, context=MAX_TOKENS, seed=settings.seed)
-    await asyncio.to_thread(warm_up, model, tokenizer, settings.warm_up)
+    await asyncio.to_thread(warm_up, model, tokenizer, settings.warm_up, form)
     reference = copy.deepcopy(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.rate, weight_decay=0.0)
     async with contextlib.AsyncExitStack() as open_:
         engine = open_.enter_context(Engine(model))
         server = await open_.enter_async_context(TinyModelServer(engine, tokenizer, wires=["tokens"]))
         figures = open_.enter_context((settings.out / "figures.jsonl").open("w"))
-        incoming = await open_.enter_async_context(contextlib.aclosing(batches(server.base_url, str(folder))))
+        endless = batches(server.base_url, str(folder), settings.agent)
+        incoming = await open_.enter_async_context(contextlib.aclosing(endless))
         began = time.monotonic()
         for number in range(settings.steps):
             groups = await anext(incoming)
@@ -97,6 +99,7 @@ def main():
     """Read the options and run."""
     options = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     options.add_argument("--out", type=Path, default=Path("runs/verifiers"), help="where the figures go")
+    options.add_argument("--agent", choices=FORMS, default="model", help="`program` is examples/agent_program/agent.py")
     options.add_argument("--steps", type=int, default=80, help="batches")
     options.add_argument("--warm-up", type=int, default=400, help="supervised steps before the training")
     options.add_argument("--rate", type=float, default=1e-3, help="of the optimizer")

@@ -118,12 +118,14 @@ def test_trl_trains_on_the_same_environment(with_trl: None, tmp_path: Path) -> N
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("agent", ["model", pytest.param("program", marks=pytest.mark.stress)])
 def test_verifiers_rolls_out_the_same_environment(
-    installed: Path, tmp_path: Path, require: Callable[[str, str | None], None]
+    agent: str, installed: Path, tmp_path: Path, require: Callable[[str, str | None], None]
 ) -> None:
     missing = [name for name in ("verifiers", "torch") if importlib.util.find_spec(name) is None]
     require("verifiers", f"{', '.join(missing)} not installed here" if missing else None)
-    command = [sys.executable, EXAMPLE / "with_verifiers.py", "--out", tmp_path / "run", "--steps", "6"]
+    options = ["--out", tmp_path / "run", "--agent", agent, "--steps", "6"]
+    command = [sys.executable, EXAMPLE / "with_verifiers.py", *options]
     environment = {**os.environ, "PYTHONPATH": str(installed), "HERMES_PLUGINS": "boxes"}
     done = subprocess.run(
         [*command, "--warm-up", "30"], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=500
