@@ -167,7 +167,8 @@ def open_agent(
     """
     if config.agent_options and config.agent == ModelAgent.name:
         raise ConfigError("agent_options are those of a program", hint="name one: --env.agent")
-    given = {**settings.model_dump(exclude_unset=True), **config.agent_options}
+    # None is the default of each, and a program refuses some of them however they are set.
+    given = {**settings.model_dump(exclude_unset=True, exclude_none=True), **config.agent_options}
     return agent_on(runtime, config.agent, given, model)
 
 

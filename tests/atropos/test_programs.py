@@ -65,7 +65,7 @@ async def test_a_program_asks_openai_servers(
     [
         ({"agent": "oracle"}, UsageError, "can't be given the trainer's model"),
         ({"agent": "program"}, ConfigError, "has no command"),
-        ({**PROGRAM, "compact_at": 100}, ConfigError, "compact_at is for the agent `model`"),
+        ({**PROGRAM, "compact_at": 100}, ConfigError, "compact_at is only for the agent `model`"),
     ],
 )
 async def test_what_can_not_be_trained_is_refused_before_a_sandbox_is_made(
