@@ -329,7 +329,7 @@ class ProgramAgent:
             async with _tar(folder) as parts:
                 await commands.tar_in(directory, parts)
 
-        return await slot.prepare(f"agent-{self.name}-{self.version}", send)
+        return await slot.prepare(f"agent-{folder.name}", send)
 
 
 class CommandSettings(ProgramSettings):

@@ -98,7 +98,7 @@ async def test_without_npm_the_error_says_what_to_install(monkeypatch: pytest.Mo
         await NpmPackages(("tiny",)).fetch("tiny", "1.0.0")
 
 
-async def test_a_folder_that_lacks_a_part_is_fetched_again(npm_package: str) -> None:
+async def test_another_declaration_is_fetched_again(npm_package: str) -> None:
     await NpmPackages((npm_package,), keep={"tiny": "node_modules/tiny/bin/tiny"}).fetch("tiny", "1.0.0")
     both = {"tiny": "node_modules/tiny/bin/tiny", "more": "node_modules/tiny/more"}
     folder = await NpmPackages((npm_package,), keep=both).fetch("tiny", "1.0.0")
@@ -164,6 +164,7 @@ async def test_a_python_package_is_fetched(tmp_path: Path) -> None:
     package = PythonPackages((str(tmp_path / "tiny-{version}-py3-none-any.whl"),))
     folder = await package.fetch("tiny", "1.0.0")
     assert (folder / "tiny.py").read_text() == "answer = 42\n"
+    assert [*folder.glob("__pycache__/tiny.*.pyc")]
     assert package.needs == ("glibc", f"python3.{sys.version_info.minor}")
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import hashlib
 import importlib.util
+import json
 import os
 import platform
 import re
 import shutil
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,10 +46,10 @@ class NpmPackages:
     def check(self, name: str, version: str) -> Diagnosis:
         """Return whether the packages are fetched, or could be."""
         available = shutil.which("npm") is not None
-        return _diagnosis(name, version, self._place(name, version), self.keep, "npm", available, _GET_NPM)
+        return _diagnosis(name, version, self._place(name, version), "npm", available, _GET_NPM)
 
     def _place(self, name: str, version: str) -> str:
-        return f"{name}-{_checked(version)}-{_cpu()}"
+        return f"{name}-{_checked(version)}-{_cpu()}-{_digest([self.specs, sorted(self.keep.items())])}"
 
     async def fetch(self, name: str, version: str) -> Path:
         """Return the folder with the packages, which are fetched if they are not there.
@@ -70,7 +72,7 @@ class NpmPackages:
             if keep:
                 await asyncio.to_thread(_keep_only, folder, keep)
 
-        return await _once(self._place(name, version), fill, keep)
+        return await _once(self._place(name, version), fill)
 
 
 @dataclass(frozen=True)
@@ -92,10 +94,10 @@ class PythonPackages:
         if sys.version_info[:2] < self.oldest:
             return Diagnosis(False, self._too_old(name), advice=(_GET_PYTHON,))
         available = importlib.util.find_spec("pip") is not None
-        return _diagnosis(name, version, self._place(name, version), (), "pip", available, _GET_PIP)
+        return _diagnosis(name, version, self._place(name, version), "pip", available, _GET_PIP)
 
     def _place(self, name: str, version: str) -> str:
-        return f"{name}-{_checked(version)}-{_cpu()}-py3.{sys.version_info.minor}"
+        return f"{name}-{_checked(version)}-{_cpu()}-py3.{sys.version_info.minor}-{_digest(self.specs)}"
 
     def _too_old(self, name: str) -> str:
         needed, here = (".".join(map(str, each)) for each in (self.oldest, sys.version_info[:2]))
@@ -111,7 +113,8 @@ class PythonPackages:
             raise ConfigError(self._too_old(name), hint=_GET_PYTHON)
         specs = [each.format(version=version) for each in self.specs]
         place = self._place(name, version)
-        line = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile"]
+        # What it compiles here is not compiled anew in each slot, where nothing can be written beside the packages.
+        line = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--compile"]
 
         async def fill(folder: Path) -> None:
             await _run([*line, "--only-binary=:all:", "--target", str(folder), *specs], "pip", _GET_PIP)
@@ -149,29 +152,29 @@ def _cpu() -> str:
     return cpu
 
 
-async def _once(name: str, fill: Fill, has: Iterable[str] = ()) -> Path:
-    """Return the folder of this name. It is filled if it does not exist, by one process, and is all there or not.
+def _digest(declared: object) -> str:
+    """Return what tells what was declared of an agent from what another release of this plugin declares."""
+    return hashlib.sha256(json.dumps(declared).encode()).hexdigest()[:8]
 
-    Args:
-        has: what a folder must have that an earlier version of this package may have left out.
+
+async def _once(name: str, fill: Fill) -> Path:
+    """Return the folder of this name. It is filled if it does not exist, by one process, and is all there or not.
 
     Raises:
         ConfigError: the cache can't be written.
     """
     folder, part = cache() / name, cache() / f".{name}.part"
-
-    if _is_whole(folder, has):
+    if folder.is_dir():
         return folder
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         async with _locked(cache() / f".{name}.lock"):
-            if _is_whole(folder, has):
+            if folder.is_dir():
                 return folder
             await asyncio.to_thread(shutil.rmtree, part, ignore_errors=True)  # a process that was killed left it
             part.mkdir()
             try:
                 await fill(part)
-                await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
                 part.rename(folder)
             finally:
                 await asyncio.to_thread(shutil.rmtree, part, ignore_errors=True)
@@ -180,15 +183,11 @@ async def _once(name: str, fill: Fill, has: Iterable[str] = ()) -> Path:
     return folder
 
 
-def _is_whole(folder: Path, has: Iterable[str]) -> bool:
-    return folder.is_dir() and all((folder / each).exists() for each in has)
-
-
 def _diagnosis(  # noqa: PLR0917 (private, and called twice)
-    name: str, version: str, place: str, has: Iterable[str], installer: str, available: bool, hint: str
+    name: str, version: str, place: str, installer: str, available: bool, hint: str
 ) -> Diagnosis:
     """Return whether a program is fetched, or could be."""
-    if _is_whole(cache() / place, has):
+    if (cache() / place).is_dir():
         return Diagnosis(True, f"version {version} is in {cache() / place}")
     if not available:
         return Diagnosis(False, f"{installer} is needed once, to fetch it, and is not there", advice=(hint,))
