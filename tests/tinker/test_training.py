@@ -74,7 +74,9 @@ def calls_often(monkeypatch: pytest.MonkeyPatch) -> None:
             return reply
         word, box = ("ant", "bee", "cow", "fox")[number // 4 % 4], ("red", "blue", "green", "gold")[number // 16 % 4]
         arguments = {"command": f"echo {word} > {box}"}
-        return replace(reply, calls=(ToolCall(f"call_{self._answers}", "terminal", json.dumps(arguments), arguments),))
+        return replace(
+            reply, calls=(ToolCall(f"call_{len(self._tree.answers)}", "terminal", json.dumps(arguments), arguments),)
+        )
 
     monkeypatch.setattr(ExactSession, "_read", reads)
 
