@@ -219,17 +219,17 @@ async def test_the_limit_of_turns_ends_it(tmp_path: Path) -> None:
 
 
 async def test_the_wait_for_the_model_does_not_count(tmp_path: Path) -> None:
-    """An agent with a second of its own may wait for its model for longer, and is ended when it hangs by itself."""
+    """An agent with seconds of its own may wait for its model for longer, and is ended when it hangs by itself."""
 
     async def slow(request: dict[str, Any]) -> Any:
-        await asyncio.sleep(2.5)
+        await asyncio.sleep(4.5)
         return ToolScript(sleeper)(request)
 
     def sleeper(prompt: str) -> Any:
         yield call("bash", command="echo done >out.txt; echo $PPID; sleep 1000")
         return "never"
 
-    record = await rollout(tmp_path, slow, rollout_timeout=2.0)
+    record = await rollout(tmp_path, slow, rollout_timeout=4.0)
     assert (record["reward"], record["stop_reason"]) == (1.0, "time_limit"), record
     assert record["program"]["exit_code"] is None
 

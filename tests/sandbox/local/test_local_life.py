@@ -292,11 +292,12 @@ def test_a_driver_that_is_killed_leaves_nothing(host, tools) -> None:
             pytest.skip("our interpreter can't be run by an ordinary user")
         with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as driver:
             begun = [driver.stdout.readline().split() for _ in range(3)]
+            there = host.left()
             driver.kill()
         assert all(len(words) == 3 for words in begun), begun
         ids = [words[0] for words in begun]
+        assert there == sorted(ids)
         pids = [int(pid) for words in begun for pid in words[1:]]
-        assert host.left() == sorted(ids)
         await tools.until(lambda: host.left() == [], 30)
         await tools.until(lambda: not any(processes.start_time(pid) for pid in pids), 30)
         assert [processes.marked(sandbox_id) for sandbox_id in ids] == [[], [], []]
