@@ -14,10 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import docker
+import hermes_agents
 import pytest
 from hermes_agents import packages
 from hermes_swe_smith import demo_tasks
 
+from hermes_core.runtime import Runtime
+from hermes_core.settings import Settings
 from tests.killed_runs import gone
 
 END_S = 120.0
@@ -25,10 +28,13 @@ END_S = 120.0
 
 
 @pytest.fixture
-def indexes(request: pytest.FixtureRequest, require: Callable[[str, str | None], None]) -> None:
-    """The agent was fetched before, or the index that it is fetched from can be reached."""
+async def indexes(request: pytest.FixtureRequest, require: Callable[[str, str | None], None]) -> None:
+    """The agent is fetched, or the index that others are fetched from can be reached."""
     agent = request.node.callspec.params.get("agent", "") if hasattr(request.node, "callspec") else ""
     require("agents", None if any(packages.cache().glob(f"{agent or '*'}-*")) else unreachable())
+    if agent:  # now, because the test may be without an index
+        runtime = Runtime(Settings(), load_entry_points=False, plugins=[hermes_agents])
+        await runtime.agents.entry(agent).load().program.fetch()
 
 
 def unreachable() -> str | None:
