@@ -97,19 +97,12 @@ async def test_every_recorded_and_exported_token_is_what_the_server_sampled(
     tokenizer = tokenizers(form)
     model = make_model(tokenizer, context=8192)
     with Engine(model, plan=WildPlans(tokenizer, form, TURNS)) as engine:
-        async with TinyModelServer(engine, tokenizer, wires=[WIRES[form]], model="tiny-model") as server:
-            code, said = await rollout(
-                tmp_path,
-                *(tasks(tmp_path, items), "--env.enabled_toolsets=terminal", "--group-size", group_size),
-                *("--parser", "auto", "--base-url", server.base_url, "--model", "tiny-model"),
-                *(f"--agent.tokenizer_name={tokenizer.name_or_path}", "--agent.max_tokens=250"),
-                *("--max-turns", 2 * TURNS if compacts else TURNS, "--concurrency", 8, "--out", tmp_path / "run"),
-                *([f"--agent.compact_at={COMPACT_AT[form]}"] if compacts else []),
-                *ISOLATION,
-            )
-    assert code == 0, said
-    lines = (tmp_path / "run" / TRAJECTORIES).read_bytes().splitlines()
-    records = [Record.from_json(json.loads(line)) for line in lines]
+        records = await recorded(
+            *(tmp_path, form, engine, tokenizer),
+            *(tasks(tmp_path, items), "--env.enabled_toolsets=terminal", "--group-size", group_size),
+            *("--max-turns", 2 * TURNS if compacts else TURNS),
+            *([f"--agent.compact_at={COMPACT_AT[form]}"] if compacts else []),
+        )
     found = compared(model, records, engine, tokenizer)
     answers = [answers_in(sequence.masks) for record in records for sequence in record.sequences]
     summaries = [sum(turn.compacted for turn in record.turns) for record in records]
@@ -182,19 +175,10 @@ async def test_every_token_of_a_program_in_a_slot_is_what_the_server_sampled(
     changed = program.replace("\n        messages.append(message)\n", WRITTEN_ANEW)
     assert changed != program
     with Engine(model, plan=WildPlans(tokenizer, form, TURNS)) as engine:
-        async with TinyModelServer(engine, tokenizer, wires=[WIRES[form]], model="tiny-model") as server:
-            code, said = await rollout(
-                tmp_path,
-                *(tasks(tmp_path, items), "--group-size", 2),
-                *("--agent", "program", f"--agent.command=python3 -c {shlex.quote(changed)}"),
-                *("--parser", "auto", "--base-url", server.base_url, "--model", "tiny-model"),
-                *(f"--agent.tokenizer_name={tokenizer.name_or_path}", "--agent.max_tokens=250"),
-                *("--max-turns", 2 * TURNS, "--concurrency", 8, "--out", tmp_path / "run"),
-                *ISOLATION,
-            )
-    assert code == 0, said
-    lines = (tmp_path / "run" / TRAJECTORIES).read_bytes().splitlines()
-    records = [Record.from_json(json.loads(line)) for line in lines]
+        records = await recorded(
+            *(tmp_path, form, engine, tokenizer, tasks(tmp_path, items), "--group-size", 2, "--max-turns", 2 * TURNS),
+            *("--agent", "program", f"--agent.command=python3 -c {shlex.quote(changed)}"),
+        )
     found = compared(model, records, engine, tokenizer)
     answers = sum(answers_in(sequence.masks) for record in records for sequence in record.sequences)
     record_property(
@@ -208,6 +192,20 @@ async def test_every_token_of_a_program_in_a_slot_is_what_the_server_sampled(
     assert all(record.forks == {"dropped_answer": 1} for record in records), [record.forks for record in records]
     assert all(len(record.sequences) == 2 for record in records)
     assert answers > 3 * len(records)
+
+
+async def recorded(tmp_path: Path, form: str, engine: Engine, tokenizer: Any, *options: Any) -> list[Record]:
+    """The records of a run against a server of the tiny model."""
+    async with TinyModelServer(engine, tokenizer, wires=[WIRES[form]], model="tiny-model") as server:
+        code, said = await rollout(
+            *(tmp_path, *options),
+            *("--parser", "auto", "--base-url", server.base_url, "--model", "tiny-model"),
+            *(f"--agent.tokenizer_name={tokenizer.name_or_path}", "--agent.max_tokens=250"),
+            *("--concurrency", 8, "--out", tmp_path / "run", *ISOLATION),
+        )
+    assert code == 0, said
+    lines = (tmp_path / "run" / TRAJECTORIES).read_bytes().splitlines()
+    return [Record.from_json(json.loads(line)) for line in lines]
 
 
 def sampled_logprobs(logprobs: list[float], masks: list[int]) -> list[float]:

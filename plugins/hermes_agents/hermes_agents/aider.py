@@ -1,4 +1,4 @@
-"""aider."""
+"""aider, whose model writes changes as text and calls no tools."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""mini-swe-agent."""
+"""mini-swe-agent, a coding agent with one tool, bash."""
 
 from __future__ import annotations
 
