@@ -20,6 +20,7 @@ pytestmark = [pytest.mark.full, pytest.mark.loop_stall(2.0)]
 TOOLS = {
     "codex": "mcp__real__",
     "claude-code": "mcp__real__",
+    "pi": "mcp__real__",
     "kimi-code": "mcp__real__",
     "opencode": "real_",
     "qwen-coder": "mcp__real__",
@@ -72,7 +73,7 @@ async def test_a_real_agent_in_a_container_calls_the_tools_of_a_server(
     await called(tmp_path, agent, "user", backend="docker", backend_config=container)
 
 
-@pytest.mark.parametrize("agent", ["pi", "mini-swe-agent", "aider"])
+@pytest.mark.parametrize("agent", ["mini-swe-agent", "aider"])
 async def test_a_real_agent_without_mcp_is_refused(tmp_path: Path, agent: str) -> None:
     with pytest.raises(ConfigError, match=f"{agent}' is a program with tools of its own, and can't be given MCP"):
         await rollouts(tmp_path, agent, script("codex"), "tasks", where(tmp_path), "namespace", mcp={"real": real()})

@@ -31,8 +31,12 @@ class Pi(ProgramAgent):
         argv=_ARGV,
         again=(*_ARGV, "--continue"),
         env={"PI_CODING_AGENT_DIR": "{folder}/pi", "PI_OFFLINE": "1", "PI_TELEMETRY": "0"},
-        files={"pi/models.json": _MODELS},
+        files={"pi/models.json": _MODELS, "pi/mcp.json": '{"mcpServers": {{mcp}}}'},
         instructions="pi/AGENTS.md",
         skills="pi/skills",
+        mcp=(  # without `direct`, its model reaches the tools only from scripts
+            '"{server}": {"url": "{url}/mcp/{server}", "headers": {"Authorization": "Bearer {key}"}, '
+            '"exposure": "direct", "timeout": 7200}'
+        ),
         tried="1.6.0: solves a demo task on `local`; 0.73.1 all four, also on `docker`; both without a network",
     )
