@@ -63,6 +63,8 @@ class Layout:
     """Whether `"` and `&` are encoded in names and keys."""
     lines: bool = False
     """Whether each value is on lines of its own."""
+    quotes: tuple[str, str] | None = None
+    """What may be around a value. It is written only around one that would be read as quoted itself."""
     margin: str = ""
     """A pattern: what must come before a tag that shows that the value before it was not closed."""
     aside: str = ""
@@ -84,11 +86,28 @@ class Layout:
                 self.argument,
                 key=encode(key),
                 kind=self.kind(value),
-                value=value if isinstance(value, str) else self.text(value),
+                value=self._quoted(value if isinstance(value, str) else self.text(value)),
             )
             for key, value in call.arguments.items()
         )
         return _filled(self.call, name=encode(call.name), number=str(number), arguments="".join(arguments))
+
+    def _quoted(self, text: str) -> str:
+        if self.quotes is None or self.unframed(text) == text:
+            return text
+        opening, closing = self.quotes
+        return f"{opening}{text}{closing}"
+
+    def unframed(self, text: str) -> str:
+        """Return a value without the line breaks, or the quotes, between it and its tags."""
+        if self.lines:
+            return text.removeprefix("\n").removesuffix("\n")
+        if self.quotes is not None:
+            opening, closing = self.quotes
+            quoted = text.strip()
+            if quoted.startswith(opening) and quoted.removeprefix(opening).endswith(closing):
+                return quoted.removeprefix(opening).removesuffix(closing)
+        return text
 
     def read(self, source: Source, mark: re.Match[str]) -> tuple[list[Item], int]:
         """Read one call; see `scan.Reader`."""
@@ -136,8 +155,8 @@ class Shape:
     """Matches what follows them, as far as it is present."""
 
 
-_OPTIONAL = {"suffix": r"(?::\w{1,32}+)?", "open": r"(?:<!\[CDATA\[)?", "close": r"(?:\]\]>)?"}
-"""Fields that are read, and never written."""
+_SUFFIX = r"(?::\w{1,32}+)?"
+"""What may follow `{suffix}`'s place in a tag. It is read, and never written."""
 _FIELD = re.compile(r"\{(\w+)\}")
 _PIECE = re.compile(r"\{(\w+)\}|(\s+)|[^\s{]+")
 
@@ -172,8 +191,8 @@ def _pattern(written: str) -> str:
             )
         elif field == "key":
             made.append(rf"\s*+(?P<key>[^\n{following}]{{1,256}}+)\s*+")
-        elif field in _OPTIONAL:
-            made.append(_OPTIONAL[field])
+        elif field == "suffix":
+            made.append(_SUFFIX)
         else:
             made.append(rf"(?P<{field}>\w{{0,32}}+)")
     return "".join(made)
@@ -298,8 +317,9 @@ DSML4 = _marked("｜DSML｜", "tool_calls")
 GCML = _marked("｜GCML｜", "tool_calls")
 # Source: SGLang's detector.
 MINICPM = Layout(
-    argument='<param name="{key}">{open}{value}{close}</param>',
+    argument='<param name="{key}">{value}</param>',
     call='<function name="{name}">{arguments}</function>',
+    quotes=("<![CDATA[", "]]>"),
 )
 KIMI3 = Layout(
     argument='<|open|>argument key="{key}" type="{kind}"<|sep|>{value}<|close|>argument<|sep|>',
@@ -395,14 +415,14 @@ class _Arguments:
             if thought is not None and thought.start() < end:
                 return None  # a draft in the reasoning, which ended before it did
             self.repaired = True
-            return _unframed(text, position, end, self.layout.lines), end
+            return self.layout.unframed(text[position:end]), end
         closing = proper or first
         if closing is None:
             return None
         if first is not None and closing is not first:
             head = self.source.search(shape.inner_head, first.end())
             closing = first if head is not None and head.start() < closing.start() else closing
-        return _unframed(text, position, closing.start(), self.layout.lines), closing.end()
+        return self.layout.unframed(text[position : closing.start()]), closing.end()
 
     def _missing_end(self, position: int, first: re.Match[str] | None, proper: re.Match[str] | None) -> int | None:
         """Return the end of a value that nothing closes: before the next argument, the next call, or this call's end.
@@ -442,11 +462,3 @@ class _Arguments:
         """Return whether this can be the tool's next argument."""
         properties = self.tool.get("properties")
         return key not in self.given and (not isinstance(properties, Mapping) or key in properties)
-
-
-def _unframed(text: str, begin: int, end: int, lines: bool) -> str:
-    """Return the value without the line breaks between it and its tags."""
-    if lines:
-        begin += text.startswith("\n", begin, end)
-        end -= text.endswith("\n", begin, end)
-    return text[begin:end]

@@ -140,6 +140,12 @@ def test_calls_come_back_from_their_rendering(name: str) -> None:
     check()
 
 
+@pytest.mark.parametrize("text", ["<![CDATA[", "]]>", "a]]>", "<![CDATA[]]>", " <![CDATA[x]]> ", "<![CDATA[x]]>]]>"])
+def test_a_value_that_looks_quoted_comes_back(text: str) -> None:
+    parser, made = PARSERS["minicpm5"], [ParsedCall("f", {"s": text, "t": "more"})]
+    assert pairs(parser.parse(parser.render(made), TOOLS).calls) == pairs(made)
+
+
 @pytest.mark.few(4)
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in TAGGED])
 def test_calls_of_unknown_tools_come_back_too(name: str) -> None:
