@@ -109,9 +109,12 @@ async def test_a_wrong_key(server: Any, tmp_path: Path) -> None:
     assert not caught.value.retryable and caught.value.hint
 
 
-async def test_a_key_that_is_not_there(server: Any) -> None:
-    with pytest.raises(ConfigError, match="no key /nonexistent"):
-        await probe(server, identity="/nonexistent")
+async def test_a_key_that_is_not_there(server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "folder").mkdir()
+    for identity in (str(tmp_path / "missing"), "~/missing", str(tmp_path / "folder")):
+        with pytest.raises(ConfigError, match=f"no key {tmp_path}/"):
+            await probe(server, identity=identity)
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import paramiko
@@ -321,13 +322,14 @@ def _check_not_cut(transport: paramiko.Transport, hop: Hop, tried: list[str], er
 def _keys(hop: Hop, access: Access, secret: Secret, tried: list[str]) -> Iterator[tuple[str, paramiko.PKey]]:
     """Yield the keys to try, in order. Keys that can't be tried are noted in `tried`."""
     passphrase = secret(access.passphrase_secret) if access.passphrase_secret is not None else None
+    chosen = None if access.identity is None else Path(access.identity).expanduser()
     for path in hop.identities:
-        if path.exists():
+        if path.is_file():
             key = _load(path, passphrase, tried)
             if key is not None:
                 yield str(path), key
-        elif str(path) == access.identity:
-            raise ConfigError(f"there is no key {path}", hint="`identity` is the path of a private key")
+        elif path == chosen:
+            raise ConfigError(f"there is no key {path}", hint="`identity` is the path of a private key, a file")
         elif hop.named_identities:
             tried.append(f"{path}: not there")
     if hop.agent:
