@@ -11,7 +11,7 @@ from hermes_core.errors import HermesError, InfraError
 from hermes_core.sandbox.channels.base import CHUNK_BYTES, Inbox
 from hermes_core.sandbox.commands import CommandResult, SlotCommands
 
-GRACE_S = 2.0
+GRACE_S = 5.0
 """Seconds that a program has to end by itself after its input has ended, and again after SIGTERM."""
 
 ENDING_S = 2.0

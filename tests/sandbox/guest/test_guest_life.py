@@ -183,7 +183,8 @@ async def test_a_sandbox_out_of_reach_is_given_up_when_it_would_have_ended(rigge
         rig.sandbox.cut()
         began = time.monotonic()
         with pytest.raises(SandboxLost, match="could not be reached"):
-            await rig.client.commands(0).run("true")
+            while True:  # the first may still get through the channel that is being cut
+                await rig.client.commands(0).run("true")
         assert 1.0 < time.monotonic() - began < 20
 
 
