@@ -366,11 +366,14 @@ def entry(place: str, record: SandboxRecord, argv: Sequence[str], env: Mapping[s
 def end(place: str, record: SandboxRecord) -> None:
     """End a sandbox and remove everything of it. Idempotent; blocks for some ms, or half a minute if it does not end.
 
+    What has so many files that their removal takes longer is ended by then, and its supervisor goes on to remove them.
+
     Raises:
         InfraError: a part of it can't be ended from here.
     """
     path = os.path.join(place, record.sandbox_id)
-    if not processes.stop(record.supervisor, signal.SIGTERM, _END_S):
+    ended = processes.stop(record.supervisor, signal.SIGTERM, _END_S)
+    if not ended and os.path.lexists(path):  # else it is removing the files, which have another name by then
         processes.stop(record.supervisor, signal.SIGKILL, _KILL_S)
     if os.path.lexists(path):  # its supervisor was killed itself
         if not record.isolated:

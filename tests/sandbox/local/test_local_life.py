@@ -260,6 +260,25 @@ def test_ending_a_sandbox_whose_supervisor_was_killed_removes_its_files(host, to
     host.run(scenario)
 
 
+@pytest.mark.full
+def test_a_removal_that_takes_long_goes_on_after_the_end(host, tools, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandboxes, "_END_S", 2.0)
+
+    async def scenario() -> None:
+        async with tools.sandbox(host) as sandbox:
+            await tools.run(sandbox, "sh", "-c", "mkdir many && cd many && seq 3000 | xargs touch")
+            supervisor = sandbox.record.supervisor[0]
+            async with asyncio.TaskGroup() as group:
+                group.create_task(sandbox.terminate())
+                await tools.until(lambda: not sandbox.directory.exists())
+                os.kill(supervisor, signal.SIGSTOP)  # as if the disk were slow
+            assert host.left() and processes.alive(*sandbox.record.supervisor)
+            os.kill(supervisor, signal.SIGCONT)
+            await tools.until(lambda: host.left() == [])
+
+    host.run(scenario)
+
+
 def test_a_driver_that_is_killed_leaves_nothing(host, tools) -> None:
     """The watchdog of a sandbox with a dead driver and no guest runs out of time, and takes everything with it."""
     script = textwrap.dedent("""
