@@ -42,7 +42,7 @@ from hermes_core.agents.serving.dialects import (
 )
 from hermes_core.agents.serving.gemini import GeminiDialect
 from hermes_core.agents.serving.http import Exchange, Handle, HttpLimits, Pace, Refused, Room, serve_http
-from hermes_core.agents.serving.requests import Passing, Request, read_request
+from hermes_core.agents.serving.requests import GivenCall, Passing, Request, read_request
 from hermes_core.agents.serving.responses import ResponsesDialect
 from hermes_core.agents.serving.upstream import Passage, Upstream
 from hermes_core.agents.traffic import counted_waits
@@ -206,8 +206,8 @@ class Gateway:
         self._places = asyncio.Semaphore(self.bounds.concurrent)
         self._room = Room(2 * self.bounds.http.body_bytes)
         self._time = _SharedTime(task, self._work)
-        self._ids: dict[str, str] = {}
-        """The server's own id of each call, by the one that the agent was told."""
+        self._given: dict[str, GivenCall] = {}
+        """The calls that agents were given, by the ids that they were told."""
         self._turns: dict[int, str] = {}
         """For each call by its number, the key under which its answer is kept."""
         self._usage = Usage()
@@ -346,7 +346,7 @@ class Gateway:
         try:
             async with exchange.body(self._room) as body:
                 self._read_bytes += len(body)
-                read = partial(read_request, body, aim.said, dialect, self._ids, self._passing(exchange, dialect))
+                read = partial(read_request, body, aim.said, dialect, self._given, self._passing(exchange, dialect))
                 if len(body) <= _SHORT:
                     return read()
                 async with self._reading:
@@ -537,7 +537,7 @@ class Gateway:
         asked = request.asked
         answer = Answer(secrets.token_hex(12), int(time.time()), self._model, reply, written)
         for index, made in enumerate(reply.calls):
-            self._ids[answer.call_id(index)] = made.id
+            self._given[answer.call_id(index)] = GivenCall(len(self._given), made)
         call.prompt_tokens, call.completion_tokens = reply.prompt_tokens, reply.completion_tokens
         cost = self._cost(reply)
         self._usage.add(Usage(1, reply.prompt_tokens, reply.completion_tokens, reply.cached_tokens or 0, cost))

@@ -6,10 +6,12 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from itertools import groupby
+from typing import Any, NamedTuple, NoReturn
 
-from hermes_core.agents.canonical import Canonical, canonical, digest
-from hermes_core.agents.replies import is_sayable, sayable
+from hermes_core.agents.base import Message
+from hermes_core.agents.canonical import Canonical, canonical, canonical_arguments, digest, squeezed
+from hermes_core.agents.replies import ToolCall, decode_arguments, is_sayable, sayable
 from hermes_core.agents.serving.dialects import Asked, BadRequest, Dialect, Refusal, Tool
 from hermes_core.agents.serving.upstream import Passage
 
@@ -47,18 +49,27 @@ class Request:
         return said + (len(self.tools) if self.asked.tools else 0)
 
 
+class GivenCall(NamedTuple):
+    """A call that an agent was given."""
+
+    number: int
+    """Its place among all calls of the slot."""
+    call: ToolCall
+    """As the server gave it."""
+
+
 Passing = Callable[[Asked, bytes, Mapping[str, Any]], Passage]
 """Makes what goes on to the provider, of what was read of a request, its body and its value. Raises `BadRequest`."""
 
 
 def read_request(
-    body: bytes, more: Mapping[str, Any], dialect: Dialect, ids: Mapping[str, str], passing: Passing | None
+    body: bytes, more: Mapping[str, Any], dialect: Dialect, given: Mapping[str, GivenCall], passing: Passing | None
 ) -> Request | Refusal:
     """Return what a request asks for. It keeps nothing, so that it can run in a thread.
 
     Args:
         more: what the address says of the request.
-        ids: the server's own id of each call, by the one that the agent was told.
+        given: the calls that agents of the slot were given, by the ids that they were told.
         passing: for a request that is passed on as it is.
     """
     if body.count(b",") + body.count(b"[") + body.count(b"{") > _MOST_VALUES:
@@ -71,7 +82,7 @@ def read_request(
         if len(asked.messages) > _MOST_MESSAGES:
             return Refusal(f"the conversation has more than {_MOST_MESSAGES} messages", "too_large")
         passage = passing(asked, body, value) if passing is not None else None
-        _take_own_ids(asked, ids)
+        _take_own_calls(asked, given)
         forms = [canonical(message) for message in asked.messages]
         tools = _written(asked.tools)
         identity = passage.digest if passage else digest(forms, tools, asked.max_tokens, asked.no_calls)
@@ -99,14 +110,68 @@ def _written(tools: Sequence[Tool]) -> str:
     raise BadRequest(f"the schema of a tool is nested more than {_DEEPEST} times")
 
 
-def _take_own_ids(asked: Asked, ids: Mapping[str, str]) -> None:
-    """Replace the ids of calls that agents are told by those that the server gave."""
-    for message in asked.messages:
-        if message["role"] == "tool":
-            message["tool_call_id"] = ids.get(message["tool_call_id"], message["tool_call_id"])
-        for call in message.get("tool_calls") or ():
-            call["id"] = ids.get(call["id"], call["id"])
-    asked.failed = {ids.get(each, each) for each in asked.failed}
+def _take_own_calls(asked: Asked, given: Mapping[str, GivenCall]) -> None:
+    """Undo what agents make of the calls that they were given: their ids, arguments in forms of their own, and another
+    order of the calls of an answer and of the results to them. Many chat templates know them by their order alone."""
+    messages: list[Message] = []
+    for answers, some in groupby(asked.messages, lambda message: message["role"] == "tool"):
+        run = list(some)
+        if answers:
+            run = [
+                {**each, "tool_call_id": _own_id(each["tool_call_id"], given)}
+                for each in _in_order(run, "tool_call_id", given)
+            ]
+        for message in run:
+            if calls := message.get("tool_calls"):
+                message["tool_calls"] = [_as_given(call, given) for call in _in_order(calls, "id", given)]
+        messages += run
+    asked.messages = messages
+    asked.failed = {_own_id(each, given) for each in asked.failed}
+
+
+def _own_id(told: str, given: Mapping[str, GivenCall]) -> str:
+    return given[told].call.id if told in given else told
+
+
+def _in_order(some: Sequence[Message], key: str, given: Mapping[str, GivenCall]) -> Sequence[Message]:
+    """Return calls, or results, in the order in which the calls were given."""
+    known = all(each[key] in given for each in some)
+    return sorted(some, key=lambda each: given[each[key]].number) if known else some
+
+
+def _as_given(sent: Message, given: Mapping[str, GivenCall]) -> Message:
+    """Return a call as it was given, unless it now says something else."""
+    if (known := given.get(sent["id"])) is None:
+        return sent
+    function, call = sent["function"], known.call
+    same = function["name"] == call.name and _is_call(call, function["arguments"])
+    return call.as_message_part() if same else {**sent, "id": call.id}
+
+
+def _is_call(given: ToolCall, sent: str) -> bool:
+    """Return whether arguments are those of a call, as far as agents keep them: some put others in the place of what is
+    no JSON, fill in what the model may leave out, change types and white space, or leave out how a text begins, as
+    Claude Code does with `cd` to where it is already."""
+    if given.arguments is None or given.text == sent:
+        return True
+    arguments, _, _ = decode_arguments(sent)
+    try:
+        return arguments is not None and _says(arguments, given.arguments)
+    except RecursionError:
+        return False
+
+
+def _says(sent: Any, given: Any) -> bool:
+    if isinstance(given, Mapping) and isinstance(sent, Mapping):
+        return all(value is None or (key in sent and _says(sent[key], value)) for key, value in given.items())
+    if isinstance(given, list) and isinstance(sent, list):
+        return len(given) == len(sent) and all(map(_says, sent, given))
+    kept, whole = _said(sent), _said(given)
+    return whole.endswith(kept) if kept else not whole
+
+
+def _said(value: Any) -> bytes:
+    return squeezed(sayable(value) if isinstance(value, str) else canonical_arguments(value))
 
 
 def _read_json(body: bytes, *, unambiguous: bool) -> tuple[Any, Any]:
