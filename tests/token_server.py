@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
+from zlib import crc32
 
 from hermes_core.agents.trial import TRIAL
 from hermes_core.envs.tokens import MASKED
@@ -34,9 +36,10 @@ class Given:
 
 
 class TokenServer:
-    """Speaks vLLM's `/generate`, and answers by a script: the text of the prompt in, the text of the answer out."""
+    """Speaks vLLM's `/generate`, and answers by a script: the text of the prompt in, the text of the answer out, or its
+    tokens."""
 
-    def __init__(self, tokenizer: Any, script: Callable[[str], str]) -> None:
+    def __init__(self, tokenizer: Any, script: Callable[[str], str | Sequence[int]]) -> None:
         self.tokenizer, self.script = tokenizer, script
         self.base_url = ""
         self.requests = 0
@@ -75,7 +78,8 @@ class TokenServer:
     def given(self, prompt: Sequence[int], max_tokens: int) -> Given:
         """Return the completion of a prompt, and keep it unless it only tries the server out."""
         asked = self.tokenizer.decode(prompt)
-        tokens = [*self._encode(self.script(asked)), self.tokenizer.eos_token_id]
+        said = self.script(asked)
+        tokens = [*self._encode(said), self.tokenizer.eos_token_id] if isinstance(said, str) else list(said)
         reason = "stop" if len(tokens) <= max_tokens else "length"
         tokens = tokens[:max_tokens]
         logprobs = tuple(-(1 + next(self._numbers) % 997) / 1000 for _ in tokens)
@@ -107,3 +111,18 @@ def differences(sequences: Iterable[TrainedSequence], log: Iterable[Given]) -> l
     found += [f"{len(tokens)} tokens after {len(prompt)} were not given so" for prompt, tokens, _ in trained - given]
     found += [f"{len(tokens)} tokens after {len(prompt)} are missing" for prompt, tokens, _ in given - trained]
     return found
+
+
+def continued(log: Sequence[Given]) -> int:
+    """Return how many of the prompts begin with the whole of another completion: they go on from a known path."""
+    known = {(len(each.whole), crc32(array("i", each.whole))) for each in log}
+    lengths = sorted({length for length, _ in known})
+    return sum(not known.isdisjoint(_heads(each.prompt, lengths)) for each in log)
+
+
+def _heads(tokens: Sequence[int], lengths: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """Yield the checksum of each of the beginnings with these lengths, which are in order."""
+    whole, begin, checksum = memoryview(array("i", tokens)), 0, 0
+    for length in itertools.takewhile(lambda each: each <= len(tokens), lengths):
+        begin, checksum = length, crc32(whole[begin:length], checksum)
+        yield length, checksum

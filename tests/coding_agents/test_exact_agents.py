@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,11 @@ from hermes_core.envs.runner import run_rollouts
 from hermes_core.runtime import Runtime
 from hermes_core.settings import Settings
 from tests.coding_agents.test_real_agents import ALWAYS, ROW, TOOLS, stressed
+from tests.coding_agents.wild import FORM, MARK, WildModel
 from tests.tiny_model.token_exactness import TrainedSequence, spans
-from tests.token_server import TokenServer, differences
+from tests.token_server import TokenServer, continued, differences
 
 pytestmark = [pytest.mark.full, pytest.mark.loop_stall(2.0)]
-
-FORM, MARK = "qwen3", "<|im_start|>assistant\n"
 
 STEPS = [
     ["cat calc.py", "ls"],
@@ -62,18 +61,16 @@ def chat_template(tokenizer: Any) -> str:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("rollouts", [3, pytest.param(200, marks=pytest.mark.stress)])
-@pytest.mark.parametrize("agent", [*ALWAYS, stressed("gemini-cli")])
+@pytest.mark.parametrize("agent", [name if name in ALWAYS else stressed(name) for name in TOOLS])
 async def test_a_real_agent_is_trained_on_what_was_sampled(
     tmp_path: Path,
     isolates: None,
     indexes: None,
     tokenizers: Callable[[str], Any],
     agent: str,
-    rollouts: int,
     record_property: Callable[[str, object], None],
 ) -> None:
-    tokenizer = tokenizers(FORM)
+    tokenizer, rollouts = tokenizers(FORM), 3
     async with TokenServer(tokenizer, script(agent)) as server:
         records = await recorded(tmp_path, agent, rollouts, server)
     assert [(record["reward"], record["failure"]) for record in records] == [(1.0, None)] * rollouts
@@ -82,21 +79,55 @@ async def test_a_real_agent_is_trained_on_what_was_sampled(
         assert not others
         assert ROW["prompt"] in tokenizer.decode(own.tokens)
         assert len(list(spans(own.masks))) == len(record["turns"]) == len(STEPS) + 1
-    sequences = list(itertools.chain.from_iterable(trained))
-    found = differences(sequences, server.log)
+    found = compared(agent, records, server, record_property)
+    assert not any(found.values())
+
+
+ROLLOUTS = {
+    **dict.fromkeys(("codex", "claude-code", "pi", "kimi-code", "mini-swe-agent", "gemini-cli"), 200),
+    **dict.fromkeys(("hermes", "opencode", "qwen-coder", "aider"), 20),
+}
+"""How many rollouts of each agent are compared: few of those that take long to start."""
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("agent", ROLLOUTS)
+async def test_a_real_agent_is_trained_on_what_a_wild_model_wrote(
+    tmp_path: Path,
+    isolates: None,
+    indexes: None,
+    tokenizers: Callable[[str], Any],
+    agent: str,
+    record_property: Callable[[str, object], None],
+) -> None:
+    """It calls all of the agent's tools, also wrongly and several at once, and writes bytes that are no text."""
+    tokenizer = tokenizers(FORM)
+    async with TokenServer(tokenizer, WildModel(tokenizer, agent)) as server:
+        records = await recorded(tmp_path, agent, ROLLOUTS[agent], server)
+    compared(agent, records, server, record_property)
+
+
+def compared(
+    agent: str, records: Sequence[Mapping[str, Any]], server: TokenServer, tell: Callable[[str, object], None]
+) -> Counter[str]:
+    """Check that records have the tokens of a server, and nearly all requests went on from others. Return the forks."""
+    assert {record["failure"] for record in records} == {None}
+    own = [each for each in server.log if ROW["prompt"] in server.tokenizer.decode(each.prompt)]
+    sequences = [TrainedSequence(**lists) for record in records for lists in record["sequences"]]
+    found = differences(sequences, own)
     forks = sum((Counter(record.get("forks") or {}) for record in records), Counter[str]())
-    continued = sum(len(list(spans(each.masks))) - 1 for each in sequences)
-    share = continued / (len(server.log) - rollouts)
-    tokens, written = sum(len(each.tokens) for each in sequences), sum(len(each.tokens) for each in server.log)
-    record_property(
+    share = continued(own) / (len(own) - len(records)) if len(own) > len(records) else 1.0
+    tokens, sampled = sum(len(each.tokens) for each in sequences), sum(len(each.tokens) for each in own)
+    version = records[0]["versions"][agent]
+    tell(
         "figure",
-        f"{agent}: {rollouts} trajectories, {len(server.log)} answers: {tokens} tokens, {written} of them sampled; "
-        f"{len(found)} differences from the server's own record; {share:.0%} of the requests after the first went on "
-        f"from a known path; forks: {dict(forks) or 0}",
+        f"{agent} {version}: {len(records)} trajectories, {len(own)} answers: {tokens} tokens, {sampled} of them "
+        f"sampled; {len(found)} differences from the server's own record; {share:.1%} of the requests after the first "
+        f"went on from a known path; forks: {dict(forks) or 0}; requests aside: {len(server.log) - len(own)}",
     )
     assert found == []
     assert share >= CONTINUED
-    assert forks == {}
+    return forks
 
 
 async def recorded(tmp_path: Path, agent: str, rollouts: int, server: TokenServer) -> list[Mapping[str, Any]]:
@@ -119,6 +150,7 @@ async def recorded(tmp_path: Path, agent: str, rollouts: int, server: TokenServe
                 "chat_template": chat_template(server.tokenizer),
                 "tool_call_parser": "auto",
                 "max_token_length": 200_000,
+                "max_tokens": 400,
             },
             isolation="user",
             backend_config={"network": "none"},
