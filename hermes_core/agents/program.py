@@ -21,8 +21,9 @@ from hermes_core.agents.base import AgentResult, AgentSettings, AgentSlot, Agent
 from hermes_core.agents.loop import ChatServer
 from hermes_core.agents.model import ExactSettings, ModelAgent
 from hermes_core.agents.replies import sayable
+from hermes_core.agents.serving.bounds import Bounds
 from hermes_core.agents.serving.conversations import Conversations
-from hermes_core.agents.serving.gateway import Bounds, Gateway
+from hermes_core.agents.serving.gateway import Gateway
 from hermes_core.agents.serving.http import Handle
 from hermes_core.agents.serving.upstream import Upstream
 from hermes_core.errors import CommandError, ConfigError, InfraError, SetupFailed, UsageError

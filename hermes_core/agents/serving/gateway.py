@@ -7,13 +7,12 @@ import hmac
 import json
 import logging
 import re
-import reprlib
 import secrets
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from types import MappingProxyType, TracebackType
 from typing import Any
@@ -27,24 +26,26 @@ from hermes_core.agents.failures import (
     as_model_error,
 )
 from hermes_core.agents.loop import ChatServer
-from hermes_core.agents.model import derived_seed
-from hermes_core.agents.replies import Reply, read_reply
+from hermes_core.agents.replies import Reply
 from hermes_core.agents.serving.anthropic import AnthropicDialect
+from hermes_core.agents.serving.bounds import Bounds
+from hermes_core.agents.serving.call_log import CallLog
 from hermes_core.agents.serving.chat import ChatDialect
 from hermes_core.agents.serving.conversations import Conversations, Sampled, task_text
 from hermes_core.agents.serving.dialects import (
     Aim,
     Answer,
     Asked,
-    BadRequest,
     Dialect,
     Refusal,
 )
 from hermes_core.agents.serving.gemini import GeminiDialect
-from hermes_core.agents.serving.http import Exchange, Handle, HttpLimits, Pace, Refused, Room, serve_http
-from hermes_core.agents.serving.requests import GivenCall, Passing, Request, read_request
+from hermes_core.agents.serving.http import Exchange, Handle, Pace, Refused, Room, serve_http
+from hermes_core.agents.serving.requests import GivenCall, Request, read_request
 from hermes_core.agents.serving.responses import ResponsesDialect
-from hermes_core.agents.serving.upstream import Passage, Upstream
+from hermes_core.agents.serving.sampling import Sampling
+from hermes_core.agents.serving.shared_time import SharedTime
+from hermes_core.agents.serving.upstream import Upstream
 from hermes_core.agents.traffic import counted_waits
 from hermes_core.aio import BrokenOff, SingleFlight, TaskSet, cancel, together
 from hermes_core.errors import ModelError, UsageError
@@ -64,11 +65,8 @@ _SHORT = 256 << 10
 """Bytes of a request up to which it is read at once, and not in a thread."""
 _LOGGED = 4000
 """The most calls in the log. Those after them are only counted."""
-_SETTING = 200
-"""The most characters of an overridden setting in the log."""
-_LIKELY_MAX_TOKENS = 16_384
-"""Agents name the longest answer that the model which they know can give, and an endpoint refuses more than its model's
-context has room for. So without a limit of ours, what is above this is not passed on."""
+_WORDS = 200
+"""The most characters of a name or a path in the log."""
 _CHARACTERS_PER_TOKEN = 4
 GRACE_S = 10.0
 """Seconds that the agent has to end by itself when its model has failed. Some ask again and again for minutes."""
@@ -81,78 +79,7 @@ _ENDS: Mapping[type[Exception], StopReason] = {
 """Errors that end a conversation that had begun, and are not the server's failure."""
 
 
-@dataclass(frozen=True)
-class Bounds:
-    """What the programs of one slot may take."""
-
-    calls: int = 500
-    """Model calls, repeated ones included. Those after them get a refusal that ends each agent."""
-    tokens: int | None = None
-    """Tokens of all prompts and answers together; None is no limit."""
-    concurrent: int = 4
-    """Calls that are sampled at the same time. Others wait for their turn."""
-    waiting: int = 32
-    """Calls that may wait for their turn. Others are refused."""
-    connections: int = 64
-    """Open connections. Others are closed at once."""
-    open_bytes: int = 128 << 20
-    """Bytes of the requests that are being answered, all of them together. Others are refused."""
-    kept_bytes: int = 256 << 20
-    """Bytes of the requests that begin a conversation or leave one before its end, all of them together: they are kept
-    until the rollout ends. Those after them are refused."""
-    at_once: int = 1000
-    """Connections and requests of any kind that are taken as they come. Those after them wait for their turn."""
-    a_second: float = 200.0
-    """How many have a turn each second."""
-    read_bytes: int = 4 << 30
-    """Bytes of all requests together. Those after them are refused unread."""
-    http: HttpLimits = field(default_factory=HttpLimits)
-    quiet_s: float = 10.0
-    """Seconds without an answer after which a stream begins. Until then, a refusal can have a status of its own."""
-    keep_alive_s: float = 5.0
-    """Seconds between two signs of life in a stream that has begun."""
-
-
 _TIME_IS_UP = Refusal("the rollout has ended: it has waited for the model for as long as it may")
-
-
-@dataclass
-class CallLog:
-    """One call, as it is recorded. Times are seconds since the epoch."""
-
-    number: int
-    dialect: str
-    path: str
-    model: str | None
-    """The model that was asked for. It is answered by ours."""
-    streamed: bool
-    started: float
-    ended: float | None = None
-    waited_s: float = 0.0
-    """For how much of this time the request waited for the endpoint's turn."""
-    outcome: str = "open"
-    """`answered`, `replayed` (an answer that was lost, or is shared with a call that was under way), `refused`,
-    `failed` (the endpoint), `open` (it never ended)."""
-    place: str = ""
-    """What it is to the calls before it: `root`, `continues` or `fork`."""
-    own: bool = False
-    """Whether it belongs to the agent's own conversation, as far as it can be seen when it comes."""
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    stop_reason: str | None = None
-    refusal: str | None = None
-    overridden: dict[str, str] = field(default_factory=dict)
-    """Settings that it asked for and did not get."""
-    dropped_tools: list[str] = field(default_factory=list)
-    """Tools that its provider would have run."""
-    unknown: dict[str, int] = field(default_factory=dict)
-    """Blocks of unknown kinds."""
-    delivered: bool = False
-    """Whether the whole answer was taken from us."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the call as JSON values."""
-        return asdict(self)
 
 
 class _Crowded(Exception):
@@ -196,16 +123,15 @@ class Gateway:
         self.log: list[CallLog] = []
         self._counts: Counter[str] = Counter()
         self.conversations = conversations or Conversations(task_text(task.messages))
-        self._server = server
+        self._sampling = Sampling(server, settings, task)
         self._routes = routes
         self._task = task
-        self._settings = settings
         self._model = settings.model or "model"
         self._work = TaskSet()
         self._answers: SingleFlight[Answer | Refusal] = SingleFlight("a model call", keep=True, go_on=True)
         self._places = asyncio.Semaphore(self.bounds.concurrent)
         self._room = Room(2 * self.bounds.http.body_bytes)
-        self._time = _SharedTime(task, self._work)
+        self._time = SharedTime(task, self._work)
         self._given: dict[str, GivenCall] = {}
         """The calls that agents were given, by the ids that they were told."""
         self._turns: dict[int, str] = {}
@@ -320,7 +246,7 @@ class Gateway:
             await exchange.answer(200, _bytes(dialect.models(self._model, one=path != "/models")), _JSON)
         else:
             self._counts["unknown_paths"] += 1
-            unknown = f"there is no {exchange.method} {path[:_SETTING]} here"
+            unknown = f"there is no {exchange.method} {path[:_WORDS]} here"
             await _refuse(exchange, dialect, Refusal(unknown, "unknown_path"))
 
     def _knows(self, headers: Mapping[str, str]) -> bool:
@@ -346,26 +272,14 @@ class Gateway:
         try:
             async with exchange.body(self._room) as body:
                 self._read_bytes += len(body)
-                read = partial(read_request, body, aim.said, dialect, self._given, self._passing(exchange, dialect))
+                passing = self._sampling.passing(exchange, dialect)
+                read = partial(read_request, body, aim.said, dialect, self._given, passing)
                 if len(body) <= _SHORT:
                     return read()
                 async with self._reading:
                     return await asyncio.to_thread(read)
         except Refused as refused:
             return Refusal(refused.message, "too_large" if refused.status == 413 else "invalid")
-
-    def _passing(self, exchange: Exchange, dialect: Dialect) -> Passing | None:
-        """Return what makes a request what goes on to the provider; None if it is answered in another way."""
-        server = self._server
-        if not isinstance(server, Upstream):
-            return None
-
-        def passing(asked: Asked, body: bytes, value: Mapping[str, Any]) -> Passage:
-            if dialect.name != server.api.name:
-                raise BadRequest(f"only requests in the dialect {server.api.name} are passed on here")
-            return server.passage(asked, body, value, query=exchange.query, headers=exchange.headers)
-
-        return passing
 
     async def _call(self, exchange: Exchange, dialect: Dialect, aim: Aim) -> None:
         """Answer a model call."""
@@ -482,7 +396,7 @@ class Gateway:
         try:
             with counted_waits() as waits:
                 try:
-                    reply, written = await self._time.measured(self._ask(call, request))
+                    reply, written = await self._time.measured(self._sampling.ask(request, call.number + 1))
                 finally:
                     self._note_wait(call, waits.seconds)
             return self._record(call, request, reply, written)
@@ -497,41 +411,6 @@ class Gateway:
             self._waited_s += seconds
             self._task.result.waited_s = self._waited_s
 
-    async def _ask(self, call: CallLog, request: Request) -> tuple[Reply, bytes | None]:
-        """Return the reply to a request; and as it was written, if that is what the agent gets."""
-        asked = request.asked
-        if isinstance(self._server, Upstream):
-            assert request.passage is not None
-            reply, written = await self._server.answer(request.passage, call.number + 1)
-            return replace(reply, sampling=_own_sampling(asked)), written
-        return await self._ask_with_our_settings(self._server, call, asked), None
-
-    async def _ask_with_our_settings(self, server: ChatServer, call: CallLog, asked: Asked) -> Reply:
-        settings = self._settings
-        extra = dict(settings.extra_body or {})
-        if settings.seed is not None:
-            extra.setdefault("seed", derived_seed(settings.seed, self._task.seed_key or self._task.trajectory_id))
-        options = {
-            "tools": asked.tools or None,
-            "temperature": settings.temperature,
-            "max_tokens": self._max_tokens(asked),
-            "extra_body": extra or None,
-            "tool_choice": "none" if asked.no_calls and asked.tools else None,
-        }
-        given = {key: value for key, value in options.items() if value is not None}
-        completion = await server.chat_completion(messages=asked.messages, n=1, **given)
-        reply = read_reply(completion, call.number + 1)
-        sent = {"temperature": settings.temperature, "max_tokens": options["max_tokens"], **extra}
-        kept = {key: value for key, value in sent.items() if value is not None}
-        return reply if reply.sampling is not None else replace(reply, sampling=kept)
-
-    def _max_tokens(self, asked: Asked) -> int | None:
-        """Return the longest answer: the agent may only lower it."""
-        ours, theirs = self._settings.max_tokens, asked.max_tokens
-        if ours is None and theirs is not None and theirs > _LIKELY_MAX_TOKENS:
-            return None
-        return min((each for each in (ours, theirs) if each is not None), default=None)
-
     def _record(self, call: CallLog, request: Request, reply: Reply, written: bytes | None) -> Answer:
         """Add an answer to the record, and return it as the agent gets it."""
         asked = request.asked
@@ -539,12 +418,12 @@ class Gateway:
         for index, made in enumerate(reply.calls):
             self._given[answer.call_id(index)] = GivenCall(len(self._given), made)
         call.prompt_tokens, call.completion_tokens = reply.prompt_tokens, reply.completion_tokens
-        cost = self._cost(reply)
+        cost = self._sampling.cost(reply)
         self._usage.add(Usage(1, reply.prompt_tokens, reply.completion_tokens, reply.cached_tokens or 0, cost))
         about = {
             "started": call.started,
             "ended": time.time(),
-            "model": reply.model or self._settings.model,
+            "model": reply.model or self._task.result.model,
             "waited_s": call.waited_s,
             "prompt_tokens": reply.prompt_tokens,
             "completion_tokens": reply.completion_tokens,
@@ -583,14 +462,7 @@ class Gateway:
         result = self._task.result
         self.conversations.fill(result)
         result.usage = replace(self._usage)
-        get_state = getattr(self._server, "get_state", None)
-        result.managed_state = get_state() if get_state is not None else None
-
-    def _cost(self, reply: Reply) -> float | None:
-        price = self._settings.price
-        if price is None:
-            return reply.cost
-        return price.cost(reply.prompt_tokens, reply.completion_tokens, reply.cached_tokens or 0)
+        result.managed_state = self._sampling.managed_state()
 
     def _failed(self, call: CallLog, error: Exception) -> Refusal:
         """Remember why a call failed, and return what the agent is told of it.
@@ -640,16 +512,16 @@ class Gateway:
         """Begin a call's entry in the log."""
         self._number += 1
         self._counts["calls"] += 1
-        overridden = {} if isinstance(self._server, Upstream) else self._overridden(asked)
+        overridden = self._sampling.overridden(asked)
         call = CallLog(
             number=self._number - 1,
             dialect=dialect.name,
-            path=exchange.path[:_SETTING],
-            model=asked.model[:_SETTING] if asked.model else None,
+            path=exchange.path[:_WORDS],
+            model=asked.model[:_WORDS] if asked.model else None,
             streamed=asked.stream,
             started=time.time(),
             overridden=overridden,
-            dropped_tools=[each[:_SETTING] for each in asked.dropped[:32]],
+            dropped_tools=[each[:_WORDS] for each in asked.dropped[:32]],
             unknown=dict(asked.unknown.most_common(32)),
         )
         self._counts["overridden"] += len(overridden)
@@ -658,14 +530,6 @@ class Gateway:
         if len(self.log) < _LOGGED:
             self.log.append(call)
         return call
-
-    def _overridden(self, asked: Asked) -> dict[str, str]:
-        """Return the settings that a request asks for and does not get."""
-        overridden = {key[:_SETTING]: _brief(value) for key, value in list(asked.settings.items())[:32]}
-        limit = self._max_tokens(asked)
-        if asked.max_tokens is not None and limit != asked.max_tokens:
-            overridden["max_tokens"] = _brief(asked.max_tokens)
-        return overridden
 
     async def _refuse(
         self, call: CallLog, exchange: Exchange, dialect: Dialect, refusal: Refusal, asked: Asked
@@ -680,69 +544,6 @@ class Gateway:
         else:
             await _refuse(exchange, dialect, refusal)
         call.delivered = True
-
-
-@dataclass(eq=False)
-class _SharedTime:
-    """Enters `AgentTask.waiting` once for all calls that overlap, since its clock can only be stopped once."""
-
-    task: AgentTask
-    work: TaskSet
-    calls: int = 0
-    seconds: float = 0.0
-    """How long calls were under way, until the last time that there were none."""
-    up: ModelError | None = None
-    """Set if this was longer than the rollout may wait for its model."""
-    done: asyncio.Event = field(default_factory=asyncio.Event)
-    clock: asyncio.Task[None] | None = None
-
-    async def measured(self, ask: Any) -> Any:
-        """Return what the call returns.
-
-        Raises:
-            ModelError: the rollout has waited for its model for longer than it may.
-        """
-        async with self._running() as clock:
-            call = asyncio.ensure_future(ask)
-            try:
-                await asyncio.wait({call, clock}, return_when=asyncio.FIRST_COMPLETED)
-                if not call.done():
-                    self._check(clock)
-                    raise ModelError("the wait for the model was given up", hint="look at what ended the rollout")
-                return call.result()
-            finally:
-                if not call.done():
-                    await cancel([call])
-                    await asyncio.wait([call])
-
-    @asynccontextmanager
-    async def _running(self) -> AsyncIterator[asyncio.Task[None]]:
-        if self.clock is None:
-            self.done = asyncio.Event()
-            self.clock = self.work.spawn(self._wait(self.done), "the wait for the model")
-        self.calls += 1
-        try:
-            yield self.clock
-        finally:
-            self.calls -= 1
-            if not self.calls:
-                self.done.set()
-                self.clock = None
-
-    def _check(self, clock: asyncio.Task[None]) -> None:
-        try:
-            clock.result()
-        except ModelError as error:
-            self.up = error
-            raise
-
-    async def _wait(self, done: asyncio.Event) -> None:
-        began = time.monotonic()
-        try:
-            async with self.task.waiting():
-                await done.wait()
-        finally:
-            self.seconds += time.monotonic() - began
 
 
 def _aim(exchange: Exchange, path: str) -> tuple[Dialect, Aim | None]:
@@ -763,22 +564,10 @@ async def _refuse(exchange: Exchange, dialect: Dialect, refusal: Refusal) -> Non
     await exchange.answer(refusal.status, _bytes(dialect.refusal(refusal)), {**_JSON, **_FOR_GOOD})
 
 
-def _own_sampling(asked: Asked) -> dict[str, Any]:
-    """Return the settings of a request that was passed on with them; of long ones the beginning."""
-    settings = {"max_tokens": asked.max_tokens, **dict(list(asked.settings.items())[:32])}
-    said = {key[:_SETTING]: (value, repr(value)) for key, value in settings.items() if value is not None}
-    return {key: value if len(text) <= _SETTING else text[:_SETTING] for key, (value, text) in said.items()}
-
-
 async def _send(exchange: Exchange, stream: bytes) -> None:
     for begin in range(0, len(stream), _PIECE):
         await exchange.send(stream[begin : begin + _PIECE])
     await exchange.end()
-
-
-def _brief(value: Any) -> str:
-    """Return about what a setting is, whatever its size."""
-    return reprlib.repr(value)[:_SETTING]
 
 
 def _bytes(value: Any) -> bytes:

@@ -10,8 +10,9 @@ from typing import Any
 
 from hermes_core.agents.base import AgentSettings, AgentTask
 from hermes_core.agents.replies import Reply, ToolCall, decode_arguments
+from hermes_core.agents.serving.bounds import Bounds
 from hermes_core.agents.serving.conversations import Conversations
-from hermes_core.agents.serving.gateway import Bounds, Gateway
+from hermes_core.agents.serving.gateway import Gateway
 
 TASK = "Fix the bug in calc.py."
 

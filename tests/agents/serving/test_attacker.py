@@ -14,7 +14,7 @@ import pytest
 
 from hermes_core.agents.base import StopReason
 from hermes_core.agents.serving import gateway
-from hermes_core.agents.serving.gateway import Bounds
+from hermes_core.agents.serving.bounds import Bounds
 from hermes_core.agents.serving.http import HttpLimits
 from hermes_core.agents.serving.requests import read_request
 from tests.agents.serving.slot import Slot, reply, slot

@@ -21,7 +21,7 @@ from hermes_core.agents.failures import (
 )
 from hermes_core.agents.prices import TokenPrices
 from hermes_core.agents.replies import Reply
-from hermes_core.agents.serving.gateway import Bounds
+from hermes_core.agents.serving.bounds import Bounds
 from hermes_core.agents.traffic import count_wait
 from hermes_core.errors import ModelError, UsageError
 from tests.agents.serving.slot import TASK, Answer, Slot, call, reply, slot, task_of

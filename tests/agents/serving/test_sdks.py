@@ -18,7 +18,7 @@ from google.genai import types
 
 from hermes_core.agents.failures import ContextLengthExceeded
 from hermes_core.agents.replies import Reply
-from hermes_core.agents.serving.gateway import Bounds
+from hermes_core.agents.serving.bounds import Bounds
 from tests.agents.serving.slot import TASK, Slot, call, reply, slot
 
 SCHEMA = {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]}

@@ -17,7 +17,7 @@ import pytest
 from hermes_core.agents.base import AgentSettings, StopReason
 from hermes_core.agents.prices import TokenPrices
 from hermes_core.agents.program import AgentProgram, CommandAgent, ProgramAgent
-from hermes_core.agents.serving.gateway import Bounds
+from hermes_core.agents.serving.bounds import Bounds
 from hermes_core.agents.serving.upstream import Upstream
 from hermes_core.errors import ConfigError, ModelError
 from hermes_core.runtime import Runtime

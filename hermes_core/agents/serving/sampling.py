@@ -1,0 +1,124 @@
+"""How the rollout's model is asked: with the run's own settings, or as the program has written it."""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from hermes_core.agents.base import AgentSettings, AgentTask
+from hermes_core.agents.loop import ChatServer
+from hermes_core.agents.model import derived_seed
+from hermes_core.agents.replies import Reply, read_reply
+from hermes_core.agents.serving.dialects import Asked, BadRequest, Dialect
+from hermes_core.agents.serving.http import Exchange
+from hermes_core.agents.serving.requests import Passing, Request
+from hermes_core.agents.serving.upstream import Passage, Upstream
+
+_CHARACTERS = 200
+"""The most characters of a setting in the record."""
+
+_SETTINGS = 32
+_LIKELY_MAX_TOKENS = 16_384
+"""Agents name the longest answer that the model which they know can give, and an endpoint refuses more than its model's
+context has room for. So without a limit of ours, what is above this is not passed on."""
+
+
+class Sampling:
+    """Asks the model of one rollout.
+
+    Args:
+        server: answers. To an `Upstream`, requests are passed on as they are.
+        settings: the model and how to sample. What a program asks for does not count, unless it is passed on.
+        task: the seed is derived from its key.
+    """
+
+    def __init__(self, server: ChatServer | Upstream, settings: AgentSettings, task: AgentTask) -> None:
+        self._server = server
+        self._settings = settings
+        self._seed_key = task.seed_key or task.trajectory_id
+
+    async def ask(self, request: Request, number: int) -> tuple[Reply, bytes | None]:
+        """Return the reply to a request; and as it was written, if that is what the program gets.
+
+        Args:
+            number: the number of the call, from 1.
+        """
+        if isinstance(self._server, Upstream):
+            assert request.passage is not None
+            reply, written = await self._server.answer(request.passage, number)
+            return replace(reply, sampling=_own_sampling(request.asked)), written
+        return await self._ask_with_our_settings(self._server, request.asked, number), None
+
+    def passing(self, exchange: Exchange, dialect: Dialect) -> Passing | None:
+        """Return what makes a request what goes on to the provider; None if it is answered in another way."""
+        server = self._server
+        if not isinstance(server, Upstream):
+            return None
+
+        def passing(asked: Asked, body: bytes, value: Mapping[str, Any]) -> Passage:
+            if dialect.name != server.api.name:
+                raise BadRequest(f"only requests in the dialect {server.api.name} are passed on here")
+            return server.passage(asked, body, value, query=exchange.query, headers=exchange.headers)
+
+        return passing
+
+    def overridden(self, asked: Asked) -> dict[str, str]:
+        """Return the settings that a request asks for and does not get."""
+        if isinstance(self._server, Upstream):
+            return {}
+        overridden = {key[:_CHARACTERS]: _brief(value) for key, value in list(asked.settings.items())[:_SETTINGS]}
+        if asked.max_tokens is not None and self._max_tokens(asked) != asked.max_tokens:
+            overridden["max_tokens"] = _brief(asked.max_tokens)
+        return overridden
+
+    def cost(self, reply: Reply) -> float | None:
+        """Return what a reply has cost, in dollars; None if that is not known."""
+        price = self._settings.price
+        if price is None:
+            return reply.cost
+        return price.cost(reply.prompt_tokens, reply.completion_tokens, reply.cached_tokens or 0)
+
+    def managed_state(self) -> Any:
+        """Return what the server keeps of the rollout for a trainer; None if it keeps nothing."""
+        get_state = getattr(self._server, "get_state", None)
+        return get_state() if get_state is not None else None
+
+    async def _ask_with_our_settings(self, server: ChatServer, asked: Asked, number: int) -> Reply:
+        settings = self._settings
+        extra = dict(settings.extra_body or {})
+        if settings.seed is not None:
+            extra.setdefault("seed", derived_seed(settings.seed, self._seed_key))
+        options = {
+            "tools": asked.tools or None,
+            "temperature": settings.temperature,
+            "max_tokens": self._max_tokens(asked),
+            "extra_body": extra or None,
+            "tool_choice": "none" if asked.no_calls and asked.tools else None,
+        }
+        given = {key: value for key, value in options.items() if value is not None}
+        completion = await server.chat_completion(messages=asked.messages, n=1, **given)
+        reply = read_reply(completion, number)
+        sent = {"temperature": settings.temperature, "max_tokens": options["max_tokens"], **extra}
+        kept = {key: value for key, value in sent.items() if value is not None}
+        return reply if reply.sampling is not None else replace(reply, sampling=kept)
+
+    def _max_tokens(self, asked: Asked) -> int | None:
+        """Return the longest answer: the program may only lower it."""
+        ours, theirs = self._settings.max_tokens, asked.max_tokens
+        if ours is None and theirs is not None and theirs > _LIKELY_MAX_TOKENS:
+            return None
+        return min((each for each in (ours, theirs) if each is not None), default=None)
+
+
+def _own_sampling(asked: Asked) -> dict[str, Any]:
+    """Return the settings of a request that was passed on with them; of long ones the beginning."""
+    settings = {"max_tokens": asked.max_tokens, **dict(list(asked.settings.items())[:_SETTINGS])}
+    said = {key[:_CHARACTERS]: (value, repr(value)) for key, value in settings.items() if value is not None}
+    return {key: value if len(text) <= _CHARACTERS else text[:_CHARACTERS] for key, (value, text) in said.items()}
+
+
+def _brief(value: Any) -> str:
+    """Return about what a setting is, whatever its size."""
+    return reprlib.repr(value)[:_CHARACTERS]
