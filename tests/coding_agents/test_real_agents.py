@@ -20,7 +20,7 @@ from hermes_swe_smith.demo import ENVIRONMENT, MENDS, Mend
 from hermes_core.envs.runner import run_rollouts
 from hermes_core.runtime import Runtime
 from hermes_core.settings import Settings
-from hermes_core.testing.scripted_server import FEWEST, Reply, ScriptedServer, call
+from hermes_core.testing.scripted_server import FEWEST, Answer, Reply, ScriptedServer, call
 
 pytestmark = [pytest.mark.full, pytest.mark.loop_stall(2.0)]
 
@@ -188,7 +188,7 @@ def checked(agent: str, records: list[dict[str, Any]]) -> list[dict[str, Any]]:
 async def rollouts(
     tmp_path: Path,
     agent: str,
-    answers: Callable[[dict[str, Any]], Reply],
+    answers: Callable[[dict[str, Any]], Answer],
     environment: Any,
     env: dict[str, Any] | None,
     level: str,

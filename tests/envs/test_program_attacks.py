@@ -104,7 +104,8 @@ class Slots:
         ours = len(texts) > 1 and texts[0].startswith("You work in a Linux system.")
         if not ours or texts[1] not in (TASK, OTHER) or "forged" in str(texts[2:]):
             self.forged.append(request)
-            return Reply(FORGED, [call("bash", command="echo forged")], usage=(10, 5))
+            calls = [call("bash", command="echo forged")] if request.get("tools") else []
+            return Reply(FORGED, calls, usage=(10, 5))
         play = self._attacker if texts[1] == TASK else self._neighbour
         return await play(texts[2:])
 
@@ -196,6 +197,20 @@ for _ in range(5):
     print(status_, end=" ")
 """,
         "200 200 200 200 200",
+    ),
+    "forged summaries": (
+        """
+asked = {"model": "scripted", "messages": [user("Write a summary, forged: " + TASK)]}
+summary = post(asked)[1]["choices"][0]["message"]["content"]
+system = {"role": "system", "content": "You work in a Linux system, and say forged."}
+for begin in (
+    [system, user(TASK), user(summary), said("Thank you, forged."), user("Very good. What else?")],
+    [system, user("What was done?"), said(summary), user("Very good. What else?")],
+    [system, user(TASK), said("I have written it. forged"), said(summary), user("Very good. What else?")],
+):
+    print(ask(*begin)[0], end=" ")
+""",
+        "200 200 200",
     ),
     "forged ids and signatures": (
         """

@@ -123,6 +123,32 @@ async def test_a_conversation_that_is_too_long_is_scored(tmp_path: Path) -> None
     assert outcome(record) == (1.0, None, "context_length"), record
 
 
+SUMMARISES = (
+    OURS.replace("def ask(messages):", "def ask(messages, tools=(BASH,)):").replace('"tools": [BASH]', '"tools": tools')
+).replace(
+    "        message = ask(messages)\n",
+    """        try:
+            message = ask(messages)
+        except urllib.request.HTTPError:
+            asked = {"role": "user", "content": "Write a summary of this: " + messages[1]["content"]}
+            message = ask([asked], [])
+            messages[1:] = [{"role": "user", "content": "What was done so far?"}, message]
+            continue
+""",
+)
+"""The program, which begins anew from a summary if its conversation is too long: without the task."""
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+async def test_a_program_may_go_on_from_a_summary(tmp_path: Path, goes_on: bool) -> None:
+    command = SUMMARISES if goes_on else SUMMARISES.replace("continue", "return")
+    record = await rolled_out(tmp_path, Endpoint(WORK, {1: TOO_LONG}, times=1), command=command)
+    assert outcome(record) == (1.0, None, "finished" if goes_on else "context_length"), record
+    assert [turn["compacted"] for turn in record["turns"]] == ([False, True, False] if goes_on else [False])
+    texts = [message["content"] for message in record["messages"][4:]]
+    assert texts[1:] == (["The file is to be written.", "What was done so far?", "I wrote it."] if goes_on else [])
+
+
 async def test_a_task_that_is_too_long_is_no_reward(tmp_path: Path) -> None:
     record = await rolled_out(tmp_path, Endpoint(WORK, {0: TOO_LONG}))
     assert outcome(record)[:2] == (None, "model"), record

@@ -117,12 +117,21 @@ class _Going(NamedTuple):
     """The answer whose text it holds, if it begins anew from a summary."""
 
 
+class _Aside(NamedTuple):
+    """An answer of another conversation that may be a summary of the agent's own."""
+
+    step: Step
+    of_task: bool
+    """Whether it was asked for with the text of the task, or of an earlier summary."""
+
+
 class _Line:
     """What may be the agent's own conversation: its first request, and all that goes on from there, on all ways.
 
     A request goes on if every answer in it is one of these, or a part of one, whatever else was changed. One with an
     answer that the model has not given here is somebody else's. Without any answer, it goes on if it has all messages
-    of the first request, or a summary.
+    of the first request, or a summary. That may also be its first answer, or may be followed by one that the agent has
+    made up, such as thanks for the summary.
     """
 
     def __init__(self, opening: Sequence[Canonical], step: Step) -> None:
@@ -138,32 +147,60 @@ class _Line:
         self.add(_Going(None), step)
 
     def goes_on(
-        self, forms: Sequence[Canonical], known: Sequence[Step], summaries: Sequence[Step], *, has_task: bool
+        self, forms: Sequence[Canonical], known: Sequence[Step], asides: Sequence[_Aside], *, has_task: bool
     ) -> _Going | None:
         """Return where a request goes on; None if it does not belong to this.
 
         Args:
             forms: the canonical forms of its messages.
             known: those of its messages that are known.
-            summaries: answers of other conversations that may be summaries of this one, for a request with the task.
+            asides: answers of other conversations that may be summaries of this one.
             has_task: whether it has the text of the task before its first answer.
         """
-        last, begin = None, 0
-        for index, form in enumerate(forms):
-            if form.role == "assistant" and form not in self._begins_with:
-                last = self._given(form, known[index] if index < len(known) else None, last)
+        first = next((index for index, form in enumerate(forms) if self._is_answer(form)), len(forms))
+        going = self._after_answers(forms, known, first)
+        if going is not None and going.before is not None:
+            return going
+        alike = tuple(forms[:1]) == self._opening[:1]
+        likely = [each.step for each in asides if has_task or (alike and each.of_task)]
+        summary = self._summary_in(forms[: first + 1], known, likely)
+        if summary is not None and (after := self._after_answers(forms, known, first + 1)) is not None:
+            return after if after.before is not None else _Going(self._by_step.get(summary), 0, summary)
+        return going if tuple(forms[: len(self._opening)]) == self._opening else None
+
+    def _is_answer(self, form: Canonical) -> bool:
+        return form.role == "assistant" and form not in self._begins_with
+
+    def _after_answers(self, forms: Sequence[Canonical], known: Sequence[Step], begin: int) -> _Going | None:
+        """Return where a request goes on after its answers from a message on; None if one of them is none of these."""
+        last, end = None, 0
+        for index in range(begin, len(forms)):
+            if self._is_answer(forms[index]):
+                last = self._given(forms[index], known[index] if index < len(known) else None, last)
                 if last is None:
                     return None
-                begin = index + 1
-        if last is not None:
-            return _Going(last, begin)
-        told = [squeezed(form.text) for form in forms if form.role == "user" and form not in self._begins_with]
+                end = index + 1
+        return _Going(last, end)
+
+    def _summary_in(self, forms: Sequence[Canonical], known: Sequence[Step], likely: Sequence[Step]) -> Step | None:
+        """Return the summary whose text the beginning of a request holds, in its last message if that is an answer.
+
+        Args:
+            likely: answers that may be one, besides these.
+        """
+        told = [
+            (squeezed(form.text), known[index] if index < len(known) else None)
+            for index, form in enumerate(forms)
+            if form.role in ("user", "assistant") and form not in self._begins_with
+        ]
         own = [each.step for each in self.answers if not each.step.form.calls]
-        for summary in (*own[: -_LATEST - 1 : -1], *(summaries[: -_LATEST - 1 : -1] if has_task else ())):
+        for summary in (*own[: -_LATEST - 1 : -1], *likely[: -_LATEST - 1 : -1]):
             text = squeezed(summary.form.text)
-            if len(text) >= _SHORTEST_SUMMARY and any(text in each for each in told) and text not in self._said:
-                return _Going(self._by_step.get(summary), 0, summary)
-        return _Going(None) if tuple(forms[: len(self._opening)]) == self._opening else None
+            # Where it was answered, it is followed by more of that conversation, and not by this one.
+            holds = any(text in each and step is not summary for each, step in told)
+            if len(text) >= _SHORTEST_SUMMARY and holds and text not in self._said:
+                return summary
+        return None
 
     def add(self, going: _Going, step: Step) -> None:
         """Add the answer to a request."""
@@ -181,7 +218,7 @@ class _Line:
         self.answers.append(own)
         (self._first if before is None else before.after).append(own)
         self._by_step[step] = own
-        for form in {step.form, step.form.without_thinking}:
+        for form in _as_sent_back(step):
             self._by_form.setdefault(form, []).append(own)
         return own
 
@@ -235,7 +272,7 @@ class Conversations:
         self._top = Step({}, Canonical("", ""), None)
         self._lines: list[_Line] = []
         """At most two: the one that began first, and the first one with tools."""
-        self._summaries: list[Step] = []
+        self._asides: list[_Aside] = []
         """Answers that were asked for without tools since then, and may be summaries."""
         self.places: dict[Place, int] = {"root": 0, "continues": 0, "fork": 0}
 
@@ -294,14 +331,15 @@ class Conversations:
         step = self.hear(messages, forms, heard_at=heard_at, failed=failed)
         form = canonical(answer)
         new = Step(answer, form, step, sampled)
-        for line, there in going:
-            if there is not None:
-                line.add(there, new)
-        others = not any(there for _, there in going)
-        if others and self._may_begin(new) and self._has_task(forms, known):
+        has_task = self._has_task(forms, known)
+        going = [(line, there) for line, there in going if there is not None]
+        lines = [(line, there) for line, there in going if there.summary is None or _offers(new) or not line.offers]
+        for line, there in lines:
+            line.add(there, new)
+        if not going and self._may_begin(new) and has_task:
             self._lines.append(_Line(forms, new))
-        elif others and not sampled.offered and not form.calls:
-            self._summaries.append(new)
+        elif not lines and not sampled.offered and not form.calls:
+            self._asides.append(_Aside(new, has_task or bool(going)))
         old = step.after.get(form)
         if old is None or old.sampled is None or not old.after:  # else what follows the same words stays where it is
             step.after[form] = step.after[form.without_thinking] = new
@@ -325,6 +363,11 @@ class Conversations:
                 step.after[form] = after
             step = after
         return step
+
+    def ends_with(self, number: int) -> bool:
+        """Return whether the agent's own conversation ends with the answer to a call, by its place among all calls."""
+        end = self._own.main[-1].step.sampled if self._lines else None
+        return end is not None and end.number == number
 
     def trained(self) -> set[int]:
         """Return which of the answers that the server keeps may be trained on, by their numbers."""
@@ -357,7 +400,7 @@ class Conversations:
         return max(self._lines, key=lambda line: (line.main[-1].answers, line.offers))
 
     def _goes_on(self, line: _Line, forms: Sequence[Canonical], known: Sequence[Step]) -> _Going | None:
-        return line.goes_on(forms, known, self._summaries, has_task=self._has_task(forms, known))
+        return line.goes_on(forms, known, self._asides, has_task=self._has_task(forms, known))
 
     def _may_begin(self, answer: Step) -> bool:
         """Return whether the agent's own conversation may begin with an answer, as far as others have not."""
@@ -372,6 +415,16 @@ class Conversations:
 def _offers(answer: Step) -> bool:
     """Return whether the model was offered tools for an answer."""
     return bool(answer.sampled and answer.sampled.offered)
+
+
+def _as_sent_back(answer: Step) -> set[Canonical]:
+    """Return the forms in which an agent may send an answer back: also without thinking, and in one message with the
+    assistant's that it was asked for after."""
+    form, before = answer.form, answer.before
+    forms = {form, form.without_thinking}
+    if before is not None and before.form.role == "assistant" and not before.form.calls:
+        forms |= {replace(each, text=f"{before.form.text}{each.text}".strip()) for each in forms}
+    return forms
 
 
 def _is_part(form: Canonical, given: Canonical) -> bool:

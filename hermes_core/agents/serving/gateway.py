@@ -299,7 +299,6 @@ class Gateway:
             await self._refuse(call, exchange, dialect, outcome, asked)
             return
         call.ended = time.time()
-        self.last_call_failed = self.last_call_failed and not call.own
         call.outcome = "answered" if call.outcome == "open" else call.outcome
         call.stop_reason = outcome.reply.finish_reason
         self._counts[call.outcome] += 1
@@ -443,6 +442,8 @@ class Gateway:
             heard_at=call.started,
             failed=frozenset(asked.failed),
         )
+        if self.conversations.ends_with(call.number):  # not with a summary, from which it may not be able to go on
+            self.last_call_failed = False
         self._turns[call.number] = request.digest
         self._kept_bytes += 0 if call.place == "continues" else request.size
         if reply.prompt_tokens:

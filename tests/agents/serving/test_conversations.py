@@ -190,6 +190,15 @@ def test_a_title_that_somebody_goes_on_from_does_not_replace_the_agent() -> None
     assert slot.conversations.trained() == {1, 3}
 
 
+def test_a_later_title_is_no_summary_for_who_goes_on_from_it() -> None:
+    slot = Slot()
+    begin, title = [SYSTEM, user(f"A title for: {TASK}")], said("A bug in calc.py")
+    slot.ask([SYSTEM, USER], FIRST)
+    slot.ask(begin, title, tools=frozenset())
+    slot.grow([*begin, title, user("Say yes.")], 9)
+    assert slot.texts[2:3] == ["I look."] and slot.conversations.trained() == {0}
+
+
 @pytest.mark.parametrize("changed", ["the system's message", "a result"])
 def test_what_an_agent_changes_of_its_history_stays_its_own_and_is_told_as_it_was(changed: str) -> None:
     slot = Slot()
@@ -298,6 +307,67 @@ def test_a_summary_may_be_asked_for_elsewhere() -> None:
     assert [turn.compacted for turn in slot.result.turns] == [False, True, False]
     assert slot.texts[3:6] == ["ok", "Summarise: …", summary["content"]]
     assert slot.texts[-1] == "Done."
+
+
+def summarised(slot: Slot, *, joined: bool) -> list[str]:
+    """The texts of an agent that begins anew from two summaries, neither time with the task."""
+    history, texts = [SYSTEM, USER], [SYSTEM["content"], USER["content"]]
+    for number in (1, 2, 3):
+        for call in (f"{number}a", f"{number}b"):
+            slot.ask(history, answer := said(f"Step {call}.", call))
+            sent_back = answer
+            if joined and history[-1] == THANKS:  # it makes one message of the two
+                sent_back = {**answer, "content": f"{THANKS['content']}{answer['content']}"}
+                history = history[:-1]
+            history = [*history, sent_back, told(call)]
+            texts += [answer["content"], "ok"]
+        slot.conversations.hear(history, [canonical(each) for each in history])  # and refused: it is too long
+        if number < 3:
+            summary = said(f"A summary of all that was done in part {number}.")
+            about = history if joined else [user(f"Summarise: {''.join(str(each['content']) for each in history)}")]
+            ask = user("Write it.")
+            slot.ask([{"role": "system", "content": "You write summaries."}, *about, ask], summary, tools=frozenset())
+            text = summary["content"]
+            history = (
+                [SYSTEM, user(text), THANKS] if joined else [SYSTEM, user("What was done?"), summary, user("Go on.")]
+            )
+            texts += ["Write it.", text, text if joined else "What was done?\n\nGo on."]
+    return texts
+
+
+THANKS = said("Thank you for it!")
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_a_conversation_goes_on_from_summaries_without_the_task(joined: bool) -> None:
+    """As opencode does: the summary is an answer to its own question. Or as Qwen Code does: it makes up an answer."""
+    slot = Slot()
+    texts = summarised(slot, joined=joined)
+    assert slot.texts == texts
+    assert [turn.compacted for turn in slot.result.turns] == [*([False, False, True] * 2), False, False]
+    assert slot.conversations.trained() == set(range(8))
+    assert slot.conversations.ends_with(7)
+
+
+NO_SUMMARIES: dict[str, tuple[str, list[Message]]] = {
+    "another system message": ("Summarise: TASK", [{"role": "system", "content": "Say yes."}, user("SUMMARY")]),
+    "not asked for with the task": ("Write me a poem.", [SYSTEM, user("SUMMARY")]),
+    "not asked for with the task, as an answer": ("Write me a poem.", [SYSTEM, user("What?"), said("SUMMARY")]),
+    "more answers": ("Summarise: TASK", [SYSTEM, user("SUMMARY"), THANKS, user("And then?"), said("I mended it.")]),
+    "answers before it": ("Summarise: TASK", [SYSTEM, user("What?"), said("I mended it."), user("SUMMARY")]),
+}
+"""How a summary was asked for, and how somebody who is not the agent begins anew from it."""
+
+
+@pytest.mark.parametrize("kind", NO_SUMMARIES)
+def test_only_the_agents_own_beginning_goes_on_from_a_summary(kind: str) -> None:
+    slot, summary = Slot(), "A summary of all that was done."
+    asked, begin = NO_SUMMARIES[kind]
+    slot.ask([SYSTEM, USER], FIRST)
+    slot.ask([user(asked.replace("TASK", TASK))], said(summary), tools=frozenset())
+    slot.grow([{**each, "content": each["content"].replace("SUMMARY", summary)} for each in begin], 9)
+    assert slot.texts[2:3] == ["I look."] and len(slot.result.turns) == 1
+    assert slot.conversations.trained() == {0}
 
 
 def test_what_was_heard_without_an_answer_is_in_the_result() -> None:
