@@ -47,7 +47,7 @@ class StopReason(StrEnum):
     INTERRUPTED = "interrupted"
     """The run has not ended yet, or was ended from outside: by cancellation or an infrastructure failure."""
     PROGRAM_FAILED = "program_failed"
-    """The agent is a program, and ended by itself in the middle of its work."""
+    """The agent is a program, and ended by itself in the middle of its work, or said that it failed."""
 
 
 @dataclass(frozen=True)

@@ -482,14 +482,17 @@ class Running:
         return self.gateway.counts.get("calls", 0)
 
     def stop_reason(self, otherwise: StopReason, *, since: int) -> StopReason:
-        """Return why it stopped, as the gateway saw it.
+        """Return why it stopped, as the gateway saw it. A program that says that it failed has not finished.
 
         Args:
-            otherwise: what holds if the gateway saw no end of its conversation.
+            otherwise: what the program says, by its exit status for example. It holds if the gateway saw no end of its
+                conversation.
             since: the number of its model calls before this part of the task.
         """
         reason = self.gateway.stop_reason
-        return otherwise if reason is StopReason.INTERRUPTED or self.calls == since else reason
+        unseen = reason is StopReason.INTERRUPTED or self.calls == since
+        failed = reason is StopReason.FINISHED and otherwise is StopReason.PROGRAM_FAILED
+        return otherwise if unseen or failed else reason
 
     async def _prepared(self, argv: Sequence[str], prompt: str, url: str) -> tuple[list[str], dict[str, str]]:
         """Write the program's files, and return its command line and environment.

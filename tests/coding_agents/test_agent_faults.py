@@ -73,7 +73,8 @@ def cells(agent: str) -> dict[str, Cell]:
     """Return the table of an agent: each fault that lasts, those that pass one after the other, and what is too
     long."""
     short = work(agent, 2)
-    scored = (TOO_MUCH, DONE, (1.0, None, "max_turns")) if agent != "aider" else ((0.0, None, "context_length"),)
+    scored = (TOO_MUCH, DONE, (1.0, None, "max_turns"), (1.0, None, "program_failed"))
+    scored = scored if agent != "aider" else ((0.0, None, "context_length"),)
     late = replace(TOO_LONG, delay_s=LATE_S)
     found = {name: Cell(Endpoint(short, {1: fault}), (MODEL,), ENDS, SETTINGS) for name, fault in FAULTS.items()}
     found["500, in a stream that has begun"] = Cell(

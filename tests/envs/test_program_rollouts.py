@@ -191,6 +191,14 @@ async def test_a_program_that_ran_and_failed_is_scored(tmp_path: Path) -> None:
     assert record["messages"][-1]["role"] == "tool"
 
 
+@pytest.mark.parametrize(("status", "reason"), [(0, "finished"), (1, "program_failed")])
+async def test_a_program_that_says_that_it_failed_is_scored(tmp_path: Path, status: int, reason: str) -> None:
+    """Also if the model's last words look like the end, as those of a summary do that the program can't use."""
+    record = await rollout(tmp_path, command=f"sh -c {shlex.quote(f'{OURS}; exit {status}')}")
+    assert (record["reward"], record["failure"], record["stop_reason"]) == (1.0, None, reason)
+    assert record["program"]["exit_code"] == status and record["messages"][-1]["role"] == "assistant"
+
+
 def bad_solver(prompt: str) -> Any:
     yield call("bash", command="kill -9 $PPID")
     return "never"
