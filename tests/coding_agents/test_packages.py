@@ -166,6 +166,9 @@ async def test_a_python_package_is_fetched(tmp_path: Path) -> None:
     assert (folder / "tiny.py").read_text() == "answer = 42\n"
     assert [*folder.glob("__pycache__/tiny.*.pyc")]
     assert package.needs == ("glibc", f"python3.{sys.version_info.minor}")
+    more = PythonPackages((*package.specs, "mcp"))  # as when an extra is declared of the same version
+    assert str(folder) in package.check("tiny", "1.0.0").summary
+    assert "not fetched yet" in more.check("tiny", "1.0.0").summary
 
 
 async def test_a_driver_whose_python_is_too_old_is_told() -> None:
