@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hermes_core.testing.tiny_model.folder import chat_format
-from tests.coding_agents.test_real_agents import END, TOOLS, WHOLE
+from tests.coding_agents.test_real_agents import END, ROW, TOOLS, WHOLE
 from tests.tiny_model.plans import Gap, letters, make_plan, ordinary
 
 FORM, MARK = "qwen3", "<|im_start|>assistant\n"
@@ -37,6 +37,9 @@ WORDS = {
     "new": "return a  ",
 }
 """What it says to a parameter whose name has the word."""
+
+SUMMARY = re.compile(r"(?:create|write|provide|generate|output)\b[^.]{0,100}\bsummar", re.IGNORECASE)
+"""How agents ask for a summary. It has the task, as those of models do."""
 
 WORKSPACE = re.compile(r"/data/\w+")
 """The directory that it works in, for which the others say CWD. Some agents tell it."""
@@ -73,6 +76,8 @@ class WildModel:
         chance, turn = self._chance, prompt.count(MARK) - 1
         words: list[str | Gap] = [Gap(chance.randrange(12), self._anything), "\n"] if chance.random() < 0.3 else []
         tools = _tools(prompt)
+        if SUMMARY.search(prompt.rpartition("<|im_start|>user\n")[2]):
+            return ["<summary>\n", ROW["prompt"], " I did ", Gap(30, self._words), "\n</summary>"]
         if not tools:
             return [*words, "See calc.py.\n", chance.choice((WHOLE, Gap(20, self._words)))]
         if turn < chance.randrange(2, self._turns):

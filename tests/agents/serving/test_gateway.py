@@ -141,32 +141,36 @@ async def test_the_server_sees_its_own_ids_of_calls_and_the_agent_others() -> No
     assert (answer["tool_calls"][0]["id"], told["tool_call_id"]) == ("srv_1", "srv_1")
 
 
-def rewritten(message: dict[str, Any], *arguments: Any) -> dict[str, Any]:
-    """An answer as an agent sends it back that writes the arguments of its calls anew."""
+def rewritten(message: dict[str, Any], **calls_anew: Any) -> dict[str, Any]:
+    """An answer as an agent sends it back that writes its calls anew: their arguments by their names."""
     calls = [
-        {**each, "function": {**each["function"], "arguments": json.dumps(written)}}
-        for each, written in zip(message["tool_calls"], arguments, strict=True)
+        {**each, "function": {"name": name, "arguments": json.dumps(arguments)}}
+        for each, (name, arguments) in zip(message["tool_calls"], calls_anew.items(), strict=True)
     ]
     return {**message, "tool_calls": calls}
 
 
 EDIT = call("edit", '{"path": "/data/a.py", "all": "true", "new": "x \\n", "more": [{"a": 1}], "none": null}', "srv_1")
 BROKEN = call("bash", '{"command": ', "srv_2")
+UNKNOWN = call("no_such_tool", '{"a": 1}', "srv_3")
 SAME = {"path": "a.py", "all": True, "new": "x\n", "more": [{"a": 1, "b": False}], "left_out": 5}
 
 
 @pytest.mark.parametrize("order", [1, -1])
 async def test_what_agents_make_of_their_calls_is_undone(order: int) -> None:
     """They fill in what was left out and leave out how a text begins, change types, white space and the order, and
-    replace what is no JSON."""
-    async with agent(reply("", EDIT, BROKEN), reply("Done.")) as one:
-        message = rewritten(await one.ask(), SAME, {})
+    replace what is no JSON and whole calls of no tool."""
+    made = (EDIT, BROKEN, UNKNOWN)
+    async with agent(reply("", *made), reply("Done.")) as one:
+        message = rewritten(await one.ask(), edit=SAME, bash={}, invalid={"error": "There is no such tool."})
         calls = message["tool_calls"][::order]
         results = [{"role": "tool", "tool_call_id": each["id"], "content": each["function"]["name"]} for each in calls]
         await one.ask(messages=[*BEGIN, {**message, "tool_calls": calls}, *results])
     _, answer, *told = one.one.model.requests[1]["messages"]
-    assert [each["function"]["arguments"] for each in answer["tool_calls"]] == [EDIT.text, BROKEN.text]
-    assert [(each["tool_call_id"], each["content"]) for each in told] == [("srv_1", "edit"), ("srv_2", "bash")]
+    assert answer["tool_calls"] == [each.as_message_part() for each in made]
+    assert [(each["tool_call_id"], each["content"]) for each in told] == [
+        *(("srv_1", "edit"), ("srv_2", "bash"), ("srv_3", "invalid"))
+    ]
     assert [each.place for each in one.one.gateway.log] == ["root", "continues"]
 
 
@@ -184,7 +188,7 @@ async def test_what_agents_make_of_their_calls_is_undone(order: int) -> None:
 )
 async def test_a_call_that_says_something_else_is_another(other: Any) -> None:
     async with agent(reply("", EDIT), reply("Done.")) as one:
-        await one.ask(messages=[*BEGIN, rewritten(await one.ask(), other)])
+        await one.ask(messages=[*BEGIN, rewritten(await one.ask(), edit=other)])
     [sent] = one.one.model.requests[1]["messages"][1]["tool_calls"]
     assert sent == {"id": "srv_1", "type": "function", "function": {"name": "edit", "arguments": json.dumps(other)}}
     assert [each.place for each in one.one.gateway.log] == ["root", "fork"]
