@@ -50,7 +50,7 @@ $(STAMP): requirements.lock $(PROJECTS)
 	echo "set up in $$(( $$(date +%s) - begin )) s"
 
 # They need other versions than the rest: each gets an environment of its own, .venv-NAME.
-APART := $(VENV)/.extra-inspect $(VENV)/.extra-openenv $(VENV)/.extra-tinker $(VENV)/.extra-verifiers $(VENV)/.extra-vllm
+APART := $(patsubst %,$(VENV)/.extra-%,hermes inspect openenv tinker verifiers vllm)
 $(APART): $(VENV)/.extra-%: requirements-%.lock $(STAMP)
 	@begin=$$(date +%s); set -e; \
 	$(PYTHON) -m venv --clear $(VENV)-$*; \

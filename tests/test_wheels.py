@@ -323,6 +323,7 @@ ADAPTERS = {
     "hermes_verifiers": ("verifiers", "import hermes_rl"),
     "hermes_tinker": ("tinker", "from hermes_tinker.versions import check_version; check_version('tinker')"),
     "hermes_inspect": ("inspect-ai", "import hermes_inspect.provider"),
+    "hermes_agent": ("hermes-agent", "import hermes_agent.environment"),
 }
 """The adapters for trainers and for Inspect: what each adapts, and the code with which its use begins."""
 
@@ -504,7 +505,7 @@ def test_an_adapter_alone_is_light_and_says_which_version_it_was_tested_with(
     another.mkdir()
     (another / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {adapted}\nVersion: 99.9\n")
     used = alone.run("python", "-c", f"import logging; logging.basicConfig(); {use}")
-    said = rf"hermes-rl-{package.removeprefix('hermes_')} was tested with {adapted} [0-9.]+, and this is \S*\s?99\.9"
+    said = rf"hermes-rl-\S+ was tested with {adapted} [0-9.]+, and this is \S*\s?99\.9"
     assert re.search(said, used.stderr), used.stderr
 
 

@@ -1,0 +1,115 @@
+"""An environment of hermes-agent whose commands run in a slot. Its own tools use it like one of its own."""
+
+from __future__ import annotations
+
+import logging
+import os
+import posixpath
+import shlex
+from collections.abc import Callable
+from typing import Any
+
+from hermes_agent.running import RunningCommand
+from hermes_agent.slots import Lease, Slots
+from hermes_agent.version import tested
+from hermes_core import HermesError, InfraError, StaleSlotError
+
+with tested():
+    from tools.environments.base import BaseEnvironment
+    from tools.interrupt import is_interrupted
+
+log = logging.getLogger(__name__)
+
+# Where the session begins: in the directory that is asked for if it can be used, else in the slot's workspace.
+_LOOK = 'cd -- {cwd} 2>/dev/null && [ -w . ] || cd -- {workspace}; printf "%s\\n" "$PWD" "${{TMPDIR:-/tmp}}"'
+
+_LOOK_S = 30.0
+
+
+class SlotEnvironment(BaseEnvironment):
+    """A session's slot.
+
+    Args:
+        slots: where it comes from.
+        session: the task id, which is the lease's name.
+        image: an image to use instead of the configured one.
+        cwd: directory of the first command, if it exists in the slot and may be written to; else the workspace.
+        timeout: a command's time limit in seconds.
+        lost: called once when the slot is gone.
+
+    Raises:
+        HermesError: there is no slot.
+    """
+
+    def __init__(
+        self, slots: Slots, session: str, *, image: str | None, cwd: str, timeout: int, lost: Callable[[], None]
+    ) -> None:
+        self._slots = slots
+        self._ended = True
+        self._lost = lost
+        self._asked = cwd
+        self._error: HermesError | None = None
+        self.lease: Lease = slots.lease(session, image, is_interrupted)
+        self._ended = False
+        try:
+            begin, self._temp = self._look(cwd)
+            super().__init__(cwd=begin, timeout=timeout)
+            self._begin = begin
+            self._persistent = os.environ.get("TERMINAL_CONTAINER_PERSISTENT", "true").lower() in {"true", "1", "yes"}
+            self.init_session()
+        except BaseException:
+            self.cleanup()
+            raise
+
+    def get_temp_dir(self) -> str:
+        """Return the slot's own directory for temporary files."""
+        return self._temp
+
+    def execute(self, command: str, cwd: str = "", *, bounded_capture: bool = False, **given: Any) -> dict[str, Any]:
+        """Run a command, as every environment does.
+
+        Raises:
+            HermesError: the slot is lost, and nobody knows what became of the command. A foreground command of the
+                model (`bounded_capture`) gets that as its output instead, because hermes-agent repeats what raises.
+        """
+        if self._error is None:
+            where = self._begin if cwd == self._asked else cwd
+            result: dict[str, Any] = super().execute(command, where, bounded_capture=bounded_capture, **given)
+        if self._error is None:
+            return result
+        if not bounded_capture:
+            raise self._error
+        return {"output": f"[The sandbox failed: {self._error}]", "returncode": -1}
+
+    def cleanup(self, *, force_remove: bool = False) -> None:
+        """End the lease: kill what runs in the slot, and remove its files. Idempotent."""
+        if not self._ended:
+            self._ended = True
+            self._slots.release(self.lease)
+
+    def _run_bash(
+        self, cmd_string: str, *, login: bool = False, timeout: int = 120, stdin_data: str | None = None
+    ) -> RunningCommand:
+        return RunningCommand(
+            self._slots, self.lease, ["bash", *(["-l"] if login else []), "-c", cmd_string], stdin_data
+        )
+
+    def _wait_for_process(self, proc: RunningCommand, timeout: int = 120, **given: Any) -> dict[str, Any]:
+        result: dict[str, Any] = super()._wait_for_process(proc, timeout=timeout, **given)
+        if proc.error is not None:
+            self._note(proc.error)
+        return result
+
+    def _note(self, error: HermesError) -> None:
+        """Give up the slot if it is gone, so that the session's next command gets another one."""
+        log.warning("a command of session %s failed: %s", self.lease.slot.trajectory_id, error)
+        if isinstance(error, (InfraError, StaleSlotError)) and self._error is None:
+            self._error = error
+            self._lost()
+
+    def _look(self, cwd: str) -> tuple[str, str]:
+        wanted = posixpath.join("/", cwd) if cwd else self.lease.slot.workspace_dir
+        command = _LOOK.format(cwd=shlex.quote(wanted), workspace=shlex.quote(self.lease.slot.workspace_dir))
+        work = self.lease.commands.run(["sh", "-c", command], timeout_s=_LOOK_S)
+        lines = self._slots.start(work).outcome.result().text.splitlines()
+        return (lines[-2], lines[-1]) if len(lines) >= 2 else (self.lease.slot.workspace_dir, "/tmp")

@@ -1,0 +1,63 @@
+"""The plugin `hermes-rl` of hermes-agent: its entry point."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hermes_agent import seams
+from hermes_agent.slots import PREFIX
+from hermes_agent.version import tested
+from hermes_core import Runtime
+
+_IN_SANDBOX = frozenset({"terminal", "process", "read_file", "write_file", "patch", "search_files", "execute_code"})
+"""The tools that work in a session's slot."""
+
+_parents = seams.Parents()
+_recovered = False
+
+
+def register(ctx: Any) -> None:
+    """Add the environments `slots-BACKEND`, one for each backend that is installed.
+
+    Raises:
+        PluginError: this version of hermes-agent is too different. It then knows no such environment, and runs nothing.
+    """
+    with tested():
+        from tools import terminal_tool
+
+        from hermes_agent import sessions
+    terminal_tool._ensure_terminal_env_bridged()
+    seams.install([PREFIX + name for name in Runtime().backends.names()], _parents)
+    sessions.remember_processes()
+    ctx.register_hook("pre_tool_call", _before_tool)
+    ctx.register_hook("subagent_start", _subagent_begins)
+    ctx.register_hook("on_session_finalize", _session_ends)
+
+
+def _before_tool(tool_name: str = "", task_id: str = "", session_id: str = "", **_: Any) -> None:
+    global _recovered
+    backend = seams.chosen()
+    if backend is None:
+        return
+    _parents.called(session_id, task_id)
+    if tool_name not in _IN_SANDBOX:
+        return
+    from hermes_agent import sessions
+
+    if not _recovered:
+        _recovered = True
+        sessions.recover(backend)
+    sessions.place(task_id or "default")
+
+
+def _subagent_begins(parent_session_id: str = "", child_subagent_id: str = "", **_: Any) -> None:
+    _parents.begun(parent_session_id, child_subagent_id)
+
+
+def _session_ends(session_id: str = "", **_: Any) -> None:
+    """Release the slot of a session that is over: `/new`, or the end of the program."""
+    from tools import terminal_tool
+
+    if seams.chosen() is not None and session_id:
+        _parents.ended(session_id)
+        terminal_tool.cleanup_vm(session_id)

@@ -1,0 +1,142 @@
+"""Where hermes-agent meets our environments. It has no plugin point for environments, so these names of its modules are
+replaced; everything else is its own."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+from collections.abc import Callable, Collection
+from typing import Any
+
+from hermes_agent.slots import PREFIX, slots_of
+from hermes_agent.version import TESTED
+from hermes_core import PluginError
+
+_NAMES = {
+    "tools.terminal_tool": "_CONTAINER_BACKENDS",
+    "agent.prompt_builder": "_REMOTE_TERMINAL_BACKENDS",
+    "tools.env_probe": "_REMOTE_BACKENDS",
+    "tools.skills_tool": "_REMOTE_ENV_BACKENDS",
+}
+"""Sets with the names of environments that are not the host: paths are not the host's, and the prompt says where
+commands run."""
+
+_MARK = "_hermes_rl"
+
+Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+class Parents:
+    """Which task works in whose slot: a subagent's in its parent's, as in hermes-agent's own environments."""
+
+    def __init__(self) -> None:
+        self._task_of: dict[str, str] = {}
+        """By session, the task of its last tool call."""
+        self._parent_of: dict[str, str] = {}
+
+    def called(self, session_id: str, task_id: str) -> None:
+        """Note that a session calls a tool."""
+        self._task_of[session_id] = task_id
+
+    def begun(self, parent_session: str, subagent: str) -> None:
+        """Note that a session has begun a subagent."""
+        if (parent := self._task_of.get(parent_session)) is not None:
+            self._parent_of[subagent] = parent
+
+    def ended(self, session_id: str) -> None:
+        """Forget a session."""
+        self._task_of.pop(session_id, None)
+        self._parent_of = {child: parent for child, parent in self._parent_of.items() if parent != session_id}
+
+    def slot_of(self, task_id: str | None) -> str:
+        """Return the name of the lease in which a task works."""
+        name = task_id or "default"
+        while name in self._parent_of:
+            name = self._parent_of[name]
+        return name
+
+
+def chosen() -> str | None:
+    """Return the backend in whose slots this process works, or None if it uses one of hermes-agent's environments."""
+    name = os.environ.get("TERMINAL_ENV", "")
+    return name.removeprefix(PREFIX) if name.startswith(PREFIX) else None
+
+
+def install(names: Collection[str], parents: Parents) -> None:
+    """Add environments with these names to hermes-agent. Idempotent.
+
+    Raises:
+        PluginError: this version of hermes-agent is too different.
+    """
+    wrappers: dict[tuple[str, str], Wrapper] = {
+        ("tools.terminal_tool", "_create_environment"): _creating,
+        ("tools.terminal_tool", "_resolve_container_task_id"): functools.partial(_resolving, parents),
+        ("tools.terminal_tool", "check_terminal_requirements"): _checking,
+        ("tools.approval", "_should_skip_container_guards"): _guarding,
+    }
+    places = [*_NAMES.items(), *wrappers]
+    missing = [f"{module}.{name}" for module, name in places if not hasattr(importlib.import_module(module), name)]
+    if missing:
+        raise PluginError(
+            f"this version of hermes-agent has no {', '.join(missing)}",
+            hint=f"install the version that this was tested with: pip install 'hermes-agent=={TESTED}'",
+        )
+    for name, attribute in _NAMES.items():
+        module = importlib.import_module(name)
+        setattr(module, attribute, frozenset({*getattr(module, attribute), *names}))
+    for (name, attribute), wrap in wrappers.items():
+        module = importlib.import_module(name)
+        own = getattr(module, attribute)
+        own = getattr(own, _MARK, own)
+        wrapped = functools.wraps(own)(wrap(own))
+        setattr(wrapped, _MARK, own)
+        setattr(module, attribute, wrapped)
+    _check_tool()
+
+
+def _check_tool() -> None:
+    """Let the tool `terminal`, which is registered already, be checked by our function."""
+    from tools import terminal_tool
+    from tools.registry import registry
+
+    entry = registry.get_entry("terminal")
+    entry.check_fn = terminal_tool.check_terminal_requirements
+
+
+def _creating(own: Callable[..., Any]) -> Callable[..., Any]:
+    def create(env_type: str, image: str, cwd: str, timeout: int, *args: Any, **given: Any) -> Any:
+        if not env_type.startswith(PREFIX):
+            return own(env_type, image, cwd, timeout, *args, **given)
+        from hermes_agent.sessions import open_environment
+
+        return open_environment(env_type.removeprefix(PREFIX), given.get("task_id") or "default", cwd, timeout)
+
+    return create
+
+
+def _resolving(parents: Parents, own: Callable[..., Any]) -> Callable[..., Any]:
+    def resolve(task_id: str | None) -> Any:
+        return own(task_id) if chosen() is None else parents.slot_of(task_id)
+
+    return resolve
+
+
+def _checking(own: Callable[[], bool]) -> Callable[[], bool]:
+    def check() -> bool:
+        from tools import terminal_tool
+
+        name = terminal_tool._get_env_config()["env_type"]
+        # Whether there is such a backend, and whether it works, the first command says, with what to do about it.
+        return True if name.startswith(PREFIX) else own()
+
+    return check
+
+
+def _guarding(own: Callable[..., bool]) -> Callable[..., bool]:
+    def skip(env_type: str, has_host_access: bool = False) -> bool:
+        if not env_type.startswith(PREFIX):
+            return own(env_type, has_host_access=has_host_access)
+        return slots_of(env_type.removeprefix(PREFIX)).isolated()
+
+    return skip

@@ -1,0 +1,317 @@
+"""The slots of hermes-agent's sessions: one event loop in a thread, which its own threads call."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import json
+import logging
+import os
+import threading
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from hermes_core import (
+    Backend,
+    ConfigError,
+    HermesError,
+    Isolation,
+    LoopThread,
+    Runtime,
+    Slot,
+    SlotCommands,
+    TaskSet,
+    ToolBackend,
+    UsageError,
+    call_in,
+)
+from hermes_core.sandbox.pool.checkpoint import Checkpoint
+from hermes_core.terminal.settings import explain
+
+log = logging.getLogger(__name__)
+
+PREFIX = "slots-"
+"""What the names of our environments begin with; a backend's name follows: `TERMINAL_ENV=slots-docker`."""
+
+ORPHAN_TTL_S = 24 * 3600.0
+"""Seconds that a session's sandbox waits for the next process, if that process can take it over."""
+
+_RELEASE_S = 60.0
+"""Seconds that a caller waits for the end of a lease. The release itself goes on."""
+
+_LOOK_S = 0.1
+"""Seconds between checks whether the user has interrupted a session that waits for its slot."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Lease:
+    """The slot of one session."""
+
+    slot: Slot
+    commands: SlotCommands
+    taken_over: bool = False
+    """Whether an earlier process held it, with everything that runs there."""
+
+
+@dataclass(frozen=True)
+class Started:
+    """Work in the event loop that a thread has started."""
+
+    outcome: concurrent.futures.Future[Any]
+    cancel: Callable[[], object]
+    """Cancels it. `outcome` is then a UsageError, as soon as all is undone."""
+
+
+@dataclass
+class _Open:
+    """What is there from the first lease on."""
+
+    runtime: Runtime
+    tools: ToolBackend
+    checkpoint: Checkpoint | None
+    variables: Mapping[str, str]
+    """Variables of every command."""
+    host_files: bool
+    """Whether directories of the host are mounted in the sandboxes."""
+    left: dict[str, Slot] = field(default_factory=dict)
+    """Slots that an earlier process left, by session."""
+    held: int = 0
+    """Number of leases."""
+
+
+class Slots:
+    """The slots of one backend. Their settings are hermes-agent's variables, read at the first use. Safe to call from
+    any thread.
+
+    Args:
+        backend: the backend's name.
+    """
+
+    def __init__(self, backend: str) -> None:
+        self._name = backend
+        self._opened: asyncio.Task[_Open] | None = None
+        self._work = TaskSet()
+        self._thread = LoopThread(f"slots of {backend}", self._end)
+        self._loop_thread = self._thread.call(_current_thread())
+
+    @property
+    def closed(self) -> bool:
+        """Return whether they have ended."""
+        return self._thread.closed
+
+    def lease(self, session: str, image: str | None, interrupted: Callable[[], bool]) -> Lease:
+        """Return the session's slot: the one that an earlier process left, or else a free one. Blocks.
+
+        Args:
+            image: an image to use instead of the configured one.
+            interrupted: looked at while this waits.
+
+        Raises:
+            HermesError: there is none, the settings are wrong, or it was interrupted.
+        """
+        started = self.start(self._lease(session, image))
+        while not started.outcome.done():
+            concurrent.futures.wait([started.outcome], _LOOK_S)
+            if interrupted():
+                started.cancel()
+                break
+        lease: Lease = started.outcome.result()
+        return lease
+
+    def release(self, lease: Lease) -> None:
+        """End the lease. Blocks, but not in the event loop itself, where the garbage collector may call this."""
+        with suppress(HermesError):  # the loop has ended, and the lease with it
+            if threading.current_thread() is self._loop_thread:
+                self._work.spawn(self._release(lease), "release")
+            else:
+                concurrent.futures.wait([self.start(self._release(lease)).outcome], _RELEASE_S)
+
+    def left_sessions(self) -> list[str]:
+        """Return the sessions whose slots an earlier process left, and that nobody has leased again. Blocks.
+
+        Raises:
+            HermesError: the settings are wrong, or a sandbox can't be taken over now.
+        """
+        return self._thread.call(self._left_sessions())
+
+    def isolated(self) -> bool:
+        """Return whether commands reach nothing of the host. Blocks.
+
+        Raises:
+            HermesError: the settings are wrong.
+        """
+        return self._thread.call(self._isolated())
+
+    def start(self, work: Coroutine[Any, Any, Any]) -> Started:
+        """Start work in the event loop.
+
+        Raises:
+            LoopEnded: the loop has ended.
+        """
+        outcome: concurrent.futures.Future[Any] = concurrent.futures.Future()
+
+        async def begin() -> tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]:
+            task = self._work.spawn(work, "work of hermes-agent")
+            task.add_done_callback(lambda done: _pass_on(done, outcome))
+            return asyncio.get_running_loop(), task
+
+        try:
+            loop, task = self._thread.call(begin())
+        except BaseException:
+            work.close()
+            raise
+        return Started(outcome, lambda: call_in(loop, task.cancel))
+
+    def close(self) -> None:
+        """End everything, and block until it is done."""
+        self._thread.close()
+
+    # --- in the event loop
+
+    async def _open(self) -> _Open:
+        """Return what is opened at the first use; a failed attempt is repeated by the next caller."""
+        if self._opened is None or (self._opened.done() and self._opened.exception() is not None):
+            self._opened = self._work.spawn(self._begin(), f"open {self._name}")
+        return await asyncio.shield(self._opened)
+
+    async def _begin(self) -> _Open:
+        runtime, checkpoint = Runtime(), None
+        try:
+            backend = runtime.backend(self._name)
+            environ = {**os.environ, "TERMINAL_ENV": self._name}
+            settings, lines = explain(runtime.config_classes(), environ)
+            log.debug("slots of %s: %s", self._name, "; ".join(lines))
+            if settings.state_dir is not None:
+                checkpoint = Checkpoint(settings.state_dir, runtime.owner)
+            durable = {"orphan_ttl_s": ORPHAN_TTL_S} if checkpoint is not None else {}
+            tools = runtime.tool_backend(
+                self._name,
+                profiles={name: {**_DEFAULTS, **durable, **own} for name, own in settings.profiles.items()},
+                default_profile=settings.default_profile,
+                isolation=environ.get("TERMINAL_SLOT_ISOLATION") or _level(backend),
+                checkpoint=checkpoint,
+            )
+            host_files = any(own.get("volumes") for own in settings.profiles.values())
+            opened = _Open(runtime, tools, checkpoint, _variables(environ), host_files)
+            if checkpoint is not None:
+                opened.left = {slot.trajectory_id or "": slot for slot in await tools.take_over()}
+        except BaseException:
+            if checkpoint is not None:
+                checkpoint.close()
+            await runtime.aclose()
+            raise
+        return opened
+
+    async def _lease(self, session: str, image: str | None) -> Lease:
+        opened = await self._open()
+        left = opened.left.pop(session, None)
+        slot = left or await opened.tools.acquire(session, image=image, env=opened.variables, as_image=True)
+        opened.held += 1
+        return Lease(slot, opened.tools.commands(slot), taken_over=left is not None)
+
+    async def _release(self, lease: Lease) -> None:
+        opened = await self._open()
+        opened.held -= 1
+        await opened.tools.release(lease.slot, reset_workspace=True)
+
+    async def _left_sessions(self) -> list[str]:
+        return [*(await self._open()).left]
+
+    async def _isolated(self) -> bool:
+        opened = await self._open()
+        weakest = Isolation.USER if _in_containers(opened.tools.backend) else Isolation.NAMESPACE
+        return opened.tools.isolation >= weakest and not opened.host_files
+
+    async def _end(self) -> None:
+        await self._work.aclose()
+        if self._opened is None or self._opened.cancelled() or self._opened.exception() is not None:
+            return
+        opened = self._opened.result()
+        try:
+            await opened.tools.aclose(keep=opened.checkpoint is not None and bool(opened.held or opened.left))
+        finally:
+            if opened.checkpoint is not None:
+                opened.checkpoint.close()
+            await opened.runtime.aclose()
+
+
+_DEFAULTS: dict[str, Any] = {"min_sandboxes": 0, "reserve_slots": 0}
+"""Settings that a profile has if it does not set them. Sessions need no slots for verification."""
+
+
+async def _current_thread() -> threading.Thread:
+    return threading.current_thread()
+
+
+def _pass_on(done: asyncio.Task[Any], outcome: concurrent.futures.Future[Any]) -> None:
+    if done.cancelled():
+        outcome.set_exception(UsageError("interrupted", hint="run it again"))
+    elif (error := done.exception()) is not None:
+        outcome.set_exception(error)
+    else:
+        outcome.set_result(done.result())
+
+
+def _in_containers(backend: Backend) -> bool:
+    """Return whether the sandboxes are containers or machines of their own, which hide the host by themselves."""
+    return Isolation.DEDICATED in backend.capabilities.isolation
+
+
+def _level(backend: Backend) -> Isolation:
+    """Return the level at which sessions share sandboxes."""
+    return Isolation.USER if _in_containers(backend) else Isolation.NAMESPACE
+
+
+def _variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return what `docker_env` and `docker_forward_env` of hermes-agent's settings give to commands."""
+    given: dict[str, str] = _json(environ, "TERMINAL_DOCKER_ENV", {})
+    names: list[str] = _json(environ, "TERMINAL_DOCKER_FORWARD_ENV", [])
+    forwarded = {name: environ[name] for name in map(str, names) if name in environ}
+    return {str(name): str(value) for name, value in {**given, **forwarded}.items()}
+
+
+def _json(environ: Mapping[str, str], name: str, empty: T) -> T:
+    try:
+        value = json.loads(environ[name]) if environ.get(name) else empty
+    except ValueError:
+        value = None
+    if not isinstance(value, type(empty)):
+        raise ConfigError(f"{name} is {environ[name]!r}", hint=f"write JSON: a {type(empty).__name__}")
+    return value
+
+
+# ---------------------------------------------------------------------- of this process
+
+_lock = threading.Lock()
+_opened: dict[str, Slots] = {}
+
+
+def slots_of(backend: str) -> Slots:
+    """Return the slots of this process on this backend."""
+    with _lock:
+        found = _opened.get(backend)
+        if found is None or found.closed:
+            found = _opened[backend] = Slots(backend)
+        return found
+
+
+def close_all() -> None:
+    """End the slots of this process."""
+    with _lock:
+        for slots in _opened.values():
+            slots.close()
+        _opened.clear()
+
+
+def _forget() -> None:
+    """Leave the parent's slots alone in a forked process: its threads are not here."""
+    global _lock
+    _lock = threading.Lock()
+    _opened.clear()
+
+
+os.register_at_fork(after_in_child=_forget)
