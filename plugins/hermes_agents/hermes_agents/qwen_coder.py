@@ -5,8 +5,10 @@ from __future__ import annotations
 from hermes_agents.packages import NpmPackages
 from hermes_core import AgentProgram, ProgramAgent
 
+# At its end it would ask for what to remember, in the same conversation; its memory ends with the rollout.
 _SETTINGS = """\
 {"security": {"auth": {"selectedType": "openai"}}, "telemetry": {"enabled": false},
+ "memory": {"enableManagedAutoMemory": false},
  "general": {"disableAutoUpdate": true}, "privacy": {"usageStatisticsEnabled": false}, "mcpServers": {{mcp}}}
 """
 
@@ -29,8 +31,10 @@ class QwenCoder(ProgramAgent):
         ),
         argv=_ARGV,
         again=(*_ARGV, "--continue"),
-        env={"QWEN_CODE_SYSTEM_SETTINGS_PATH": "{folder}/settings.json"},
+        env={"QWEN_CODE_SYSTEM_SETTINGS_PATH": "{folder}/settings.json", "QWEN_HOME": "{folder}/qwen"},
         files={"settings.json": _SETTINGS},
+        instructions="qwen/QWEN.md",
+        skills="qwen/skills",
         mcp=(
             '"{server}": {"httpUrl": "{url}/mcp/{server}", "headers": {"Authorization": "Bearer {key}"}, '
             '"timeout": 7200000, "trust": true}'
