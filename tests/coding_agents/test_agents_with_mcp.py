@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hermes_agents.kimi_code import KimiCode
 
 pytest.importorskip("mcp")
 
@@ -73,18 +75,33 @@ async def test_a_real_agent_in_a_container_calls_the_tools_of_a_server(
     await called(tmp_path, agent, "user", backend="docker", backend_config=container)
 
 
+@pytest.mark.long
+@pytest.mark.stress
+async def test_a_real_agent_is_told_of_a_server_by_acp(tmp_path: Path, isolates: None, indexes: None) -> None:
+    program = KimiCode.program
+    install = str(await program.fetch())
+    env = [f"{name}={value}" for name, value in program.env.items()]
+    command = shlex.join(["env", *env, *(word.replace("{install}", install) for word in program.argv[:2]), "acp"])
+    place = {"network": "none", "visible_paths": [install]}
+    await called(tmp_path, "acp", "namespace", like="kimi-code", settings={"command": command}, backend_config=place)
+
+
 @pytest.mark.parametrize("agent", ["mini-swe-agent", "aider"])
 async def test_a_real_agent_without_mcp_is_refused(tmp_path: Path, agent: str) -> None:
     with pytest.raises(ConfigError, match=f"{agent}' is a program with tools of its own, and can't be given MCP"):
         await rollouts(tmp_path, agent, script("codex"), "tasks", where(tmp_path), "namespace", mcp={"real": real()})
 
 
-async def called(tmp_path: Path, agent: str, level: str, **options: Any) -> None:
-    """Run the agent with a server of the driver, whose tools it calls."""
-    servers = {"real": real(where="driver", tools=("add", "fail"))}
-    [record] = await rollouts(tmp_path, agent, script(agent), "tasks", where(tmp_path), level, mcp=servers, **options)
+async def called(tmp_path: Path, agent: str, level: str, *, like: str | None = None, **options: Any) -> None:
+    """Run the agent with a server of the driver, whose tools it calls.
+
+    Args:
+        like: the agent whose names of tools it uses; None is itself.
+    """
+    like, servers = like or agent, {"real": real(where="driver", tools=("add", "fail"))}
+    [record] = await rollouts(tmp_path, agent, script(like), "tasks", where(tmp_path), level, mcp=servers, **options)
     assert (record["reward"], record["failure"], record["stop_reason"]) == (1.0, None, "finished"), record
-    names = {TOOLS[agent] + tool for tool in ("add", "fail")}
+    names = {TOOLS[like] + tool for tool in ("add", "fail")}
     assert {each["name"] for each in record["calls"]} - {"tool_search"} == names
     offered = {tool["function"]["name"] for tool in record["tool_schemas"]}
     assert (names <= offered or "tool_search" in offered) and not any("remember" in name for name in offered)
