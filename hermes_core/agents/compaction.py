@@ -117,7 +117,8 @@ def continued(task: Message | None, summary: str) -> Message:
 
 def contexts(messages: Sequence[Message], summaries: Iterable[int]) -> list[list[int]]:
     """Return what the model saw of a recorded conversation: the indexes of the messages from its beginning up to the
-    first summary, then of those from each summary up to the next. A summary itself ends a context.
+    first summary, then of those from each summary up to the next. A summary itself ends a context. What the system says
+    after a summary stands in the place of the prompt's messages before the task.
 
     Args:
         summaries: the indexes of the answers that are summaries (`TurnRecord.compacted`).
@@ -125,9 +126,18 @@ def contexts(messages: Sequence[Message], summaries: Iterable[int]) -> list[list
     roles = [message["role"] for message in messages]
     prompt = roles.index("assistant") if "assistant" in roles else len(roles)
     before = prompt - (roles[prompt - 1 : prompt] == ["user"])
-    begins = [roles.index("user", summary) for summary in summaries if "user" in roles[summary:]]
+    begins = [_after(roles, summary) for summary in summaries if "user" in roles[summary:]]
     edges = pairwise([0, *begins, len(roles)])
-    return [[*range(before if begin else 0), *range(begin, end)] for begin, end in edges]
+    kept = [range(before if begin and roles[begin] == "user" else 0) for begin in (0, *begins)]
+    return [[*prompt, *range(begin, end)] for prompt, (begin, end) in zip(kept, edges, strict=True)]
+
+
+def _after(roles: Sequence[str], summary: int) -> int:
+    """Return where a conversation goes on after a summary: at the user's next message, or at the system's before it."""
+    begin = roles.index("user", summary)
+    while roles[begin - 1] == "system":
+        begin -= 1
+    return begin
 
 
 async def refuse_call(name: str, arguments: object, task_id: str) -> ToolAnswer:

@@ -443,13 +443,16 @@ def _told_after(step: Step) -> list[Step]:
 
 
 def _gone_on(asked: Sequence[Step], opening: Sequence[Step]) -> list[Step]:
-    """Return what is asked after a summary: without the messages that the conversation began with, and with what the
-    user says in one message, as ours do."""
-    known = {step.form for step in opening}
+    """Return what is asked after a summary, with what the user says in one message, as ours do: without the messages
+    that the conversation began with, or with all, if the system now says something else."""
+    system = [step for step in asked if step.form.role == "system"]
+    anew = [step.form for step in system] != [step.form for step in opening if step.form.role == "system"]
+    known = set() if anew else {step.form for step in opening}
     last = next((step.form for step in reversed(opening) if step.form.role == "user"), None)
     told = [step for step in asked if step.form.role == "user" and (step.form not in known or step.form == last)]
     message: Message = {"role": "user", "content": "\n\n".join(step.form.text for step in told)}
-    return [Step(message, canonical(message), None, heard_at=told[-1].heard_at if told else 0.0)]
+    said = Step(message, canonical(message), None, heard_at=told[-1].heard_at if told else 0.0)
+    return [*system, said] if anew else [said]
 
 
 def _add(result: AgentResult, steps: Sequence[Step], summaries: Collection[Step]) -> None:

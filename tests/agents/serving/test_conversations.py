@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from hermes_core.agents.base import AgentResult, CallErrorKind, Message
 from hermes_core.agents.canonical import canonical
+from hermes_core.agents.compaction import contexts
 from hermes_core.agents.serving.conversations import Conversations, Sampled
 
 TASK = "Fix the  bug\nin calc.py."
@@ -282,6 +283,22 @@ def test_a_conversation_goes_on_from_a_summary() -> None:
     assert [message["role"] for message in result.messages] == roles.split()
     assert result.messages[7]["content"] == f"{USER['content']}\n\n{begin[3]['content']}"
     assert [turn.compacted for turn in result.turns] == [False, True, False, False]
+
+
+def test_what_goes_on_with_another_system_prompt_is_recorded_with_that() -> None:
+    """As a planner does that hands its plan to another role of the same model."""
+    slot = Slot()
+    plan, doer = said("First look, then repair it."), {"role": "system", "content": "You do."}
+    slot.ask([SYSTEM, user(f"Plan this: {TASK}")], plan, tools=frozenset())
+    begin = [doer, USER, user(f"The plan: {plan['content']}")]
+    main = said("I look.", "a")
+    slot.ask(begin, main)
+    slot.ask([*begin, main, told("a")], said("Done."))
+    result = slot.result
+    seen = contexts(result.messages, [turn.message for turn in result.turns if turn.compacted])
+    texts = [[result.messages[index]["content"] for index in part] for part in seen]
+    assert texts[0] == [SYSTEM["content"], f"Plan this: {TASK}", plan["content"]]
+    assert texts[1] == [doer["content"], f"{USER['content']}\n\nThe plan: {plan['content']}", "I look.", "ok", "Done."]
 
 
 def test_a_title_that_repeats_the_task_is_no_summary() -> None:
