@@ -388,14 +388,15 @@ class Running:
     """The names of its MCP servers."""
 
     async def lay_out(self, instructions: str, skills: str | None) -> None:
-        """Put the task's instructions and skills where the program looks for them.
+        """Put the task's instructions and skills where the program looks for them. Without instructions there is no
+        such file, which some would tell their model of although it is empty, unless the command line names it.
 
         Raises:
             CommandError: there is no room for them.
             SetupFailed: the skills can't be had.
         """
         commands, program = self.slot.commands, self.program
-        if program.instructions:
+        if program.instructions and (instructions or f"{{folder}}/{program.instructions}" in program.argv):
             await commands.write_file(f"{self.folder}/{program.instructions}", instructions.encode())
         if program.skills and skills is not None:
             copied = await commands.run(["sh", "-c", _COPY, "sh", skills, f"{self.folder}/{program.skills}"])

@@ -418,6 +418,26 @@ async def test_instructions_and_skills_are_put_where_a_program_looks_for_them(tm
         assert (record["reward"], record["failure"]) == (1.0, None), record
 
 
+class Lists(Reads):
+    """Fails if there is a file for instructions."""
+
+    program = AgentProgram("lists", ("sh", "-c", 'test ! -e "$1/a/RULES.md"', "sh", "{folder}"), instructions="a/RULES.md")
+
+
+class Names(Reads):
+    """Fails without the file that its command line names."""
+
+    program = AgentProgram("names", ("test", "-e", "{folder}/RULES.md"), instructions="RULES.md")
+
+
+@pytest.mark.parametrize("kind", [Lists, Names])
+async def test_without_instructions_there_is_no_file_unless_the_command_line_names_it(
+    tmp_path: Path, kind: type[ProgramAgent]
+) -> None:
+    record = await rollout(tmp_path, agent=kind)
+    assert record["failure"] is None, record
+
+
 async def test_skills_that_are_not_there_are_a_failure_of_the_setup(tmp_path: Path) -> None:
     record = await rollout(tmp_path, agent=Reads, environment=Skilled)
     assert record["failure"]["kind"] == "setup" and "skills can't be copied" in record["failure"]["message"], record
