@@ -97,10 +97,13 @@ class Upstream:
         body = json.dumps(self.api.trial(self.model)).encode()
         headers = {"content-type": "application/json"}
         patience_s = self.settings.check_patience_s
+
+        async def ask() -> None:
+            answer = await self._exchange("POST", self.api.path, headers, body, limit_s=patience_s)
+            self._read(*answer, streamed=False, number=0)
+
         try:
-            await self.endpoint.ask(
-                lambda: self._exchange("POST", self.api.path, headers, body, limit_s=patience_s), patience_s=patience_s
-            )
+            await self.endpoint.ask(ask, patience_s=patience_s)
         except ModelError as error:
             refusal = error.__cause__
             if not (isinstance(refusal, HttpRefusal) and refusal.status_code in (400, 422) and not self.endpoint.down):
@@ -147,11 +150,11 @@ class Upstream:
             content, kind = await self._exchange(
                 "POST", self.api.path, passage.headers, passage.body, query=passage.query
             )
-            return self._read(content, kind, passage.streamed, number), content
+            return self._read(content, kind, streamed=passage.streamed, number=number), content
 
         return await self.endpoint.ask(ask, tokens=lambda answer: answer[0].prompt_tokens + answer[0].completion_tokens)
 
-    def _read(self, content: bytes, kind: str, streamed: bool, number: int) -> Reply:
+    def _read(self, content: bytes, kind: str, *, streamed: bool, number: int) -> Reply:
         """Read an answer here, where a retry is possible if it is broken."""
         if kind.startswith(_EVENTS) is not streamed:
             raise BadCompletion(
@@ -159,9 +162,13 @@ class Upstream:
                 "asked for",
                 hint="check that the base URL is that of such an API",
             )
-        answer = self.api.collected(_events(content)) if streamed else json.loads(content)
+        answer = self.api.collected(_events(content)) if streamed else _json(content)
         if not isinstance(answer, dict):
-            raise BadCompletion("the endpoint's answer is no JSON object", hint="check the base URL")
+            said = content[:200].decode("utf-8", "replace")
+            raise BadCompletion(
+                f"the endpoint's answer is no JSON object: it says {said}",
+                hint="check that the base URL is that of such an API",
+            )
         return read_reply(self.api.completion(answer), number)
 
     async def _exchange(
@@ -197,6 +204,13 @@ class Upstream:
         if response.status_code >= 400:
             raise HttpRefusal.of(response.status_code, content, response)
         return content, response.headers.get("content-type", "")
+
+
+def _json(content: bytes) -> object:
+    try:
+        return json.loads(content)
+    except ValueError:
+        return None
 
 
 def _events(content: bytes) -> Iterator[Mapping[str, Any]]:

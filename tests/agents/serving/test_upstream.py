@@ -565,6 +565,15 @@ async def test_the_check_finds_a_wrong_key_and_a_wrong_model(api: str) -> None:
         await one.model.check_endpoint()
 
 
+@pytest.mark.parametrize("api", PATHS)
+async def test_the_check_finds_a_web_page(api: str) -> None:
+    """It is not waited for as long as `check_patience_s`."""
+    async with before((200, b"<html>Log in</html>", {}), api=api) as (one, provider):
+        with pytest.raises(ModelError, match="no JSON object: it says <html>Log in"):
+            await one.model.check_endpoint()
+    assert len(provider.requests) == 3
+
+
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
