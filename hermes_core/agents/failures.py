@@ -220,8 +220,11 @@ def _for_status(status: int, error: BaseException, place: str, model: str, tries
         message = f"{place} refused the API key (HTTP {status}): {said}"
         hint = "set a key that is valid for this endpoint and may use this model"
     elif status == 404:
-        message = f"{place} does not know the model {model!r}, or has no chat completions there (HTTP 404): {said}"
-        hint = "ask it for its models (GET …/models), and check that the base URL is whole: it usually ends in /v1"
+        message = f"{place} does not know the model {model!r}, or has no such API there (HTTP 404): {said}"
+        hint = (
+            "ask it for its models (GET …/models), and check that the base URL is whole: that of an OpenAI-compatible "
+            "endpoint usually ends in /v1"
+        )
     elif status == 429:
         message = f"{place} still limits the rate{tries} (HTTP 429): {said}"
         hint = "lower the concurrency, or raise endpoint_patience_s"

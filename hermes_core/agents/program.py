@@ -305,7 +305,8 @@ class ProgramAgent:
                 if gateway.failure is not None:
                     raise gateway.failure from error
                 if not gateway.log:
-                    raise SetupFailed(f"{self.name} can't be run: {error.message}", hint=error.hint) from error
+                    hint = error.hint or "it must be in the sandbox: docs/agent-programs.md says how it gets there"
+                    raise SetupFailed(f"{self.name} can't be run: {error.message}", hint=hint) from error
                 task.result.stop(StopReason.PROGRAM_FAILED)  # what its own work made of the slot is its result
         return task.result
 

@@ -152,7 +152,7 @@ def test_a_wrong_path_is_found_before_the_first_sandbox_and_told_once(hermes, ta
     *model, url, patience = serve()
     done = hermes("rollout", "tasks", tasks(), *model, f"{url}/x", patience, *level)
     assert (done.code, done.sandboxes, done.out) == (3, 0, "")
-    done.says(f"the model endpoint {url}/x does not know the model 'scripted', or has no chat completions there (HTTP")
+    done.says(f"the model endpoint {url}/x does not know the model 'scripted', or has no such API there (HTTP")
     assert (done.out + done.err).count("HTTP 404") == 1
 
 

@@ -418,6 +418,17 @@ async def test_instructions_and_skills_are_put_where_a_program_looks_for_them(tm
         assert (record["reward"], record["failure"]) == (1.0, None), record
 
 
+class Missing(Reads):
+    program = AgentProgram("missing", ("no-such-agent",))
+
+
+async def test_a_command_that_the_slot_does_not_have_is_named_with_what_to_do(tmp_path: Path) -> None:
+    record = await rollout(tmp_path, agent=Missing)
+    assert record["failure"]["kind"] == "setup"
+    said = record["failure"]["message"]
+    assert "command not found: no-such-agent (it must be in the sandbox: docs/agent-programs.md" in said
+
+
 class Lists(Reads):
     """Fails if there is a file for instructions."""
 
