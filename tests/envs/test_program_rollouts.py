@@ -432,7 +432,7 @@ async def test_a_command_that_the_slot_does_not_have_is_named_with_what_to_do(tm
 class Lists(Reads):
     """Fails if there is a file for instructions."""
 
-    program = AgentProgram("lists", ("sh", "-c", 'test ! -e "$1/a/RULES.md"', "sh", "{folder}"), instructions="a/RULES.md")
+    program = AgentProgram("lists", ("sh", "-c", 'test ! -e "$1/RULES.md"', "sh", "{folder}"), instructions="RULES.md")
 
 
 class Names(Reads):
