@@ -327,12 +327,12 @@ class Conversations:
         place = self.place(forms)
         self.places[place] += 1
         known = self.known(forms)
-        going = [(line, self._goes_on(line, forms, known)) for line in self._lines]
+        places = [(line, self._goes_on(line, forms, known)) for line in self._lines]
         step = self.hear(messages, forms, heard_at=heard_at, failed=failed)
         form = canonical(answer)
         new = Step(answer, form, step, sampled)
         has_task = self._has_task(forms, known)
-        going = [(line, there) for line, there in going if there is not None]
+        going = [(line, there) for line, there in places if there is not None]
         lines = [(line, there) for line, there in going if there.summary is None or _offers(new) or not line.offers]
         for line, there in lines:
             line.add(there, new)
