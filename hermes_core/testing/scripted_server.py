@@ -1,6 +1,6 @@
 """A model server on loopback that answers from a script: no model, no key, real HTTP.
 
-It speaks OpenAI's Chat Completions; and its Responses and Anthropic's Messages, whole and as streams.
+It speaks OpenAI's Chat Completions and Responses, and Anthropic's Messages, whole and as streams.
 
 def solver(prompt):                                  # a script reads like the conversation
     found = yield call("terminal", command="ls")
@@ -26,6 +26,7 @@ from typing import Any
 
 from hermes_core.agents.replies import read_reply
 from hermes_core.agents.serving.anthropic import AnthropicDialect
+from hermes_core.agents.serving.chat import ChatDialect
 from hermes_core.agents.serving.dialects import Answer as Written
 from hermes_core.agents.serving.dialects import BadRequest, Dialect
 from hermes_core.agents.serving.responses import ResponsesDialect
@@ -237,8 +238,8 @@ class ScriptedServer:
             return _failed(Fault(400, "the request is no JSON object"))
         self.requests.append(request)
         self.request_count += 1
-        if dialect is not None:
-            return await self._respond_in(dialect, request)
+        if dialect is not None or request.get("stream"):
+            return await self._respond_in(dialect or ChatDialect(), request)
         if not isinstance(request.get("messages"), list):
             return _failed(Fault(400, "the request has no list of messages"))
         answer = await self._answer(request)
@@ -247,7 +248,7 @@ class ScriptedServer:
         return answer, 200, json.dumps(self._completion(request, answer)).encode()
 
     async def _respond_in(self, dialect: Dialect, request: dict[str, Any]) -> tuple[Answer, int, bytes]:
-        """Return the answer to a request in another form than Chat Completions."""
+        """Return the answer to a request in another form than Chat Completions, or one that asks for a stream."""
         try:
             asked = dialect.read(request)
         except BadRequest as error:
@@ -268,8 +269,6 @@ class ScriptedServer:
             return self.faults.popleft()
         if request.get("model") not in self.models:
             return Fault(404, f"the model {request.get('model')!r} does not exist", "model_not_found")
-        if request.get("stream"):
-            return Fault(400, "this server does not stream")
         try:
             if callable(self.script):
                 answer = self.script(request)

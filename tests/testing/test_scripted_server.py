@@ -131,9 +131,16 @@ async def test_a_bad_request_is_refused_and_the_connection_lives_on(body):
         assert (await http.get("/models")).status_code == 200
 
 
-async def test_streaming_is_refused():
-    async with ScriptedServer([Reply("x")]) as server:
-        assert (await ask(server, stream=True)).status_code == 400
+async def test_a_completion_is_streamed_on_request():
+    async with ScriptedServer([Reply("said", tool_calls=[call("terminal", command="ls")])]) as server:
+        told = await ask(server, stream=True)
+        assert (told.status_code, told.headers["content-type"]) == (200, "text/event-stream")
+        events = [line.removeprefix("data: ") for line in told.text.splitlines() if line.startswith("data: ")]
+        assert events.pop() == "[DONE]"
+        deltas = [choice["delta"] for event in events for choice in json.loads(event)["choices"]]
+        assert "".join(delta.get("content") or "" for delta in deltas) == "said"
+        calls = [made["function"] for delta in deltas for made in delta.get("tool_calls", ())]
+        assert [made["name"] for made in calls if "name" in made] == ["terminal"]
 
 
 async def test_a_request_that_is_too_long_is_refused_before_it_is_read():

@@ -17,7 +17,7 @@ _NOT_STARTED = {"not_found": 127}
 _FAILED = 255
 """The exit status of a command whose outcome is not known."""
 
-_WAIT_S = 0.02
+_WAIT_S = 0.1
 """Seconds that one look at a command waits for its end, so that nobody has to sleep in between."""
 
 

@@ -96,7 +96,7 @@ class Slots:
         self._opened: asyncio.Task[_Open] | None = None
         self._work = TaskSet()
         self._thread = LoopThread(f"slots of {backend}", self._end)
-        self._loop_thread = self._thread.call(_current_thread())
+        self._loop, self._loop_thread = self._thread.call(_where())
 
     @property
     def closed(self) -> bool:
@@ -114,7 +114,7 @@ class Slots:
             HermesError: there is none, the settings are wrong, or it was interrupted.
         """
         started = self.start(self._lease(session, image))
-        while not started.outcome.done():
+        while not started.outcome.done() and not self.closed:
             concurrent.futures.wait([started.outcome], _LOOK_S)
             if interrupted():
                 started.cancel()
@@ -150,21 +150,22 @@ class Slots:
         """Start work in the event loop.
 
         Raises:
-            LoopEnded: the loop has ended.
+            UsageError: the loop has ended.
         """
         outcome: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        tasks: list[asyncio.Task[Any]] = []
 
-        async def begin() -> tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]:
-            task = self._work.spawn(work, "work of hermes-agent")
-            task.add_done_callback(lambda done: _pass_on(done, outcome))
-            return asyncio.get_running_loop(), task
+        def begin() -> None:
+            tasks.append(self._work.spawn(work, "work of hermes-agent"))
+            tasks[0].add_done_callback(lambda done: _pass_on(done, outcome))
 
-        try:
-            loop, task = self._thread.call(begin())
-        except BaseException:
+        def cancel() -> None:
+            tasks[0].cancel()
+
+        if self.closed or not call_in(self._loop, begin):  # nobody waits for the loop: a command takes milliseconds
             work.close()
-            raise
-        return Started(outcome, lambda: call_in(loop, task.cancel))
+            raise UsageError("hermes-agent is ending", hint="begin another session")
+        return Started(outcome, lambda: call_in(self._loop, cancel))
 
     def close(self) -> None:
         """End everything, and block until it is done."""
@@ -243,8 +244,8 @@ _DEFAULTS: dict[str, Any] = {"min_sandboxes": 0, "reserve_slots": 0}
 """Settings that a profile has if it does not set them. Sessions need no slots for verification."""
 
 
-async def _current_thread() -> threading.Thread:
-    return threading.current_thread()
+async def _where() -> tuple[asyncio.AbstractEventLoop, threading.Thread]:
+    return asyncio.get_running_loop(), threading.current_thread()
 
 
 def _pass_on(done: asyncio.Task[Any], outcome: concurrent.futures.Future[Any]) -> None:

@@ -1,0 +1,85 @@
+"""hermes-agent's own batch runner works in slots, and what it writes is a run of ours."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from hermes_core import export_run, merge_runs, read_records
+from hermes_core.testing.scripted_server import Reply, ScriptedServer, ToolScript, call
+
+from .conftest import Home
+
+pytestmark = [pytest.mark.full, pytest.mark.long]
+
+
+def solver(prompt: str):
+    """The model: writes a number, a file with tags in it, and says what it has done."""
+    yield call("terminal", command=f"echo {prompt[-1]} > out.txt; cat out.txt; pwd")
+    yield [call("write_file", path="mod.py", content='TEXT = "<tool_call>"\n'), call("read_file", path="out.txt")]
+    return Reply("Done.", reasoning="It is\nwritten.")
+
+
+async def batch(home: Home, *, prompts: int, resume: bool = False) -> tuple[list[dict[str, Any]], int]:
+    """The rows that the batch runner has written, and how many requests it made for them."""
+    data = home.work / "data.jsonl"
+    data.write_text("".join(json.dumps({"prompt": f"Write the number {number}"}) + "\n" for number in range(prompts)))
+    async with ScriptedServer(ToolScript(solver)) as server:
+        given = {
+            "dataset_file": data.name,
+            "batch_size": 1,
+            "run_name": "numbers",
+            "distribution": "terminal_only",
+            "model": "scripted",
+            "base_url": server.base_url,
+            "api_key": "none",
+            "num_workers": 2,
+            "max_turns": 6,
+            **({"resume": True} if resume else {}),
+        }
+        options = [f"--{name}={value}" for name, value in given.items()]
+        environ = home.environ("slots-local", TERMINAL_CONTAINER_PERSISTENT="false")
+        program = [sys.executable, "-m", "batch_runner", *options]
+        pipes = {"stdout": asyncio.subprocess.PIPE, "stderr": asyncio.subprocess.STDOUT}
+        running = await asyncio.create_subprocess_exec(*program, cwd=home.work, env=environ, **pipes)
+        said, _ = await running.communicate()
+        files = [*(home.work / "data" / "numbers").glob("batch_*.jsonl")]
+        rows = [json.loads(line) for file in files for line in file.read_text().splitlines()]
+        assert len(rows) == prompts, said.decode()[-3000:]
+        return sorted(rows, key=lambda row: row["prompt_index"]), server.request_count
+
+
+def told(rows: list[dict[str, Any]]) -> list[list[str]]:
+    return sorted([part["value"] for part in row["conversations"]] for row in rows)
+
+
+async def test_its_runs_can_be_merged_and_exported_word_for_word(home: Home, tmp_path: Path, isolates: None) -> None:
+    from hermes_agent.command import batch_runs
+
+    rows, _ = await batch(home, prompts=2)
+    for row in rows:
+        answer = json.loads(row["conversations"][3]["value"].splitlines()[1])["content"]
+        assert answer["output"].splitlines()[0] == str(row["prompt_index"])
+        assert answer["output"].splitlines()[1].startswith("/data/slot_"), "it ran in a slot"
+    done = CliRunner().invoke(batch_runs, [str(home.work / "data/numbers"), "--out", str(tmp_path / "run")])
+    assert done.exit_code == 0, done.output
+    records = [*read_records(tmp_path / "run")]
+    assert [message["role"] for message in records[0]["messages"]] == [
+        *("user", "assistant", "tool", "assistant", "tool", "tool", "assistant")
+    ]
+    assert records[0]["messages"][-1]["reasoning_content"] == "It is\nwritten."
+    assert {"terminal", "write_file"} <= {schema["function"]["name"] for schema in records[0]["tool_schemas"]}
+    assert merge_runs([tmp_path / "run", tmp_path / "run"], tmp_path / "merged").repeated == 2
+    export_run(tmp_path / "merged", "sharegpt", tmp_path / "exported")
+    lines = [line for file in (tmp_path / "exported").rglob("*.jsonl") for line in file.read_text().splitlines()]
+    assert told([json.loads(line) for line in lines]) == told(rows)
+
+    more, requests = await batch(home, prompts=3, resume=True)
+    assert told(more[:2]) == told(rows)
+    assert requests <= 5, "only the new prompt is run"
