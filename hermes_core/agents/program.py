@@ -49,7 +49,6 @@ _PROBE = """
 uname -m
 for need in "$@"; do
   case $need in
-    passwd) while IFS=: read -r _ _ uid _; do [ "$uid" != "$(id -u)" ] || continue 2; done </etc/passwd ;;
     glibc) [ -e /lib64/ld-linux-x86-64.so.2 ] || [ -e /lib/ld-linux-aarch64.so.1 ] && continue ;;
     python3.*) [ "$(python3 -c 'import sys; print("python3.%d" % sys.version_info[1])')" = "$need" ] && continue ;;
     *) command -v "$need" >/dev/null && continue ;;
@@ -61,10 +60,7 @@ done
 _MACHINES = {"arm64": "aarch64", "AMD64": "x86_64"}
 """What Linux calls the machines of others."""
 
-_MISSING = {
-    "glibc": "the loader of glibc: its image has musl or nothing",
-    "passwd": "an entry of its user in /etc/passwd",
-}
+_MISSING = {"glibc": "the loader of glibc: its image has musl or nothing"}
 """What each need is called; others are programs."""
 
 
@@ -131,7 +127,7 @@ class AgentProgram:
     skills: str = ""
     """The folder below `{folder}` in which it looks for skills; empty if it knows none."""
     needs: tuple[str, ...] = ()
-    """What the slot must have: programs; `glibc`; `passwd` (an entry of its user); `python3.N`."""
+    """What the slot must have: programs; `glibc`; `python3.N`."""
     dialect: str = "chat"
     """How it asks the model: `chat`, `responses`, `anthropic` or `gemini`; `any` is not known."""
     package: Package | None = None

@@ -8,8 +8,8 @@ from hermes_core import AgentProgram, ProgramAgent
 # At its end it would ask for what to remember, in the same conversation; its memory ends with the rollout.
 _SETTINGS = """\
 {"security": {"auth": {"selectedType": "openai"}}, "telemetry": {"enabled": false},
- "memory": {"enableManagedAutoMemory": false},
- "general": {"disableAutoUpdate": true}, "privacy": {"usageStatisticsEnabled": false}, "mcpServers": {{mcp}}}
+ "general": {"enableAutoUpdate": false}, "privacy": {"usageStatisticsEnabled": false},
+ "memory": {"enableManagedAutoMemory": false, "enableManagedAutoDream": false}, "mcpServers": {{mcp}}}
 """
 
 _ARGV = (
@@ -23,21 +23,26 @@ class QwenCoder(ProgramAgent):
 
     program = AgentProgram(
         name="qwen-coder",
-        version="0.15.10",
+        version="0.24.4",
         package=NpmPackages(
             ("@qwen-code/qwen-code@{version}", "node-linux-{cpu}@22.23.5"),
             keep={"node": "node_modules/node-linux-{cpu}/bin/node", "node_modules": "node_modules"},
-            needs=("glibc", "bash", "passwd"),
+            needs=("glibc", "bash"),
         ),
         argv=_ARGV,
         again=(*_ARGV, "--continue"),
-        env={"QWEN_CODE_SYSTEM_SETTINGS_PATH": "{folder}/settings.json", "QWEN_HOME": "{folder}/qwen"},
+        env={
+            "QWEN_CODE_SYSTEM_SETTINGS_PATH": "{folder}/settings.json",
+            "QWEN_HOME": "{folder}/qwen",
+            "QWEN_STREAM_IDLE_TIMEOUT_MS": "0",  # answers are only sent when they are whole
+            "QWEN_STREAM_MAX_LIFETIME_MS": "0",
+        },
         files={"settings.json": _SETTINGS},
         instructions="qwen/QWEN.md",
         skills="qwen/skills",
         mcp=(
             '"{server}": {"httpUrl": "{url}/mcp/{server}", "headers": {"Authorization": "Bearer {key}"}, '
-            '"timeout": 7200000, "trust": true}'
+            '"timeout": 7200000, "trust": true, "alwaysLoadTools": true}'  # else its model has to search for them
         ),
-        tried="0.15.10: solves the demo tasks on `local`, at `user` and `namespace`, without a network",
+        tried="0.24.4: solves the demo tasks on `local` and `docker`, without a network",
     )
