@@ -6,6 +6,8 @@ What lasts is no reward, although the work was done by then, and ends each agent
 from __future__ import annotations
 
 import json
+import shutil
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
@@ -31,7 +33,14 @@ pytestmark = [pytest.mark.full, pytest.mark.long, pytest.mark.loop_stall(2.0)]
 ALWAYS = ("codex", "pi")
 """The agents that are tried with each change. The others take minutes."""
 
-AGENTS = [name if name in ALWAYS else pytest.param(name, marks=pytest.mark.stress) for name in (*TOOLS, "aider")]
+TERMINUS = "terminus-2"
+LACKING = (sys.version_info < (3, 12) and "Python 3.12") or (shutil.which("tmux") is None and "tmux") or ""
+"""What Terminus 2 needs and does not have here."""
+
+AGENTS = [
+    *(name if name in ALWAYS else pytest.param(name, marks=pytest.mark.stress) for name in (*TOOLS, "aider")),
+    pytest.param(TERMINUS, marks=[pytest.mark.stress, pytest.mark.skipif(bool(LACKING), reason=f"it needs {LACKING}")]),
+]
 
 LATE_S = 12.0
 """Seconds after which a stream has begun, so that a refusal can no longer have a status of its own."""
@@ -43,8 +52,9 @@ MODEL, DONE, TOO_MUCH = (None, "model", "model_error"), (1.0, None, "finished"),
 
 ENDS = 5
 """The most calls of an agent that meets a fault: some ask again, at once."""
-SHORTENS = 31
-"""The most calls of an agent that shortens its conversation: some do so until they have had all model calls."""
+SHORTENS = 50
+"""The most calls of an agent that shortens its conversation: some do so until they have had all 30 model calls, and
+Terminus 2 then asks three times more for each way that it knows."""
 
 
 @dataclass(frozen=True)
@@ -62,18 +72,27 @@ def work(agent: str, turns: int) -> list[Reply]:
     """Return what the model says in so many turns. The first one does the task, if the agent has tools."""
     if agent == "aider":  # it has none, and asks again if a file has no name
         return [*(Reply(f"```\n{n}\n```\n") for n in range(turns - 1)), Reply("out.txt\n```\ndone\n```\n")]
+    commands = ["echo done >out.txt", *(f"true {n}" for n in range(turns - 2)), END.get(agent, "")]
+    if agent == TERMINUS:  # it asks once more whether it has done the task
+        return [_keys(each, done=n >= turns - 2) for n, each in enumerate(commands)]
     name, argument, others = TOOLS[agent]
     last = Reply("I wrote it.", usage=(10, 5))
-    commands = ["echo done >out.txt", *(f"true {n}" for n in range(turns - 2)), END.get(agent, "")]
     calls = [Reply(None, [call(name, **{argument: each}, **others)], usage=(10, 5)) for each in commands]
     return calls if agent in END else [*calls[:-1], last]
+
+
+def _keys(command: str, *, done: bool) -> Reply:
+    """Type a command into the terminal of Terminus 2."""
+    keys = [{"keystrokes": f"{command}\n", "duration": 0.5}]
+    said = {"analysis": "I look.", "plan": "I write it.", "commands": keys, "task_complete": done}
+    return Reply(json.dumps(said), usage=(10, 5))
 
 
 def cells(agent: str) -> dict[str, Cell]:
     """Return the table of an agent: each fault that lasts, those that pass one after the other, and what is too
     long."""
     short = work(agent, 2)
-    scored = (TOO_MUCH, DONE, (1.0, None, "max_turns"), (1.0, None, "program_failed"))
+    scored: tuple[Any, ...] = (TOO_MUCH, DONE, (1.0, None, "max_turns"), (1.0, None, "program_failed"))
     scored = scored if agent != "aider" else ((0.0, None, "context_length"),)
     late = replace(TOO_LONG, delay_s=LATE_S)
     found = {name: Cell(Endpoint(short, {1: fault}), (MODEL,), ENDS, SETTINGS) for name, fault in FAULTS.items()}
