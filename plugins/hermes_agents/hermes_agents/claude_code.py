@@ -55,7 +55,7 @@ class ClaudeCode(ProgramAgent):
         skills="claude/skills",
         mcp=MCP_SERVER,
         dialect="anthropic",
-        tried="2.1.332: solves a demo task on `local`; 2.1.197 all four, also on `docker`; both without a network",
+        tried="2.1.332: solves the demo tasks on `local` and `docker`, without a network",
     )
 
     def program_for(self, task: AgentTask) -> AgentProgram:

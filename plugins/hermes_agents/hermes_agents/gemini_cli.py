@@ -46,5 +46,5 @@ class GeminiCli(ProgramAgent):
             '"timeout": 7200000, "trust": true}'
         ),
         dialect="gemini",
-        tried="0.61.0: solves the demo tasks on `local`, at `user` and `namespace`, without a network",
+        tried="0.61.0: solves the demo tasks on `local` and `docker`, without a network",
     )

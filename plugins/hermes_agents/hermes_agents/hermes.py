@@ -30,5 +30,5 @@ class Hermes(ProgramAgent):
         mcp=(
             '"{server}": {"url": "{url}/mcp/{server}", "headers": {"Authorization": "Bearer {key}"}, "timeout": 7200}'
         ),
-        tried="0.19.0: solves a task on `local`, at `namespace`, without a network",
+        tried="0.19.0: solves the demo tasks on `local` and `docker`, without a network",
     )

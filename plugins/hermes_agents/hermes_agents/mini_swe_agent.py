@@ -34,5 +34,5 @@ class MiniSweAgent(ProgramAgent):
             "LITELLM_LOCAL_MODEL_COST_MAP": "True",
             "MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT": "1",  # else it asks again for minutes, whatever it is told
         },
-        tried="2.4.6: solves the demo tasks on `local`, at `user` and `namespace`, without a network",
+        tried="2.4.6: solves the demo tasks on `local` and `docker`, without a network",
     )

@@ -51,5 +51,5 @@ class OpenCode(ProgramAgent):
             '"{server}": {"type": "remote", "url": "{url}/mcp/{server}", "oauth": false, '
             '"headers": {"Authorization": "Bearer {key}"}, "timeout": 7200000}'
         ),
-        tried="1.18.33: solves the demo tasks on `local`, at `user` and `namespace`, without a network",
+        tried="1.18.33: solves the demo tasks on `local` and `docker`, without a network",
     )

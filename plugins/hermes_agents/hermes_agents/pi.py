@@ -38,5 +38,5 @@ class Pi(ProgramAgent):
             '"{server}": {"url": "{url}/mcp/{server}", "headers": {"Authorization": "Bearer {key}"}, '
             '"exposure": "direct", "timeout": 7200}'
         ),
-        tried="1.6.0: solves a demo task on `local`; 0.73.1 all four, also on `docker`; both without a network",
+        tried="1.6.0: solves the demo tasks on `local` and `docker`, without a network",
     )
