@@ -76,7 +76,7 @@ def script(agent: str, reasoning: str | None = None) -> Callable[[dict[str, Any]
             [shlex.join(["python3", "-c", REPLACE, path, mend.old, mend.new])],
             *([[END[agent]]] if agent in END else []),
         ]
-        turn = sum(message["role"] == "assistant" for message in request["messages"])
+        turn = sum(bool(message.get("tool_calls")) for message in request["messages"])  # some make up answers before
         if turn >= len(steps):
             return Reply("I mended it.", usage=(100, 5))
         calls = [call(name, **{argument: command}, **others) for command in steps[turn]]
