@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hermes_core.testing.tiny_model.folder import chat_format
-from tests.coding_agents.test_real_agents import END, ROW, TOOLS, WHOLE
+from tests.coding_agents.test_real_agents import END, ROW, TOOLS
 from tests.tiny_model.plans import Gap, letters, make_plan, ordinary
 
 FORM, MARK = "qwen3", "<|im_start|>assistant\n"
@@ -37,6 +37,9 @@ WORDS = {
     "new": "return a  ",
 }
 """What it says to a parameter whose name has the word."""
+
+ANEW = {"enter_plan_mode"}
+"""Tools that are not called, because the agent then changes its system message: it begins anew."""
 
 SUMMARY = re.compile(r"(?:create|write|provide|generate|output)\b[^.]{0,100}\bsummar", re.IGNORECASE)
 """How agents ask for a summary. It has the task, as those of models do."""
@@ -79,7 +82,7 @@ class WildModel:
         if SUMMARY.search(prompt.rpartition("<|im_start|>user\n")[2]):
             return ["<summary>\n", ROW["prompt"], " I did ", Gap(30, self._words), "\n</summary>"]
         if not tools:
-            return [*words, "See calc.py.\n", chance.choice((WHOLE, Gap(20, self._words)))]
+            return [*words, Gap(20, self._words)]
         if turn < chance.randrange(2, self._turns):
             calls = [self._call(tools) for _ in range(chance.choice((1, 1, 1, 2, 3)))]
             return [*words, *(each for call in calls for each in (*call, "\n"))]
@@ -93,7 +96,7 @@ class WildModel:
             return self._written(*self._command(chance.choice(COMMANDS)))
         if kind < 0.8:
             return self._written("no_such_tool", {"a": 1})
-        name = chance.choice(sorted(tools))
+        name = chance.choice(sorted(tools.keys() - ANEW))
         return self._written(name, _value(tools[name], name))
 
     def _command(self, command: str) -> tuple[str, dict[str, Any]]:
