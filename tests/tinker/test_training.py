@@ -24,7 +24,7 @@ from hermes_core.runtime import Runtime
 from hermes_core.settings import Settings
 from hermes_core.testing import tiny_model
 from hermes_core.testing.tiny_model.engine import Sampled
-from tests.exactness import FORMS, MANY, check_run, check_share, without_trial
+from tests.exactness import COMMAND, FORMS, MANY, check_run, check_share, without_trial
 from tests.tinker.conftest import AGENT, Open
 from tests.tiny_model.token_exactness import TrainedSequence
 from tests.trl.conftest import ISOLATION
@@ -42,7 +42,7 @@ def opened(skyrl: Open) -> Iterator[Callable[..., Any]]:
         def open_run(environment: Any, *, training: Any = None, agent: Any = AGENT, **options: Any) -> Any:
             training = training or skyrl.shared
             return stack.enter_context(
-                TinkerRun(environment, training, agent=agent, concurrency=16, **ISOLATION, **options)
+                TinkerRun(environment, training, agent=agent, concurrency=16, **{**ISOLATION, **options})
             )
 
         yield open_run
@@ -167,12 +167,23 @@ def test_no_step_is_asked_for_before_its_gradients_are_there(
     assert training.order == ["gradients", "step"] * (len(training.order) // 2)
 
 
+@pytest.mark.parametrize("name", ["model", "program"])
 def test_the_trainer_computes_the_logprobs_of_the_sampler(
-    skyrl: Open, opened: Callable[..., Any], troubled: Callable[..., Any], calls_often: None
+    name: str,
+    skyrl: Open,
+    opened: Callable[..., Any],
+    troubled: Callable[..., Any],
+    calls_often: None,
+    request: pytest.FixtureRequest,
 ) -> None:
     from hermes_tinker import datums, grpo
 
-    run = opened(troubled(), training=skyrl.client(), agent=summarising(skyrl.tokenizer, "chatml"))
+    agent, level = summarising(skyrl.tokenizer, "chatml"), {}
+    if name == "program":
+        request.getfixturevalue("isolates")
+        del agent["compact_at"]
+        agent, level = {**agent, "name": name, "command": COMMAND}, {"isolation": "user"}
+    run = opened(troubled(), training=skyrl.client(), agent=agent, **level)
     first, second = grpo(run, steps=2, groups=2, size=8, learning_rate=1e-3)
     differ = [group for group in first.groups if len({each.reward for each in group.kept}) > 1]
     sequences = [sequence for group in differ for each in group.kept for sequence in each.sequences]
