@@ -26,7 +26,7 @@ case $2 in
 esac
 """
 
-_START_S, _END_S = 120.0, 10.0
+_START_S, _END_S = 600.0, 10.0
 
 
 @contextmanager
