@@ -21,8 +21,11 @@ import pytest
 from hermes_core.runtime import Runtime
 from hermes_core.settings import Settings
 from hermes_core.testing.tiny_model.folder import make_tokenizer
+from tests.token_server import Given
+from tests.vllm import record
 
 HOW = "`make setup EXTRAS=vllm`, then `.venv-vllm/bin/python -m pytest -m full tests/vllm`"
+ROOT = Path(__file__).resolve().parents[2]
 START_S = 600.0
 """Seconds that a server may take to start, on a machine that others use, too."""
 
@@ -35,36 +38,45 @@ def vllm_extra(exact_extra: None, torch_extra: None, require: Callable[[str, str
 
 @pytest.fixture(scope="session")
 def model(vllm_extra: None, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
-    """A folder with a tokenizer and random weights, and these weights. Heads are as wide as vLLM's kernels want them;
-    one answer of twenty tokens or so ends by itself."""
+    """A folder with a tokenizer and random weights, and these weights. One answer of twenty tokens or so ends by
+    itself."""
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
 
     folder = tmp_path_factory.mktemp("model")
     schemas = Runtime(Settings(), load_entry_points=False).tools.schemas(("terminal",))
     tokenizer = make_tokenizer(folder, "chatml", [json.dumps(schemas), json.dumps(schemas, indent=4)], vocabulary=3000)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=256,
-        intermediate_size=512,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        max_position_embeddings=4096,
-        initializer_range=1 / 16,
-        tie_word_embeddings=False,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
+    weights = random_weights(tokenizer, context=4096)
     with torch.random.fork_rng(devices=[]), torch.inference_mode():
         torch.manual_seed(0)
-        weights = LlamaForCausalLM(config).eval()
         weights.model.embed_tokens.weight[:, 0] = 4.0  # one feature that is the same everywhere
         states = weights.model(torch.randint(len(tokenizer), (1, 200))).last_hidden_state[0, :, 0]
         weights.lm_head.weight[tokenizer.eos_token_id] = 0.0
         weights.lm_head.weight[tokenizer.eos_token_id, 0] = 4.7 / states.mean()
     weights.save_pretrained(folder)
     return folder, weights
+
+
+def random_weights(tokenizer: Any, *, context: int) -> Any:
+    """Return a small Llama whose heads are as wide as vLLM's kernels want them."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=256,
+        intermediate_size=512,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=context,
+        initializer_range=1 / 16,
+        tie_word_embeddings=False,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return LlamaForCausalLM(config).eval()
 
 
 class Server:
@@ -81,8 +93,16 @@ class Server:
         about = folder / "named" / "vllm-0.32.0.dist-info"
         about.mkdir(parents=True)
         (about / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n")
-        self._env = {**os.environ, "PYTHONPATH": str(about.parent), "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
-        self._env |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CACHE_ROOT": str(folder / "cache")}
+        self._record = folder / "record.jsonl"
+        self._env = {
+            **os.environ,
+            "PYTHONPATH": f"{about.parent}{os.pathsep}{ROOT}",
+            "HF_HUB_OFFLINE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "VLLM_CACHE_ROOT": str(folder / "cache"),
+            record.FILE: str(self._record),
+        }
         self._running: subprocess.Popen[bytes] | None = None
 
     async def start(self, *options: str) -> None:
@@ -90,7 +110,8 @@ class Server:
         command = [
             *(Path(sys.executable).with_name("vllm"), "serve", self.model, "--host", "127.0.0.1", "--port", self.port),
             *("--logprobs-mode", "processed_logprobs", "--dtype", "float32", "--enforce-eager", "--max-num-seqs", 8),
-            *("--max-model-len", 4096, "--enable-auto-tool-choice", "--tool-call-parser", "hermes", *options),
+            *("--max-model-len", 4096, "--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
+            *("--middleware", f"{record.__name__}.{record.Record.__name__}", *options),
         ]
         with self._log.open("ab") as log:
             self._running = self._spawn([str(each) for each in command], log)
@@ -103,6 +124,10 @@ class Server:
         return subprocess.Popen(
             command, env=self._env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
         )
+
+    def sampled(self) -> list[Given]:
+        """What it has sampled by its completions API, as it wrote that down itself."""
+        return list(record.completions(self._record))
 
     def kill(self) -> None:
         """End it and all that it has started, at once. Idempotent."""

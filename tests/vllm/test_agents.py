@@ -1,0 +1,118 @@
+"""Coding agents in slots without a network, their model a real vLLM: what they are trained on is what it has sampled.
+
+.venv-vllm/bin/python -m pytest -n 0 -m stress tests/vllm/test_agents.py
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import hermes_agents
+import pytest
+
+from hermes_core.envs.runner import run_rollouts
+from hermes_core.runtime import Runtime
+from hermes_core.settings import Settings
+from tests.coding_agents.conftest import indexes  # noqa: F401
+from tests.coding_agents.test_exact_agents import CONTINUED, chat_template
+from tests.coding_agents.test_real_agents import ROW, TOOLS
+from tests.exactness import without_trial
+from tests.tiny_model.token_exactness import TrainedSequence, spans
+from tests.token_server import differences
+from tests.vllm.conftest import Server
+from tests.vllm.test_vllm import TOLERANCE
+from tests.vllm.writer import CONTEXT, make_writer
+
+
+@pytest.mark.stress
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize(("agent", "rollouts"), [("codex", 200)])
+async def test_an_agent_is_trained_on_what_a_real_server_sampled(
+    vllm_extra: None,
+    isolates: None,
+    indexes: None,  # noqa: F811
+    tmp_path: Path,
+    agent: str,
+    rollouts: int,
+    record_property: Callable[[str, object], None],
+) -> None:
+    tokenizer, weights = make_writer(tmp_path / "model", TOOLS[agent])
+    server = Server(tmp_path / "model", tmp_path)
+    try:
+        await server.start("--max-model-len", str(CONTEXT))
+        began = time.monotonic()
+        records = await recorded(tmp_path, agent, rollouts, server, tokenizer)
+        seconds = time.monotonic() - began
+    finally:
+        server.kill()
+    assert [record["failure"] for record in records] == [None] * rollouts
+    sampled = without_trial(server.sampled(), tokenizer)
+    trained = [TrainedSequence(**lists) for record in records for lists in record["sequences"]]
+    found = differences(trained, sampled)
+    continued = sum(record["program"]["requests"].get("continues", 0) for record in records)
+    share = continued / (len(sampled) - rollouts)
+    forks = sum((Counter(record.get("forks") or {}) for record in records), Counter[str]())
+    calls = sum(len(record["calls"]) for record in records)
+    worst = max(deviations(weights, trained))
+    record_property(
+        "figure",
+        f"{agent} with vLLM: {rollouts} trajectories of {len(sampled)} answers and {calls} calls in {seconds:.0f} s: "
+        f"{sum(len(each.tokens) for each in trained)} tokens, {sum(len(each.tokens) for each in sampled)} of them "
+        f"sampled; {len(found)} differences from the server's own record; logprobs within {worst:.1e} of those of the "
+        f"weights; {share:.1%} of the requests after the first went on from a known path; forks: {dict(forks) or 0}",
+    )
+    assert found == []
+    assert calls > rollouts
+    assert worst <= TOLERANCE
+    assert share >= CONTINUED
+
+
+def deviations(weights: Any, sequences: Sequence[TrainedSequence]) -> Iterator[float]:
+    """How far each logprob is from the one that the weights give. What all prompts begin with is computed once."""
+    import torch
+
+    prompts = [each.tokens[: next(spans(each.masks))[0] - 1] for each in sequences]
+    begin = len(list(itertools.takewhile(lambda column: len(set(column)) == 1, zip(*prompts, strict=False))))
+    with torch.inference_mode():
+        cache = weights.model(torch.tensor([sequences[0].tokens[:begin]]), use_cache=True).past_key_values
+        for each in sequences:
+            logits = weights(torch.tensor([each.tokens[begin:]]), past_key_values=cache, use_cache=True).logits[0]
+            cache.crop(begin - len(each.tokens))
+            logprobs = torch.log_softmax(logits.double(), -1)
+            for place in itertools.chain.from_iterable(itertools.starmap(range, spans(each.masks))):
+                yield abs(each.logprobs[place] - float(logprobs[place - begin - 1, each.tokens[place]]))
+
+
+async def recorded(tmp_path: Path, agent: str, rollouts: int, server: Server, tokenizer: Any) -> list[Any]:
+    """The records of a run of one task."""
+    (tmp_path / "tasks.jsonl").write_text(json.dumps(ROW) + "\n")
+    records: list[Any] = []
+    async with Runtime(
+        Settings(state_dir=tmp_path / "state"), load_entry_points=False, plugins=[hermes_agents]
+    ) as runtime:
+        await run_rollouts(
+            runtime,
+            "tasks",
+            agent,
+            env={"dataset_name": str(tmp_path / "tasks.jsonl")},
+            settings={
+                "model": server.model,
+                "base_url": server.base_url,
+                "chat_template": chat_template(tokenizer),
+                "tool_call_parser": "auto",
+                "max_tokens": 300,
+                "max_turns": 8,
+            },
+            isolation="user",
+            backend_config={"network": "none"},
+            group_size=rollouts,
+            concurrency=4,
+            on_record=lambda record: records.append(dict(record)),
+        )
+    return records

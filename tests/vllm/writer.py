@@ -1,0 +1,99 @@
+"""A small model that writes the tool calls of an agent by itself: what samples from it need force nothing."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hermes_core.testing.tiny_model.folder import make_tokenizer
+from tests.tiny_model.plans import ordinary
+from tests.vllm.conftest import random_weights
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+
+COMMANDS = [
+    "cat calc.py",
+    "ls -la",
+    "sed -i 's/a - b/a + b/' calc.py  # naïve",
+    "PYTHONPATH=. python3 -c 'import calc; print(calc.add(2, 3))'",
+    "grep -n return *.py | head",
+    "cat missing.txt",
+]
+THINK, THOUGHT = "<think>\n", "\n</think>\n\n"
+ENDS = ["I mended it.", "All done: `calc.py` adds now.", "Nothing is left to do."]
+
+CONTEXT = 32_768
+
+SURE = 15.0
+"""The logit of what comes next in the form. All other tokens together have about 9: a few steps are wild."""
+NEVER = 12.0
+"""How far down the pieces of the form are where they don't belong."""
+BRIEF = 7.0
+"""The logit of a thought's end, within it: one token in six or so."""
+
+
+def make_writer(folder: Path, tool: tuple[str, str, dict[str, Any]]) -> tuple[Any, Any]:
+    """Save a model whose answers have the form of Qwen3's, and return its tokenizer and weights.
+
+    It thinks some random tokens, then makes a call or two, or ends with a text. The pieces of the form are tokens of
+    their own, and the output layer says which one follows another, after prompts of any length. All else is random
+    weights.
+
+    Args:
+        tool: the tool's name, its argument that has the command, and further arguments.
+    """
+    name, argument, others = tool
+    call = json.dumps({"name": name, "arguments": {argument: "COMMAND", **others}})
+    before, after = f"<tool_call>\n{call}\n</tool_call>".split("COMMAND")
+    commands = [json.dumps(command)[1:-1] for command in COMMANDS]
+    texts = [path.read_text("utf-8") for path in sorted(DOCS.glob("*.md"))]
+    tokenizer = make_tokenizer(folder, "qwen3", texts, vocabulary=4000)
+    random = ordinary(tokenizer)
+    tokenizer.add_tokens([THINK, THOUGHT, before, f"\n{before}", *commands, after, *ENDS])
+    tokenizer.save_pretrained(folder)
+    any_command, done = dict.fromkeys(commands, 1 / len(commands)), {tokenizer.eos_token: 1.0}
+    follow: dict[str, dict[str, float]] = {
+        "\n": {THINK: 1.0},  # the last token of a prompt
+        THOUGHT: {before: 0.8, **dict.fromkeys(ENDS, 0.2 / len(ENDS))},
+        before: any_command,
+        f"\n{before}": any_command,
+        **{each: {after: 1.0} for each in commands},
+        after: {**done, f"\n{before}": 1 / 3},
+        **dict.fromkeys(ENDS, done),
+    }
+    weights = random_weights(tokenizer, context=CONTEXT)
+    _follow(weights, tokenizer, follow, random)
+    weights.save_pretrained(folder)
+    return tokenizer, weights
+
+
+def _follow(weights: Any, tokenizer: Any, follow: Mapping[str, Mapping[str, float]], random: frozenset[int]) -> None:
+    """Write into the output layer what follows what."""
+    import torch
+
+    def token(text: str) -> int:
+        (one,) = tokenizer.encode(text, add_special_tokens=False)
+        return int(one)
+
+    with torch.inference_mode():
+        for layer in weights.model.layers:
+            layer.self_attn.o_proj.weight *= 0.02  # the prompt has a part in each state, and its last token the largest
+            layer.mlp.down_proj.weight *= 0.02
+        weights.model.embed_tokens.weight[:, 0] = 1.0  # a feature that all have in common
+        before, others = sorted(random)[:64], sorted(random)[64:512]
+        ids = torch.tensor([[*before, last] for last in (*map(token, follow), *others)])
+        states = weights.model(ids).last_hidden_state[:, -1]
+        own, common = states[: len(follow)], states[len(follow) :].mean(0)
+        common = common / common.dot(common)
+        form = sorted(set(range(len(tokenizer))) - random)
+        head = weights.lm_head.weight
+        head[form] = -NEVER * common
+        head[token(THOUGHT)] = BRIEF * common
+        for state, nexts in zip(own, follow.values(), strict=True):
+            here = state - common * common.dot(state) / common.dot(common)
+            here = here / here.dot(state)
+            for after, share in nexts.items():
+                head[token(after)] += (NEVER + SURE + math.log(share)) * here
