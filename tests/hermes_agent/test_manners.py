@@ -1,0 +1,39 @@
+"""What hermes-agent's users know besides commands is the same in slots."""
+
+from __future__ import annotations
+
+import pytest
+
+from .conftest import CONFIG, Home
+
+pytestmark = pytest.mark.full
+
+
+def test_interrupts_subagents_and_ends_of_sessions(home: Home, isolates: None, leak_check: None) -> None:
+    found = home.results("manners.py", terminal="slots-local")
+    interrupted = found["interrupted"]
+    assert (interrupted["exit_code"], interrupted["left"]) == (130, ""), interrupted
+    assert interrupted["output"] == "[Command interrupted]"
+    assert interrupted["seconds"] < 100
+    of_chat, of_helper, of_other = found["subagent"]
+    assert of_helper == of_chat and of_chat.startswith("of-the-chat.txt")
+    assert "No such file" in of_other
+    assert found["ended"] == "", "another session's files are gone"
+    told, again = found["lost"]
+    assert told["exit_code"] == -1 and told["output"].startswith("[The sandbox failed: ")
+    assert (again["exit_code"], again["output"]) == (0, "again")
+    assert found["guarded"] == [True, False, True]
+
+
+@pytest.mark.parametrize("broken", ["off", "misspelt"])
+def test_without_the_plugin_or_the_backend_no_command_runs(home: Home, hermes_extra: None, broken: str) -> None:
+    terminal = "slots-local"
+    if broken == "off":
+        home.configure(**{**CONFIG, "plugins": {"enabled": []}})
+    else:
+        terminal = "slots-dokcer"
+    program = "from model_tools import handle_function_call as call; print(call('terminal', {'command': 'touch ran'}))"
+    (home.folder / "one.py").write_text(program)
+    done = home.run(str(home.folder / "one.py"), terminal=terminal)
+    assert "Unknown environment type" in done.stdout or "unknown backend 'dokcer'" in done.stdout, done.stdout
+    assert not (home.work / "ran").exists()
