@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -83,3 +84,45 @@ async def test_its_runs_can_be_merged_and_exported_word_for_word(home: Home, tmp
     more, requests = await batch(home, prompts=3, resume=True)
     assert told(more[:2]) == told(rows)
     assert requests <= 5, "only the new prompt is run"
+
+
+@pytest.fixture
+def hermes_program(require: Callable[[str, str | None], None]) -> None:
+    """The program that `--agent hermes` sends into slots has been fetched."""
+    from hermes_agents import packages
+
+    there = any(packages.cache().glob("hermes-*"))
+    require("agents", None if there else "hermes-agent is not fetched; `hermes-rl agents install hermes`")
+
+
+def without_ids(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A conversation with its calls numbered, and their arguments as values."""
+    numbers: dict[str, str] = {}
+    plain = json.loads(json.dumps([message for message in messages if message["role"] != "system"]))
+    for message in plain:
+        for made in message.get("tool_calls", ()):
+            made["id"] = numbers.setdefault(made["id"], str(len(numbers)))
+            made["function"]["arguments"] = json.loads(made["function"]["arguments"])
+        if "tool_call_id" in message:
+            message["tool_call_id"] = numbers[message["tool_call_id"]]
+            message["content"] = json.loads(message["content"])
+    return plain
+
+
+async def test_a_rollout_of_the_agent_hermes_has_the_same_messages(
+    home: Home, tmp_path: Path, isolates: None, hermes_program: None
+) -> None:
+    from hermes_agent.trajectories import read_batch_run
+
+    await batch(home, prompts=1)
+    [theirs] = read_batch_run(home.work / "data/numbers")
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "Write the number 0"}\n')
+    async with ScriptedServer(ToolScript(solver)) as server:
+        given = ["--env.dataset_name=prompts.jsonl", "--agent=hermes", "--model=scripted", "--isolation=namespace"]
+        program = [sys.executable, "-m", "hermes_core", "rollout", "prompts", *given, f"--base-url={server.base_url}"]
+        running = await asyncio.create_subprocess_exec(
+            *program, "--out=run", cwd=tmp_path, env={**home.environ("local"), "OPENAI_API_KEY": "none"}
+        )
+        assert await running.wait() == 0
+    [ours] = read_records(tmp_path / "run")
+    assert without_ids(ours["messages"]) == without_ids([*theirs.messages])
