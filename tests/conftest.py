@@ -221,8 +221,20 @@ def _records_fit_the_schema(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(Record, "to_json", noted)
     yield
     for value in made:
-        for error in RECORD.iter_errors(json.loads(json_line(value))):
+        for error in RECORD.iter_errors(_shortened(json.loads(json_line(value)))):
             pytest.fail(f"a record does not fit its schema: {error.json_path}: {error.message}", pytrace=False)
+
+
+def _shortened(value: Any) -> Any:
+    """The value, of whose long lists of numbers only what their items differ in is left: a schema has looked at each of
+    100,000 tokens for minutes."""
+    if isinstance(value, dict):
+        return {key: _shortened(item) for key, item in value.items()}
+    if not isinstance(value, list):
+        return value
+    if len(value) > 100 and {type(item) for item in value} <= {int, float}:
+        return [min(value), max(value), *{type(item): item for item in value}.values()]
+    return [_shortened(item) for item in value]
 
 
 @pytest.fixture(scope="session")
