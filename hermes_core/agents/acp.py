@@ -255,7 +255,7 @@ class AcpAgent(CommandAgent):
         if failed == "ended" and left is not None and running.calls == calls:
             return left
         failed = f"ended with {done.returncode}" if failed == "ended" and done is not None else failed
-        running.check(failed, output)
+        running.check(failed, output, begun=bool(session.id))
         running.result.stop(running.stop_reason(StopReason.PROGRAM_FAILED, since=calls))
         return None
 

@@ -446,24 +446,27 @@ class Running:
             **more,
         }
 
-    def check(self, failed: str | None, output: str) -> None:
+    def check(self, failed: str | None, output: str, *, begun: bool = True) -> None:
         """Check whether what the program did can be its result.
 
         Args:
             failed: what went wrong with it; None if nothing did.
+            begun: whether it was told its task.
 
         Raises:
             ModelError: the model failed.
-            SetupFailed: it failed before the model had answered anything, or nothing that it asked could be answered.
+            SetupFailed: it failed before it had begun, or before the model had answered anything, or nothing that it
+                asked could be answered.
         """
         if self.gateway.failure is not None:
             raise self.gateway.failure
-        if self.answers or not (failed or any(self.gateway.counts.values())):
+        if begun and (self.answers or not (failed or any(self.gateway.counts.values()))):
             return  # what asks no model may work in its own way
         refusal = next((call.refusal for call in reversed(self.gateway.log) if call.refusal), None)
         said = [f"its last request was refused: {refusal}" if refusal else "", output[-2000:].strip()]
+        missed = "its task" if self.answers else "the model had answered it"
         raise SetupFailed(
-            f"{self.program.name} {failed or 'ended'} before the model had answered it: "
+            f"{self.program.name} {failed or 'ended'} before {missed}: "
             f"{'; '.join(filter(None, said)) or 'it said nothing'}",
             hint="see in docs/agent-programs.md what a program is given, and how it asks the model",
         )

@@ -129,6 +129,8 @@ def main():
     if "dies-first" in MODES:
         sys.exit("no settings")
     messages = []
+    if "asks-first" in MODES:
+        ask_model([{"role": "user", "content": "Write done."}])
     for line in sys.stdin:
         message = json.loads(line)
         method, number, params = message.get("method"), message.get("id"), message.get("params")

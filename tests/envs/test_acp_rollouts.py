@@ -157,13 +157,14 @@ async def test_a_program_that_hangs_is_ended_at_the_end_of_its_time(tmp_path: Pa
     [
         ("dies-first", "acp ended with 1 before the model had answered it: no settings"),
         ("hangs", "was not ready within 4 s"),
+        ("asks-first hangs", "was not ready within 4 s, before its task"),
         ("old", "speaks version 7 of ACP, and not 1"),
         ("locked", "refused session/new: Authentication required (auth_method can be key)"),
         ("errs-first", "refused session/new"),
     ],
 )
 async def test_a_program_that_can_not_be_started_is_no_reward(tmp_path: Path, modes: str, said: str) -> None:
-    record = await rollout(tmp_path, modes, start_timeout_s=4.0 if modes == "hangs" else 60.0)
+    record = await rollout(tmp_path, modes, start_timeout_s=4.0 if "hangs" in modes else 60.0)
     assert record["reward"] is None and record["failure"]["kind"] == "setup"
     assert said in record["failure"]["message"]
 
