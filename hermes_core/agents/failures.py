@@ -189,6 +189,8 @@ def brief(error: BaseException) -> str:
         return "no connection"
     if isinstance(error, ValueError):
         return "no JSON"
+    if isinstance(error, BadCompletion):
+        return "no completion in the answer"
     return type(error).__name__
 
 
