@@ -224,7 +224,7 @@ def test_what_an_endpoint_does_is_never_a_reward_and_never_the_agents_time(
 
 WRONG = {
     "key": (Fault(401, "no such key"), "refused the API key (HTTP 401)", "set a key that is valid"),
-    "path": (Fault(404, "no such path"), "(HTTP 404)", "it usually ends in /v1"),
+    "path": (Fault(404, "no such path"), "(HTTP 404)", "usually ends in /v1"),
     "host": (None, "could not be reached", "check that the server runs"),
     "page": (Fault(body=b"<html>Hello</html>"), "not JSON", "check that the base URL"),
     "silence": (Fault(delay_s=60), "did not answer in time", "raise request_timeout_s"),
