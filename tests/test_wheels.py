@@ -511,6 +511,7 @@ def test_an_adapter_alone_is_light_and_says_which_version_it_was_tested_with(
 
 @pytest.mark.long
 @pytest.mark.full
+@pytest.mark.timeout(900)
 def test_authors_code_passes_the_type_checker_and_what_new_writes_also_its_tests_untouched(
     core_wheel: Path, plugin_wheels: dict[str, Path], dependencies: Path, tmp_path: Path
 ) -> None:

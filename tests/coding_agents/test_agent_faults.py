@@ -30,15 +30,13 @@ from tests.envs.test_program_faults import FAULTS, ROW, SETTINGS, TOO_LONG, Endp
 
 pytestmark = [pytest.mark.full, pytest.mark.long, pytest.mark.loop_stall(2.0)]
 
-ALWAYS = ("codex", "pi")
-"""The agents that are tried with each change. The others take minutes."""
-
 TERMINUS = "terminus-2"
 LACKING = (sys.version_info < (3, 12) and "Python 3.12") or (shutil.which("tmux") is None and "tmux") or ""
 """What Terminus 2 needs and does not have here."""
 
+# Others than the first take minutes.
 AGENTS = [
-    *(name if name in ALWAYS else pytest.param(name, marks=pytest.mark.stress) for name in (*TOOLS, "aider")),
+    *(name if name == "codex" else pytest.param(name, marks=pytest.mark.stress) for name in (*TOOLS, "aider")),
     pytest.param(TERMINUS, marks=[pytest.mark.stress, pytest.mark.skipif(bool(LACKING), reason=f"it needs {LACKING}")]),
 ]
 

@@ -47,7 +47,7 @@ class Pausing:
     ("agent", "program"),
     [
         ("codex", "/codex"),
-        ("claude-code", "/claude"),
+        pytest.param("claude-code", "/claude", marks=pytest.mark.stress),
         pytest.param("kimi-code", "b'kimi-code", marks=pytest.mark.stress),  # as it calls itself
     ],
 )
