@@ -11,6 +11,7 @@ import errno
 import os
 import stat
 import struct
+import time
 
 from .namespaces import check, libc
 
@@ -32,8 +33,8 @@ _KEPT_OPTIONS = {  # what a remount from inside a user namespace has to repeat
 BYTES_PER_FILE = 2048
 """A file system in memory has room for one file for each so many bytes of its size."""
 _MS_MOVE = 1 << 13
-_TRIES = 20
-"""How often a mount is tried whose mount point is replaced meanwhile."""
+_REPLACED_S = 0.5
+"""Seconds for which a mount is tried whose mount point is replaced meanwhile."""
 _MNT_DETACH = 2
 # One number each on every architecture; the last is of Linux >= 5.12.
 _SYS_OPEN_TREE, _SYS_MOVE_MOUNT, _SYS_MOUNT_SETATTR = 428, 429, 442
@@ -342,7 +343,7 @@ def _bind(source: str, writable: bool) -> Callable[[str], None]:
     flags = MS_NOSUID | MS_NODEV | (0 if writable else MS_RDONLY)
 
     def step(target: str) -> None:
-        tries = _TRIES
+        end = time.monotonic() + _REPLACED_S
         while True:
             try:
                 mount(source, target, None, _MS_BIND | _MS_REC)
@@ -350,8 +351,8 @@ def _bind(source: str, writable: bool) -> Callable[[str], None]:
             except OSError as error:
                 # The surrounding system replaces the file at this moment, as `useradd` does with /etc/passwd: then it
                 # can't be mounted over, or no longer is.
-                tries -= 1
-                if not tries or error.errno not in (errno.ENOENT, errno.EINVAL) or not os.path.exists(source):
+                passing = error.errno in (errno.ENOENT, errno.EINVAL) and os.path.exists(source)
+                if not passing or time.monotonic() > end:
                     raise
 
     return step
