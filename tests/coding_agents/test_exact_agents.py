@@ -72,7 +72,7 @@ async def test_a_real_agent_is_trained_on_what_was_sampled(
 ) -> None:
     tokenizer, rollouts = tokenizers(FORM), 3
     async with TokenServer(tokenizer, script(agent)) as server:
-        records = await recorded(tmp_path, agent, rollouts, server)
+        records = await recorded(tmp_path, agent, rollouts, settings_with(server))
     assert [(record["reward"], record["failure"]) for record in records] == [(1.0, None)] * rollouts
     trained = [[TrainedSequence(**lists) for lists in record["sequences"]] for record in records]
     for (own, *others), record in zip(trained, records, strict=True):
@@ -104,7 +104,7 @@ async def test_a_real_agent_is_trained_on_what_a_wild_model_wrote(
     """It calls all of the agent's tools, also wrongly and several at once, and writes bytes that are no text."""
     tokenizer = tokenizers(FORM)
     async with TokenServer(tokenizer, WildModel(tokenizer, agent)) as server:
-        records = await recorded(tmp_path, agent, ROLLOUTS[agent], server)
+        records = await recorded(tmp_path, agent, ROLLOUTS[agent], settings_with(server))
     compared(agent, records, server, record_property)
 
 
@@ -131,7 +131,23 @@ def compared(
     return forks
 
 
-async def recorded(tmp_path: Path, agent: str, rollouts: int, server: TokenServer) -> list[Mapping[str, Any]]:
+def settings_with(server: TokenServer) -> dict[str, Any]:
+    """The agent's settings with this model."""
+    return {
+        "model": "scripted",
+        "base_url": server.base_url,
+        "server_type": "vllm",
+        "tokenizer_name": server.tokenizer.name_or_path,
+        "chat_template": chat_template(server.tokenizer),
+        "tool_call_parser": "auto",
+        "max_token_length": 200_000,
+        "max_tokens": 400,
+    }
+
+
+async def recorded(
+    tmp_path: Path, agent: str, rollouts: int, settings: Mapping[str, Any], *, concurrency: int = 2
+) -> list[Mapping[str, Any]]:
     """Return the records of a run of one task."""
     (tmp_path / "tasks.jsonl").write_text(json.dumps(ROW) + "\n")
     records: list[Mapping[str, Any]] = []
@@ -143,20 +159,11 @@ async def recorded(tmp_path: Path, agent: str, rollouts: int, server: TokenServe
             "tasks",
             agent,
             env={"dataset_name": str(tmp_path / "tasks.jsonl")},
-            settings={
-                "model": "scripted",
-                "base_url": server.base_url,
-                "server_type": "vllm",
-                "tokenizer_name": server.tokenizer.name_or_path,
-                "chat_template": chat_template(server.tokenizer),
-                "tool_call_parser": "auto",
-                "max_token_length": 200_000,
-                "max_tokens": 400,
-            },
+            settings=settings,
             isolation="user",
             backend_config={"network": "none"},
             group_size=rollouts,
-            concurrency=2,
+            concurrency=concurrency,
             on_record=lambda record: records.append(dict(record)),
         )
     return records

@@ -6,22 +6,17 @@
 from __future__ import annotations
 
 import itertools
-import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import hermes_agents
 import pytest
 
-from hermes_core.envs.runner import run_rollouts
-from hermes_core.runtime import Runtime
-from hermes_core.settings import Settings
 from tests.coding_agents.conftest import indexes  # noqa: F401
-from tests.coding_agents.test_exact_agents import CONTINUED, chat_template
-from tests.coding_agents.test_real_agents import ROW, TOOLS
+from tests.coding_agents.test_exact_agents import CONTINUED, chat_template, recorded
+from tests.coding_agents.test_real_agents import TOOLS
 from tests.exactness import without_trial
 from tests.tiny_model.token_exactness import TrainedSequence, spans
 from tests.token_server import differences
@@ -47,7 +42,15 @@ async def test_an_agent_is_trained_on_what_a_real_server_sampled(
     try:
         await server.start("--max-model-len", str(CONTEXT))
         began = time.monotonic()
-        records = await recorded(tmp_path, agent, rollouts, server, tokenizer)
+        settings = {
+            "model": server.model,
+            "base_url": server.base_url,
+            "chat_template": chat_template(tokenizer),
+            "tool_call_parser": "auto",
+            "max_tokens": 300,
+            "max_turns": 8,
+        }
+        records = await recorded(tmp_path, agent, rollouts, settings, concurrency=4)
         seconds = time.monotonic() - began
     finally:
         server.kill()
@@ -87,32 +90,3 @@ def deviations(weights: Any, sequences: Sequence[TrainedSequence]) -> Iterator[f
             logprobs = torch.log_softmax(logits.double(), -1)
             for place in itertools.chain.from_iterable(itertools.starmap(range, spans(each.masks))):
                 yield abs(each.logprobs[place] - float(logprobs[place - begin - 1, each.tokens[place]]))
-
-
-async def recorded(tmp_path: Path, agent: str, rollouts: int, server: Server, tokenizer: Any) -> list[Any]:
-    """The records of a run of one task."""
-    (tmp_path / "tasks.jsonl").write_text(json.dumps(ROW) + "\n")
-    records: list[Any] = []
-    async with Runtime(
-        Settings(state_dir=tmp_path / "state"), load_entry_points=False, plugins=[hermes_agents]
-    ) as runtime:
-        await run_rollouts(
-            runtime,
-            "tasks",
-            agent,
-            env={"dataset_name": str(tmp_path / "tasks.jsonl")},
-            settings={
-                "model": server.model,
-                "base_url": server.base_url,
-                "chat_template": chat_template(tokenizer),
-                "tool_call_parser": "auto",
-                "max_tokens": 300,
-                "max_turns": 8,
-            },
-            isolation="user",
-            backend_config={"network": "none"},
-            group_size=rollouts,
-            concurrency=4,
-            on_record=lambda record: records.append(dict(record)),
-        )
-    return records
