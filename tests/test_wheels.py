@@ -100,6 +100,14 @@ OUT_OF_TREE = {
 }
 
 
+FEWER = """
+[mypy]
+strict = True
+[mypy-torch.*,transformers.*,wandb.*,polars.*]
+follow_imports = skip
+"""
+"""Settings of mypy that skip what most of its time would go to: authors who install the plugins have no torch."""
+
 TYPED = {
     "author/__init__.py": """
         from hermes_core import Registrar, ToolRegistrar, hookimpl
@@ -534,7 +542,8 @@ def test_authors_code_passes_the_type_checker_and_what_new_writes_also_its_tests
         settings = tomllib.loads((package / "pyproject.toml").read_text())["tool"]["mypy"]
         assert settings == {"strict": True, "files": [f"my_{kind}", "tests"]}
         checked += [package / each for each in settings["files"]]
-    check = ("python", "-P", "-m", "mypy", "--strict", "--cache-dir", tmp_path / "cache")
+    (tmp_path / "mypy.ini").write_text(FEWER)
+    check = ("python", "-P", "-m", "mypy", "--config-file", tmp_path / "mypy.ini", "--cache-dir", tmp_path / "cache")
     done = together.run(*check, *checked)
     assert done.returncode == 0, done.stdout + done.stderr
     files = sum(len([*folder.rglob("*.py")]) for folder in checked)
