@@ -88,9 +88,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     for item in items:
         if few := item.get_closest_marker("few"):
             family = item.nodeid.partition("[")[0]
-            if cases[family] >= few.args[0]:
+            quick, *others = few.args
+            if cases[family] >= quick:
                 item.add_marker(pytest.mark.full)
-            elif not item.get_closest_marker("full"):
+            if others and cases[family] >= sum(few.args):
+                item.add_marker(pytest.mark.stress)
+            elif cases[family] >= quick or not item.get_closest_marker("full"):
                 cases[family] += 1
         if ELSEWHERE.intersection(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.full)
@@ -187,7 +190,9 @@ def pytest_configure(config: pytest.Config) -> None:
     if no_namespaces():
         _note_refusals()
     config.addinivalue_line("markers", "entry_points: loads the plugins that are installed here")
-    config.addinivalue_line("markers", "few(n): `make test` runs its first n cases, and the others are `full`")
+    config.addinivalue_line(
+        "markers", "few(n, m): its first n cases are run by `make test`, m more (or all others) are `full`"
+    )
     config.addinivalue_line("markers", "loop_stall(seconds): how long the event loop may stall under `loop_lag`")
 
 

@@ -30,9 +30,8 @@ WIRES = {"atropos": "vllm", "tokens": "vllm", "completions": "vllm", "sglang": "
 @pytest.mark.parametrize(
     ("form", "wire", "compacts", "group_size", "agent"),
     [
-        # The wire that `rollout` does not have, and the form and the wire that tests/envs/test_exact_rollouts.py, which
-        # has the same recording, leaves to this test.
-        ("llama3", "atropos", False, 1, "model"),
+        # What tests/envs/test_exact_rollouts.py, which has the same recording, leaves to this test: a form and its
+        # wire, and the wire that `rollout` does not have.
         ("chatml", "sglang", True, 1, "model"),
         ("chatml", "atropos", False, 2, "program"),
         *(
@@ -41,6 +40,7 @@ WIRES = {"atropos": "vllm", "tokens": "vllm", "completions": "vllm", "sglang": "
                 ("chatml", "tokens", True, 34),
                 ("llama3", "tokens", True, 34),
                 ("qwen3", "tokens", True, 34),
+                ("llama3", "atropos", False, 1),
                 ("chatml", "atropos", False, 6),
                 ("llama3", "sglang", False, 6),
                 ("qwen3", "atropos", False, 6),

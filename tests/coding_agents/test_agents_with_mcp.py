@@ -14,7 +14,7 @@ pytest.importorskip("mcp")
 
 from hermes_core.errors import ConfigError
 from hermes_core.testing.scripted_server import Reply, call
-from tests.coding_agents.test_real_agents import rollouts
+from tests.coding_agents.test_real_agents import rollouts, stressed
 from tests.mcp.mcp_servers import real
 
 pytestmark = [pytest.mark.full, pytest.mark.loop_stall(2.0)]
@@ -63,7 +63,7 @@ async def test_a_real_agent_calls_the_tools_of_a_server(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("agent", ["codex", "claude-code", pytest.param("qwen-coder", marks=pytest.mark.stress)])
+@pytest.mark.parametrize("agent", ["codex", stressed("claude-code"), stressed("qwen-coder")])
 async def test_a_real_agent_in_a_container_calls_the_tools_of_a_server(
     tmp_path: Path, docker_images: tuple[str, str], indexes: None, agent: str
 ) -> None:

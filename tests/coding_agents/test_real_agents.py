@@ -37,8 +37,8 @@ TOOLS: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 """The tool of each agent that runs a command, its argument with the command, and others that it wants."""
 
-ALWAYS = ("codex", "claude-code", "pi")
-"""The agents that are tried with each change: each has a dialect of its own. The others take a minute and more."""
+ALWAYS = ("codex", "pi")
+"""The agents that are tried with each change; `.ci/agents` tries the others."""
 
 WHOLE = "calc.py\n```\ndef add(a, b):\n    return a + b\n```\n"
 """What a model answers aider, which has no tools."""

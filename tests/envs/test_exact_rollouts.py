@@ -76,8 +76,8 @@ WIRES = {"qwen3": "tokens", "chatml": "sglang", "llama3": "completions"}
     ("form", "compacts", "items", "group_size"),
     [
         ("qwen3", True, 4, 2),
-        ("llama3", True, 4, 2),
-        # The third form and its wire are in tests/atropos/test_exact_training_data.py as well.
+        # Another form and its wire are in tests/atropos/test_exact_training_data.py.
+        pytest.param("llama3", True, 4, 2, marks=pytest.mark.stress),
         pytest.param("chatml", True, 4, 2, marks=pytest.mark.stress),
         *(pytest.param(form, False, 8, 2, marks=pytest.mark.stress) for form in WIRES),
         pytest.param("qwen3", False, 50, 4, marks=pytest.mark.stress),

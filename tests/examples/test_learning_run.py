@@ -117,8 +117,8 @@ def test_trl_trains_on_the_same_environment(with_trl: None, tmp_path: Path) -> N
     assert all(0 <= row["reward"] <= 1 for row in rows)
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("agent", ["model", pytest.param("program", marks=pytest.mark.stress)])
+@pytest.mark.stress  # verifiers and our environments: tests/verifiers
+@pytest.mark.parametrize("agent", ["model", "program"])
 def test_verifiers_rolls_out_the_same_environment(
     agent: str, installed: Path, tmp_path: Path, require: Callable[[str, str | None], None]
 ) -> None:

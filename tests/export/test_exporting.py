@@ -164,8 +164,8 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
 """
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("to", ["preference", "trl", "harbor"])
+@pytest.mark.few(0, 1)
+@pytest.mark.parametrize("to", ["harbor", "preference", "trl"])
 def test_memory_does_not_grow_with_the_records(make_run: MakeRun, to: str) -> None:
     """The records of the larger run would take more than 40 MB more: each is 0.8 MB."""
 

@@ -80,6 +80,7 @@ def test_doctor_with_a_server_that_does_not_answer(own_emulator: ModalEmulator, 
 # --- profiles ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.few(0, 1)
 @pytest.mark.parametrize("place", ["settings", "atropos", "terminal"])
 def test_doctor_with_a_profile_whose_secret_does_not_exist(
     own_emulator: ModalEmulator, tmp_path: Path, place: str

@@ -191,7 +191,8 @@ def test_a_stop_that_nobody_awaits(own_emulator: ModalEmulator, tmp_path: Path) 
     assert nothing_runs(own_emulator, 1)
 
 
-@pytest.mark.parametrize("how", ["exception", "exit", "interrupt", "terminate"])
+@pytest.mark.few(0, 2)
+@pytest.mark.parametrize("how", ["exception", "terminate", "exit", "interrupt"])
 def test_ends_clean_however_the_program_ends(own_emulator: ModalEmulator, tmp_path: Path, how: str) -> None:
     program = textwrap.dedent(
         f"""

@@ -121,7 +121,7 @@ def marks_of(backend: str, program: str) -> Any:
     return FULL if program in (TERMINAL, RUNTIME) else pytest.mark.stress
 
 
-@pytest.mark.few(1)
+@pytest.mark.few(1, 4)
 @pytest.mark.parametrize("python", PYTHONS, ids=lambda path: Path(path).parts[-3])
 @pytest.mark.parametrize(
     ("place", "program"),
@@ -182,7 +182,7 @@ ENDINGS = [
 ]
 
 
-@pytest.mark.few(1)
+@pytest.mark.few(1, 5)
 @pytest.mark.parametrize("python", PYTHONS, ids=lambda path: Path(path).parts[-3])
 @pytest.mark.parametrize(("place", "program", "ending"), ENDINGS, indirect=["place"])
 async def test_however_it_ends(place: dict[str, Any], program: str, ending: str, python: str) -> None:

@@ -134,7 +134,7 @@ def train(served: Served, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.Mo
     return run
 
 
-@pytest.mark.parametrize("agent", ["model", "program"], indirect=True)
+@pytest.mark.parametrize("agent", ["model", pytest.param("program", marks=pytest.mark.stress)], indirect=True)
 def test_it_trains_on_the_tokens_of_the_server_which_gets_its_weights(
     agent: dict[str, Any], served: Served, train: Train
 ) -> None:

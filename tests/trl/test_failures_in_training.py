@@ -70,6 +70,7 @@ def test_with_an_environment_factory(
     assert not list(sandboxes.iterdir())
 
 
+@pytest.mark.few(0, 1)
 @pytest.mark.parametrize("breaks", ["sandbox", "verifier", "endpoint"])
 def test_with_a_rollout_func(breaks: str, served: Served, new_trainer: Callable[..., Any], sandboxes: Path) -> None:
     environment, batches, broken, plan = Notes(), Batches(), [], served.engine.plan
