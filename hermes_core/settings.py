@@ -10,13 +10,16 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 from hermes_core.errors import ConfigError, UnknownNameError
-from hermes_core.validation import HINTS, SECRET_NAME, validated
+from hermes_core.validation import HINTS, SECRET_NAME, each_once, validated
+
+if TYPE_CHECKING:
+    from yaml import MappingNode, Node
 
 log = logging.getLogger(__name__)
 
@@ -178,11 +181,11 @@ def read_mapping(path: Path, named_by: str = "") -> dict[str, Any]:
         named_by: where the path comes from, for messages: a variable.
 
     Raises:
-        ConfigError: it can't be read, is not YAML or JSON, or is not a mapping with words as keys.
+        ConfigError: it can't be read, is not YAML or JSON, names a key twice, or is not a mapping with words as keys.
     """
     import yaml
 
-    parse, form = (json.loads, "JSON") if path.suffix == ".json" else (yaml.safe_load, "YAML")
+    parse, form = (_json_value, "JSON") if path.suffix == ".json" else (_yaml_value, "YAML")
     try:
         data = parse(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -200,6 +203,46 @@ def read_mapping(path: Path, named_by: str = "") -> dict[str, Any]:
     if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
         raise ConfigError(f"{path} does not hold a mapping of settings", hint="write `key: value` lines")
     return data
+
+
+def _json_value(text: str) -> Any:
+    return json.loads(text, object_pairs_hook=each_once)
+
+
+def _yaml_value(text: str) -> Any:
+    """Return what a YAML text says. By itself, the parser would silently take the last of two values for a key."""
+    import yaml
+
+    loader = yaml.SafeLoader(text)
+    try:
+        root = loader.get_single_node()
+        for mapping in _mappings(root):
+            keys = set()
+            for key in (key for key, _ in mapping.value if isinstance(key, yaml.ScalarNode)):
+                if (key.tag, key.value) in keys:
+                    problem = f"the key {key.value!r} stands here for the second time"
+                    raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
+                keys.add((key.tag, key.value))
+        return None if root is None else loader.construct_document(root)
+    finally:
+        loader.dispose()
+
+
+def _mappings(root: Node | None) -> Iterator[MappingNode]:
+    """Yield each mapping of a YAML document once. With anchors, several nodes can hold one, and one can hold itself."""
+    from yaml import CollectionNode, MappingNode
+
+    todo, seen = [root], set()
+    while todo:
+        node = todo.pop()
+        if not isinstance(node, CollectionNode) or id(node) in seen:
+            continue
+        seen.add(id(node))
+        if isinstance(node, MappingNode):
+            yield node
+            todo += [part for pair in node.value for part in pair]
+        else:
+            todo += node.value
 
 
 def default_state_dir(environ: Mapping[str, str]) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar, get_args
 
@@ -22,6 +23,19 @@ SECRET_NAME = re.compile(
 def words(given: str | Iterable[str]) -> tuple[str, ...]:
     """Return several words, or a single one that was written without brackets, as a tuple."""
     return (given,) if isinstance(given, str) else tuple(given)
+
+
+def each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the pairs of a JSON object as a dict: an `object_pairs_hook`.
+
+    Raises:
+        ValueError: a key is there twice.
+    """
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        twice, _ = Counter(key for key, _ in pairs).most_common(1)[0]
+        raise ValueError(f"the key {twice!r:.80} stands there twice")
+    return value
 
 
 def validated(

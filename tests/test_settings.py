@@ -121,6 +121,34 @@ def test_missing_and_unreadable_files_are_named(here: Path) -> None:
     assert read_mapping(here / "empty.yaml") == {}
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        (
+            "a.json",
+            '{"mcpServers": {"a": {"url": "x"}, "a": {"url": "y"}}}',
+            "not valid JSON: the key 'a' stands there",
+        ),
+        (
+            "a.yaml",
+            "b:\n- {a: 1}\n- a: 1\n  c: 2\n  a: 3\n",
+            "line 5, column 3: not valid YAML: the key 'a' stands here",
+        ),
+    ],
+)
+def test_a_key_that_a_file_has_twice_is_refused(here: Path, name: str, text: str, message: str) -> None:
+    (here / name).write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        read_mapping(here / name)
+
+
+def test_mappings_that_are_used_twice_or_merged_are_no_keys_that_stand_there_twice(here: Path) -> None:
+    (here / "a.yaml").write_text("a: &a {b: 1, c: 2}\nd: {<<: *a, b: 3}\ne: &e [*a, *a, *e, {1: 2, '1': 3}]\n")
+    read = read_mapping(here / "a.yaml")
+    assert read["d"] == {"b": 3, "c": 2}
+    assert read["e"][3] == {1: 2, "1": 3}
+
+
 def test_dotenv_values_are_taken_as_they_stand(here: Path) -> None:
     (here / ".env").write_text("OPENAI_API_KEY='pa${HOME}ss$word'\n")
     key = Settings.load({}).api_key

@@ -14,6 +14,7 @@ from hermes_core.agents.canonical import Canonical, canonical, canonical_argumen
 from hermes_core.agents.replies import ToolCall, decode_arguments, is_sayable, sayable
 from hermes_core.agents.serving.dialects import Asked, BadRequest, Dialect, Refusal, Tool
 from hermes_core.agents.serving.upstream import Passage
+from hermes_core.validation import each_once
 
 _MOST_VALUES = 1_000_000
 """The most values in the JSON of one request: each takes some sixty bytes here, and time."""
@@ -186,17 +187,10 @@ def _read_json(body: bytes, *, unambiguous: bool) -> tuple[Any, Any]:
         ValueError, RecursionError: it is none.
     """
     text = body.decode(json.detect_encoding(body), "surrogatepass")
-    value = json.loads(text, object_pairs_hook=_each_once if unambiguous else None, parse_constant=_no_constant)
+    value = json.loads(text, object_pairs_hook=each_once if unambiguous else None, parse_constant=_no_constant)
     if is_sayable(text) and _ESCAPED.search(text) is None:  # so are most, and it saves a look at each value
         return value, value
     return value, _sayable(value)
-
-
-def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    value = dict(pairs)
-    if len(value) < len(pairs):
-        raise ValueError("an object has a key twice")
-    return value
 
 
 def _no_constant(name: str) -> NoReturn:
