@@ -398,7 +398,10 @@ class Running:
         if program.skills and skills is not None:
             copied = await commands.run(["sh", "-c", _COPY, "sh", skills, f"{self.folder}/{program.skills}"])
             if not copied.ok:
-                raise SetupFailed(f"the task's skills can't be copied: {copied.error_text.strip()[-300:]}")
+                raise SetupFailed(
+                    f"the task's skills can't be copied: {copied.error_text.strip()[-300:]}",
+                    hint="the environment's hook `skills` must name a directory that the slot has after its setup",
+                )
 
     async def run(self, argv: Sequence[str], prompt: str) -> None:
         """Run the program once, and note how it ended.
@@ -443,6 +446,7 @@ class Running:
             "output": output.replace(self.gateway.key, "[key]"),
             "output_bytes": output_bytes,
             "requests": self.gateway.counts,
+            "refusal": self.refusal,
             **more,
         }
 
@@ -462,14 +466,18 @@ class Running:
             raise self.gateway.failure
         if begun and (self.answers or not (failed or any(self.gateway.counts.values()))):
             return  # what asks no model may work in its own way
-        refusal = next((call.refusal for call in reversed(self.gateway.log) if call.refusal), None)
-        said = [f"its last request was refused: {refusal}" if refusal else "", output[-2000:].strip()]
+        said = [f"a request was refused: {self.refusal}" if self.refusal else "", output[-2000:].strip()]
         missed = "its task" if self.answers else "the model had answered it"
         raise SetupFailed(
             f"{self.program.name} {failed or 'ended'} before {missed}: "
             f"{'; '.join(filter(None, said)) or 'it said nothing'}",
             hint="see in docs/agent-programs.md what a program is given, and how it asks the model",
         )
+
+    @property
+    def refusal(self) -> str | None:
+        """Return why the last of its model calls that were refused was refused."""
+        return next((call.refusal for call in reversed(self.gateway.log) if call.refusal), None)
 
     @property
     def answers(self) -> int:

@@ -215,6 +215,8 @@ def _program(record: Mapping[str, Any], full: bool) -> Iterator[RenderableType]:
         "ended from outside" if code is signal is None else f"signal {signal}" if code is None else f"exit code {code}"
     )
     yield _title("program", ended)
+    if refusal := program.get("refusal"):
+        yield _block(f"a model call was refused: {refusal}", full, "yellow")
     if program["output"].strip() and (full or code != 0 or record["stop_reason"] != "finished"):
         yield _block(program["output"], full, "dim")
 

@@ -224,6 +224,31 @@ async def test_the_limit_of_turns_ends_it(tmp_path: Path) -> None:
 
     record = await rollout(tmp_path, script, max_turns=3)
     assert (record["reward"], record["stop_reason"], len(record["turns"])) == (0.0, "max_turns", 3)
+    assert record["program"]["refusal"] == "the rollout has ended: it had 3 model calls"
+
+
+FORGETS = """
+import json, os, sys, urllib.error, urllib.request
+
+def ask(**body):
+    headers = {"content-type": "application/json", "authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/responses", json.dumps(body).encode(), headers)
+    return json.load(urllib.request.urlopen(request))
+
+first = ask(model="m", input=sys.stdin.read())
+try:
+    ask(model="m", input="Go on.", previous_response_id=first["id"])
+except urllib.error.HTTPError:
+    pass
+"""
+
+
+async def test_the_record_says_why_a_request_was_refused(tmp_path: Path) -> None:
+    """The program hides it, and its rollout is scored."""
+    record = await rollout(tmp_path, lambda request: Reply("Yes."), command=f"python3 -c {shlex.quote(FORGETS)}")
+    program = record["program"]
+    assert (record["reward"], program["exit_code"], program["requests"]["refused"]) == (0.0, 0, 1), record
+    assert "previous_response_id is not supported" in program["refusal"]
 
 
 async def test_the_wait_for_the_model_does_not_count(tmp_path: Path) -> None:
@@ -452,6 +477,7 @@ async def test_without_instructions_there_is_no_file_unless_the_command_line_nam
 async def test_skills_that_are_not_there_are_a_failure_of_the_setup(tmp_path: Path) -> None:
     record = await rollout(tmp_path, agent=Reads, environment=Skilled)
     assert record["failure"]["kind"] == "setup" and "skills can't be copied" in record["failure"]["message"], record
+    assert "hook `skills`" in record["failure"]["message"]
 
 
 def test_settings_that_a_program_can_not_have() -> None:

@@ -312,6 +312,9 @@ def test_a_program_says_how_it_ended(
     page = show(run, "greet/0")
     assert f"PROGRAM  {ended}\n" in page and ("no more room" in page) is said
     assert "no more room" in show(run, "greet/0", "--full")
+    assert "refused" not in page
+    run = write_run([make_record(program=program | {"refusal": "it can't be read"}, stop_reason=stopped)])
+    assert f"PROGRAM  {ended}\n  a model call was refused: it can't be read\n" in show(run, "greet/0")
 
 
 def test_a_report_has_the_texts_of_lists_and_no_endless_lines(make_record: Any, write_run: Any) -> None:
