@@ -278,7 +278,7 @@ class AgentResult:
     program: Mapping[str, Any] | None = None
     """How the agent's program ended, if it is one: `exit_code`, `signal`, the end of its `output` and how many
     `output_bytes` there were, the counts of the `requests` that it made, the `refusal` of the last one that was
-    refused, and what it said in ACP as `acp`."""
+    refused, the names of settings that were `overridden`, and what it said in ACP as `acp`."""
 
     def add_turn(self, answer: Message, *, started: float, reasoning: str | None = None, **about: Any) -> range:
         """Add an answer of the model to the conversation and to `turns`, and its tool calls to `calls`.

@@ -36,6 +36,9 @@ MAX_ARGUMENT = 100_000
 TAIL = 16_000
 """Number of bytes of a program's output that the record keeps: the last ones."""
 
+_NAMED = 64
+"""The most settings that the record names: whoever has the key can ask for any."""
+
 MCP_SERVER = '"{server}": {"type": "http", "url": "{url}/mcp/{server}", "headers": {"Authorization": "Bearer {key}"}}'
 """An MCP server in the form that most clients read, below the key `mcpServers`."""
 
@@ -447,6 +450,7 @@ class Running:
             "output_bytes": output_bytes,
             "requests": self.gateway.counts,
             "refusal": self.refusal,
+            "overridden": sorted({name for call in self.gateway.log for name in call.overridden})[:_NAMED],
             **more,
         }
 

@@ -217,6 +217,8 @@ def _program(record: Mapping[str, Any], full: bool) -> Iterator[RenderableType]:
     yield _title("program", ended)
     if refusal := program.get("refusal"):
         yield _block(f"a model call was refused: {refusal}", full, "yellow")
+    if overridden := program.get("overridden"):
+        yield _block(f"settings that it asked for and did not get: {', '.join(overridden)}", full, "dim")
     if program["output"].strip() and (full or code != 0 or record["stop_reason"] != "finished"):
         yield _block(program["output"], full, "dim")
 

@@ -235,7 +235,7 @@ def ask(**body):
     request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/responses", json.dumps(body).encode(), headers)
     return json.load(urllib.request.urlopen(request))
 
-first = ask(model="m", input=sys.stdin.read())
+first = ask(model="m", input=sys.stdin.read(), text={"format": {"type": "json_object"}}, temperature=0)
 try:
     ask(model="m", input="Go on.", previous_response_id=first["id"])
 except urllib.error.HTTPError:
@@ -243,12 +243,13 @@ except urllib.error.HTTPError:
 """
 
 
-async def test_the_record_says_why_a_request_was_refused(tmp_path: Path) -> None:
-    """The program hides it, and its rollout is scored."""
+async def test_the_record_says_what_a_program_did_not_get(tmp_path: Path) -> None:
+    """The program hides that it was refused something, and its rollout is scored."""
     record = await rollout(tmp_path, lambda request: Reply("Yes."), command=f"python3 -c {shlex.quote(FORGETS)}")
     program = record["program"]
     assert (record["reward"], program["exit_code"], program["requests"]["refused"]) == (0.0, 0, 1), record
     assert "previous_response_id is not supported" in program["refusal"]
+    assert program["overridden"] == ["temperature", "text"]
 
 
 async def test_the_wait_for_the_model_does_not_count(tmp_path: Path) -> None:

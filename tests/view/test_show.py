@@ -313,8 +313,10 @@ def test_a_program_says_how_it_ended(
     assert f"PROGRAM  {ended}\n" in page and ("no more room" in page) is said
     assert "no more room" in show(run, "greet/0", "--full")
     assert "refused" not in page
-    run = write_run([make_record(program=program | {"refusal": "it can't be read"}, stop_reason=stopped)])
-    assert f"PROGRAM  {ended}\n  a model call was refused: it can't be read\n" in show(run, "greet/0")
+    more = {"refusal": "it can't be read", "overridden": ["n", "seed"]}
+    page = show(write_run([make_record(program=program | more, stop_reason=stopped)]), "greet/0")
+    assert f"PROGRAM  {ended}\n  a model call was refused: it can't be read\n  settings that" in page
+    assert "did not get: n, seed\n" in page
 
 
 def test_a_report_has_the_texts_of_lists_and_no_endless_lines(make_record: Any, write_run: Any) -> None:
