@@ -80,7 +80,8 @@ class Upstream:
             )
         self.settings = settings
         self.model = settings.model
-        self.endpoint = Endpoint(settings, self.url, self.model, lambda: self._exchange("GET", "/v1/models", {}))
+        whole = f"{self.url}/v1"
+        self.endpoint = Endpoint(settings, whole, self.model, lambda: self._exchange("GET", "/v1/models", {}))
         self._client: httpx.AsyncClient | None = None
 
     @asynccontextmanager
@@ -158,8 +159,7 @@ class Upstream:
         """Read an answer here, where a retry is possible if it is broken."""
         if kind.startswith(_EVENTS) is not streamed:
             raise BadCompletion(
-                f"the endpoint's answer is {kind or 'of no type'}, and a {_EVENTS if streamed else 'whole one'} was "
-                "asked for",
+                f"the endpoint answered with {kind or 'no type'} instead of {_EVENTS if streamed else 'JSON'}",
                 hint="check that the base URL is that of such an API",
             )
         answer = self.api.collected(_events(content)) if streamed else _json(content)

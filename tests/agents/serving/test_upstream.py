@@ -405,7 +405,7 @@ async def test_trouble_that_passes_is_waited_out(kind: str) -> None:
 
 FOR_GOOD: dict[str, tuple[Prepared, str, StopReason]] = {
     "401": ((401, error("authentication_error"), {}), "refused the API key", StopReason.MODEL_ERROR),
-    "404": ((404, error("not_found_error"), {}), "does not know the model", StopReason.MODEL_ERROR),
+    "404": ((404, error("not_found_error"), {}), "/v1 does not know the model", StopReason.MODEL_ERROR),
     "no credit": (
         (400, error("invalid_request_error", "Your credit balance is too low to access the API."), {}),
         "no quota left",
