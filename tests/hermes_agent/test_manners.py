@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from .conftest import CONFIG, Home
@@ -35,5 +37,7 @@ def test_without_the_plugin_or_the_backend_no_command_runs(home: Home, hermes_ex
     program = "from model_tools import handle_function_call as call; print(call('terminal', {'command': 'touch ran'}))"
     (home.folder / "one.py").write_text(program)
     done = home.run(str(home.folder / "one.py"), terminal=terminal)
-    assert "Unknown environment type" in done.stdout or "unknown backend 'dokcer'" in done.stdout, done.stdout
+    error = json.loads(done.stdout.splitlines()[-1])["error"]
+    assert ("Unknown environment type" if broken == "off" else "The sandbox failed: unknown backend 'dokcer'") in error
+    assert broken == "off" or "Traceback" not in done.stdout, "the model gets the reason, not our code"
     assert not (home.work / "ran").exists()

@@ -7,7 +7,7 @@ from typing import Any
 from hermes_agent import seams
 from hermes_agent.slots import PREFIX
 from hermes_agent.version import tested
-from hermes_core import Runtime
+from hermes_core import HermesError, Runtime
 
 _IN_SANDBOX = frozenset({"terminal", "process", "read_file", "write_file", "patch", "search_files", "execute_code"})
 """The tools that work in a session's slot."""
@@ -34,20 +34,31 @@ def register(ctx: Any) -> None:
     ctx.register_hook("on_session_finalize", _session_ends)
 
 
-def _before_tool(tool_name: str = "", task_id: str = "", session_id: str = "", **_: Any) -> None:
-    global _recovered
+def _before_tool(tool_name: str = "", task_id: str = "", session_id: str = "", **_: Any) -> dict[str, str] | None:
+    """Lease the session's slot. If there is none, the tool is not run: it would wait for a slot as long again, several
+    times, and then give the model our traceback.
+    """
     backend = seams.chosen()
     if backend is None:
-        return
+        return None
     _parents.called(session_id, task_id)
     if tool_name not in _IN_SANDBOX:
-        return
+        return None
+    try:
+        _lease(backend, task_id or "default")
+    except HermesError as error:
+        return {"action": "block", "message": f"The sandbox failed: {error}"}
+    return None
+
+
+def _lease(backend: str, session: str) -> None:
+    global _recovered
     from hermes_agent import sessions
 
     if not _recovered:
         _recovered = True
         sessions.recover(backend)
-    sessions.place(task_id or "default")
+    sessions.place(session)
 
 
 def _subagent_begins(parent_session_id: str = "", child_subagent_id: str = "", **_: Any) -> None:
