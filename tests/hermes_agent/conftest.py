@@ -7,11 +7,14 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hermes_modal_emulator import ModalEmulator
+
+from tests.accounts import skip_if_slots_need_root
 
 HOW = "`make setup EXTRAS=hermes`, then `.venv-hermes/bin/python -m pytest -m full tests/hermes_agent`"
 
@@ -86,3 +89,16 @@ def terminal(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     request.getfixturevalue("docker_images" if name == "slots-docker" else "isolates")
     return name
+
+
+@pytest.fixture(params=["slots-ssh", "slots-modal"])
+def elsewhere(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, dict[str, str]]]:
+    """One of our environments on another machine, and the variables that lead there."""
+    if request.param == "slots-ssh":
+        profile = {"host": "hermes-test", "config_file": request.getfixturevalue("ssh_config")}
+        (tmp_path / "ssh.yaml").write_text(json.dumps({"profiles": {"default": profile}}))
+        yield "slots-ssh", {"TERMINAL_SSH_PROFILES_FILE": str(tmp_path / "ssh.yaml")}
+        return
+    with ModalEmulator() as emulator:
+        skip_if_slots_need_root(emulator.mode)
+        yield "slots-modal", emulator.environment

@@ -32,6 +32,14 @@ def alike(answer: Any) -> Any:
     return json.loads(text.replace('"exit_code": -9', '"exit_code": 137'))
 
 
+def check_alike(found: list[list[dict[str, Any]]], expected: list[dict[str, Any]]) -> None:
+    """Fail if a session's answers are not the expected ones, apart from `DIFFERENCES`."""
+    for number, session in enumerate(found):
+        wanted = json.loads(json.dumps(expected).replace("session-0", f"session-{number}"))
+        for theirs, ours in zip(wanted, session, strict=True):
+            assert alike(ours["answer"]) == alike(theirs["answer"]), (number, ours["args"])
+
+
 @pytest.fixture(scope="module")
 def expected(hermes_extra: None, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What one session gets in the local environment. (There, sessions of one process share a shell.)"""
@@ -45,14 +53,19 @@ def test_ten_sessions_at_once_get_the_results_of_the_local_environment(
 ) -> None:
     found = home.results("calls.py", str(SESSIONS), terminal=terminal)
     assert len(found) == SESSIONS
-    for number, session in enumerate(found):
-        wanted = json.loads(json.dumps(expected).replace("session-0", f"session-{number}"))
-        for theirs, ours in zip(wanted, session, strict=True):
-            assert alike(ours["answer"]) == alike(theirs["answer"]), (terminal, number, ours["args"])
+    check_alike(found, expected)
     same = sum(
         json.dumps(theirs).replace("session-0", f"session-{number}") == json.dumps(ours)
         for number, session in enumerate(found)
         for theirs, ours in zip(expected, session, strict=True)
     )
     assert same >= 160, "only those that `DIFFERENCES` explains are not equal as they are"
+    assert not [*home.work.glob("*")], "nothing was written on this host"
+
+
+def test_a_session_gets_them_on_other_machines(
+    elsewhere: tuple[str, dict[str, str]], home: Home, expected: list[dict[str, Any]], leak_check: None
+) -> None:
+    terminal, variables = elsewhere
+    check_alike(home.results("calls.py", "1", terminal=terminal, **variables), expected)
     assert not [*home.work.glob("*")], "nothing was written on this host"
