@@ -225,7 +225,9 @@ def agents(ctx: click.Context, words: tuple[str, ...], version: str | None, as_j
 
     runtime = new_runtime(ctx.obj)
     installs = words[:1] == ("install",)
-    if len(words) != 2 if installs else len(words) > 1 or version:
+    if version and not installs:
+        raise click.UsageError("--version is only for `agents install NAME`; a run takes --agent.version", ctx)
+    if len(words) != 2 if installs else len(words) > 1:
         raise click.UsageError("name one agent, as in `agents NAME` or `agents install NAME`", ctx)
     if not installs:
         _show(listing.agents(runtime, *words), as_json)

@@ -206,6 +206,7 @@ def test_the_command_line_shows_and_installs_them(npm_package: str) -> None:
         ("install", "model"): "no program that could be installed",
         ("install",): "name one agent",
         ("codex", "pi"): "name one agent",
+        ("codex", "--version", "9"): "only for `agents install NAME`",
         ("install", "nobody"): "unknown agent",
     }.items():
         wrong = CliRunner().invoke(main, ["agents", *words])
