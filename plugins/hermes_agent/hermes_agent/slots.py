@@ -180,11 +180,14 @@ class Slots:
         return await asyncio.shield(self._opened)
 
     async def _begin(self) -> _Open:
-        runtime, checkpoint = Runtime(), None
+        environ = {**os.environ, "TERMINAL_ENV": self._name}
+        async with Runtime() as reading:
+            settings, lines = explain(reading.config_classes(), environ)
+        # A backend of hosts looks for what an earlier process left on those that its runtime's profiles name.
+        runtime = Runtime(reading.settings.model_copy(update={"profiles": settings.profiles}))
+        checkpoint: Checkpoint | None = None
         try:
             backend = runtime.backend(self._name)
-            environ = {**os.environ, "TERMINAL_ENV": self._name}
-            settings, lines = explain(runtime.config_classes(), environ)
             log.debug("slots of %s: %s", self._name, "; ".join(lines))
             if settings.state_dir is not None:
                 checkpoint = Checkpoint(settings.state_dir, runtime.owner)
