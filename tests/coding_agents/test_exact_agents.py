@@ -32,6 +32,9 @@ STEPS = [
 CONTINUED = 0.95
 """The share of the requests after the first that must go on from a known path."""
 
+LEAVES_OUT = {"mini-swe-agent": 0.9}
+"""That share for an agent that goes on without an answer that it can't use: the wild model writes many of them."""
+
 
 def script(agent: str) -> Callable[[str], str]:
     """Return a model that thinks, and does the steps with this agent's tool. No two of its answers are the same."""
@@ -127,7 +130,7 @@ def compared(
         f"went on from a known path; forks: {dict(forks) or 0}; requests aside: {len(server.log) - len(own)}",
     )
     assert found == []
-    assert share >= CONTINUED
+    assert share >= LEAVES_OUT.get(agent, CONTINUED)
     return forks
 
 
