@@ -217,8 +217,12 @@ class TaskTerminals:
     def _open(self) -> ToolBackend:
         if self._tools is None:
             given, runtime_settings = self._given
-            self._runtime = self._runtime or Runtime(runtime_settings)
-            self._settings = TerminalSettings.load(self._runtime.config_classes()) if given is None else given
+            reading = self._runtime or Runtime(runtime_settings)
+            self._settings = TerminalSettings.load(reading.config_classes()) if given is None else given
+            if self._runtime is None:
+                # A backend of hosts finds what an earlier process left on those that its runtime's profiles name.
+                named = {**reading.settings.profiles, **self._settings.profiles}
+                self._runtime = Runtime(reading.settings.model_copy(update={"profiles": named}))
             backend = self._runtime.backend(self._settings.backend)
             level = strongest(backend)
             if (folder := self._settings.state_dir) is not None and self._checkpoint is None:

@@ -255,3 +255,16 @@ sys.exit(child.exitcode)
     assert (done.returncode, done.stderr) == (0, "")
     assert [json.loads(line)["output"] for line in done.stdout.splitlines()] == ["hello\n", "second\n", "third\n"]
     assert await left(os.environ["TERMINAL_ENV"], place) == []
+
+
+@pytest.mark.parametrize("place", ["ssh"], indirect=True)
+@pytest.mark.full
+async def test_the_next_program_finds_what_a_killed_one_left_on_a_host(
+    place: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERMINAL_STATE_DIR", str(tmp_path / "kept"))
+    killed = run(sys.executable, EXIT.format(ending="terminal_tool('echo kept >file'); os.kill(os.getpid(), 9)"))
+    assert killed.returncode == -signal.SIGKILL
+    found = run(sys.executable, EXIT.format(ending="print(terminal_tool('cat file'))"))
+    assert json.loads(found.stdout.splitlines()[-1])["output"] == "kept\n", found.stderr
+    assert await left("ssh", place) == []
