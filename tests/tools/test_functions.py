@@ -152,7 +152,7 @@ async def test_a_plain_function_runs_in_a_thread_and_is_let_go_at_its_time_limit
         release.wait(30)
 
     try:
-        result = await call(function_tool(block, timeout_s=0.05))
+        result = await call(function_tool(block, timeout_s=1))
     finally:
         release.set()
     assert result.error_kind is ErrorKind.TIMEOUT and where[0] is not threading.current_thread()
