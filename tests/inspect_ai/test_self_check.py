@@ -38,7 +38,9 @@ def checks() -> list[str]:
 
 
 @pytest.mark.parametrize("name", checks())
-@pytest.mark.parametrize("place", REFUSED)
+@pytest.mark.parametrize(
+    "place", [pytest.param(each, marks=pytest.mark.stress) if each.endswith("user") else each for each in REFUSED]
+)
 async def test_self_check(place: str, name: str, sandbox: Any, request: pytest.FixtureRequest) -> None:
     from inspect_ai.util._sandbox import self_check
 
