@@ -129,11 +129,15 @@ class Redactor:
     """Replaces secret values in a text by their names. Call it as `redact(text)`.
 
     Values shorter than 8 characters are not replaced, because they would match far too much.
+
+    Args:
+        secrets: values by name. The first name of a value counts.
     """
 
-    def __init__(self, secrets: Mapping[str, str]) -> None:
+    def __init__(self, *secrets: Mapping[str, str]) -> None:
+        self._secrets = secrets
         self._names: dict[str, str] = {}
-        for name, value in secrets.items():
+        for name, value in (named for each in secrets for named in each.items()):
             for line in (value, *value.splitlines()):
                 if len(line.strip()) >= _SHORTEST_SECRET:
                     for spelling in _spellings(line.strip()):
@@ -146,6 +150,10 @@ class Redactor:
         if self._pattern is None:
             return text
         return self._pattern.sub(lambda match: f"[redacted: {self._names[match.group()]}]", text)
+
+    def with_secrets(self, *secrets: Mapping[str, str]) -> Redactor:
+        """Return a redactor that replaces these values, too, still in one pass over a text."""
+        return Redactor(*self._secrets, *secrets)
 
 
 def _spellings(secret: str) -> Iterator[str]:

@@ -239,6 +239,11 @@ def test_redaction_takes_the_longest_match_and_each_line_of_a_long_one() -> None
     assert Redactor({"odd": "a.b*c(d)e["})("a.b*c(d)e[ axbbbc") == "[redacted: odd] axbbbc"
 
 
+def test_more_secrets_are_redacted_in_the_same_pass() -> None:
+    redact = Redactor({"first": "abcdefgh"}).with_secrets({"again": "abcdefgh", "long": "abcdefgh-ijkl"})
+    assert redact("abcdefgh-ijkl abcdefgh") == "[redacted: long] [redacted: first]"
+
+
 def test_logs_are_redacted_with_their_tracebacks() -> None:
     formatter = RedactingFormatter(Redactor({"KEY": "sk-abcdefghijkl"}), "%(message)s")
     try:

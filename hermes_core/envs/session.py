@@ -8,7 +8,7 @@ import platform
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
-from functools import partial, reduce
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -187,7 +187,7 @@ async def open_session(
     work_of: str | None = None,
     server: Callable[[Chat], TokenServer] | None = None,
     load: Callable[[], Awaitable[None]] | None = None,
-    redact: Redact | None = None,
+    redact: Redactor | None = None,
 ) -> AsyncIterator[Session]:
     """Open a run, except for its sandboxes. The options are checked before the dataset is read.
 
@@ -244,7 +244,7 @@ async def open_session(
             slots=slots,
             hooks=hooks_for(runtime, made, worker.name),
             tools=tools,
-            redact=_both(redact or redactor(runtime, *([settings] if settings else [])), Redactor(secrets_of(servers))),
+            redact=(redact or redactor(runtime, *([settings] if settings else []))).with_secrets(secrets_of(servers)),
             settings=settings if isinstance(agent, str) else None,
             quarantine=quarantine,
         )
@@ -470,15 +470,9 @@ async def check_endpoint(agent: Agent) -> None:
         await check()
 
 
-def redactor(runtime: Runtime, *settings: AgentSettings) -> Redact:
-    """Return a function that removes the secrets that the driver knows from a text, including those of these
-    settings."""
-    redacts = [runtime.redact, *(Redactor(_secrets(given)) for given in settings)]
-    return lambda text: reduce(lambda clean, redact: redact(clean), redacts, text)
-
-
-def _both(first: Redact, second: Redact) -> Redact:
-    return lambda text: second(first(text))
+def redactor(runtime: Runtime, *settings: AgentSettings) -> Redactor:
+    """Return what removes the secrets that the driver knows from a text, including those of these settings."""
+    return runtime.redact.with_secrets(*map(_secrets, settings))
 
 
 def _secrets(settings: AgentSettings) -> dict[str, str]:
