@@ -29,7 +29,7 @@ class DrivenRollout:
             answer = await rollout.call("terminal", {"command": "ls"})
         record = await rollout.end("Done.")
 
-    The time between two calls counts as the model's time (`model_timeout_s`). The slot is held from `begin` to `end`.
+    The time between two calls counts as the model's time (`model_timeout`). The slot is held from `begin` to `end`.
 
     Args:
         context: what all rollouts have in common; its agent is not used.
@@ -42,7 +42,7 @@ class DrivenRollout:
         item_id = context.environment.item_id(item)
         self._caller = _Caller()
         # Only `begin` can repeat anything: what follows depends on what the caller has seen.
-        limits = replace(context.limits, infra_retries=0)
+        limits = context.limits.model_copy(update={"infra_retries": 0})
         self._context = replace(context, agent=self._caller, limits=limits)
         self._retries = context.limits.infra_retries
         self._item = item

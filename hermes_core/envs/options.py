@@ -11,7 +11,6 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from hermes_core.agents.base import Agent, AgentSettings
 from hermes_core.environment import Environment
-from hermes_core.envs.rollout import Limits
 from hermes_core.errors import ConfigError, PolicyError, UsageError
 from hermes_core.mcp.servers import McpServer, read_servers
 from hermes_core.runtime import Runtime
@@ -45,35 +44,50 @@ SPARE_S = 600.0
 """How much later than the sum of all other limits the deadline of a rollout is, unless it is set, in seconds."""
 
 
-class RolloutOptions(BaseModel):
-    """The options of a run that have the same name everywhere."""
+class Limits(BaseModel):
+    """Time limits of a rollout in seconds, and how often it is started again. The first sentence of each setting here
+    and below is also its `--help`."""
 
-    isolation: str | None = None
-    """The isolation level of slots. None is `user`, or the environment's minimum if that is higher."""
-    allow_unisolated: bool = False
-    """Whether to accept a level below the minimum of the environment or the agent."""
     rollout_timeout: float | None = Field(default=3600.0, gt=0)
-    """Agent time limit in seconds, without its waits for the model. What was done by then is verified. None is no
+    """Agent time limit in seconds, without its waits for the model; what was done by then is scored. None is no
     limit."""
     model_timeout: float | None = Field(default=3600.0, gt=0)
     """Total seconds that a rollout may wait for the model; then it fails as `model`. None is no limit."""
     setup_timeout: float = Field(default=1800.0, gt=0)
-    """Time limit in seconds for the setup of a workspace."""
+    """Time limit in seconds for the setup of a workspace; then the rollout fails as `setup`."""
     verify_timeout: float = Field(default=3600.0, gt=0)
-    """Time limit in seconds for the verification."""
+    """Time limit in seconds for the verification; then the rollout fails as `verifier`."""
     deadline: float | None = Field(default=None, gt=0)
     """Time limit in seconds for a whole rollout, from its beginning through all restarts until its slot is released.
-    The agent is stopped early enough that its work can be verified. None is the sum of the other limits and ten minutes
-    more; if one of them is None, there is no deadline."""
+    The agent is stopped early enough that its work can be verified. A rollout that is not over by then fails as
+    `infra`, and its slot is released in the background. None is the sum of the other limits and ten minutes more; if
+    one of them is None, there is no deadline."""
+    infra_retries: int = Field(default=2, ge=0)
+    """How often a rollout is started again, on a fresh slot, after an infrastructure failure."""
+
+    @property
+    def deadline_s(self) -> float | None:
+        """Return the deadline in seconds, also if it follows from the other limits; None is none."""
+        parts = [self.setup_timeout, self.rollout_timeout, self.model_timeout, self.verify_timeout]
+        known = [part for part in parts if part is not None]
+        return self.deadline or (sum(known) + SPARE_S if known == parts else None)
+
+
+class RolloutOptions(Limits):
+    """The options of a run that have the same name everywhere."""
+
+    isolation: str | None = None
+    """Isolation level of slots: shared, user, namespace, private-root or dedicated. None is user, or the environment's
+    minimum if that is higher."""
+    allow_unisolated: bool = False
+    """Accept a level below the minimum of the environment or the agent."""
     stall_timeout: float | None = Field(default=1800.0, gt=0)
     """Seconds without the end of a rollout, although some run, after which the stacks of all tasks and threads are
     written to `stalls.txt` in the run's folder. Ten seconds of a blocked event loop are a stall, too. None is off."""
     prefetch: int = Field(default=4, ge=0, le=MOST_PREFETCHED)
     """Number of groups whose images are built or fetched ahead, while the groups before them run. 0 is none."""
-    infra_retries: int = Field(default=2, ge=0)
-    """How often a rollout is started again after an infrastructure failure."""
     quarantine: str | None = None
-    """A quarantine file that `hermes-rl validate` wrote: the run leaves out the items that it names."""
+    """File of items that the run leaves out, which `hermes-rl validate` wrote."""
 
 
 class RunOptions(RolloutOptions):
@@ -82,13 +96,13 @@ class RunOptions(RolloutOptions):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     backend: str = "local"
-    """The backend's name."""
+    """Backend that makes the sandboxes."""
     backend_config: dict[str, Any] = Field(default_factory=dict)
     """Settings of the backend's sandboxes. They override those of the profile."""
     profile: str | None = None
-    """The profile of rollouts whose item names none. None is the `default_profile` of the settings."""
+    """Profile of `HERMES_PROFILES_FILE` for items that name none. None is that file's default."""
     concurrency: int = Field(default=4, ge=1, le=MOST_AT_A_TIME)
-    """Number of rollouts at the same time."""
+    """How many rollouts, or other pieces of work, run at the same time."""
     group_size: int = Field(default=1, ge=1, le=MOST_AT_A_TIME)
     """Number of rollouts per item."""
     seed: int | None = None
@@ -97,26 +111,12 @@ class RunOptions(RolloutOptions):
     """Stop the run if more than this share (0 to 1) of the last 10 to 20 rollouts failed because of the infrastructure,
     their images or the model's endpoint."""
     mcp: Annotated[dict[str, McpServer] | None, BeforeValidator(read_servers)] = None
-    """MCP servers by name, whose tools rollouts are offered; or the name of a JSON or YAML file with the key
-    `mcpServers`. Each server is a toolset of that name. All are offered, unless the environment's configuration names
-    toolsets or a distribution."""
+    """MCP servers whose tools rollouts are offered, by name, or a JSON or YAML file with the key `mcpServers`. Each
+    server is a toolset of that name. All are offered, unless the environment's configuration names toolsets or a
+    distribution."""
     max_cost: float | None = Field(default=None, gt=0)
-    """Begin no rollout once the model's tokens have cost this much, in US dollars, in all sessions of the run together.
-    Rollouts that run then are finished. It needs the agent's `prices`."""
-
-    @property
-    def limits(self) -> Limits:
-        """Return the limits of one rollout."""
-        parts = [self.setup_timeout, self.rollout_timeout, self.model_timeout, self.verify_timeout]
-        known = [part for part in parts if part is not None]
-        return Limits(
-            rollout_timeout_s=self.rollout_timeout,
-            model_timeout_s=self.model_timeout,
-            setup_timeout_s=self.setup_timeout,
-            verify_timeout_s=self.verify_timeout,
-            infra_retries=self.infra_retries,
-            deadline_s=self.deadline or (sum(known) + SPARE_S if known == parts else None),
-        )
+    """Begin no rollout once the model's tokens have cost this many US dollars, in all sessions of the run together; it
+    needs the agent's `prices`. Rollouts that run then are finished."""
 
 
 def granted_isolation(options: RunOptions, environment: Environment, backend: Backend, agent: str) -> Isolation:

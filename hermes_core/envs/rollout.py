@@ -30,6 +30,7 @@ from hermes_core.agents.replies import sayable, sayable_message
 from hermes_core.environment import Environment, FollowUp, Item
 from hermes_core.envs.decided import WorkAtFault, decided
 from hermes_core.envs.leased_slot import AgentTime, Fresh, LeasedSlot, ModelTime, Origin
+from hermes_core.envs.options import Limits
 from hermes_core.envs.pending import Opening
 from hermes_core.envs.plain import Redact, plain
 from hermes_core.envs.running import RunningRollouts
@@ -81,30 +82,6 @@ may be."""
 
 ENDPOINT_S = 1.0
 """Seconds of waiting for its endpoint after which a model that has not answered by the deadline is not to blame."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Time limits of a rollout in seconds, and how often it is restarted."""
-
-    rollout_timeout_s: float | None = 3600.0
-    """Agent time limit, without its waits for the model. When it passes, the rollout stops with `time_limit` and is
-    still verified. None is no limit."""
-    model_timeout_s: float | None = 3600.0
-    """Limit on the total time that the agent waits for the model. When it passes, the rollout fails with kind `model`.
-    None is no limit."""
-    setup_timeout_s: float = 1800.0
-    """Time limit of the setup hook. When it passes, the rollout fails with kind `setup`."""
-    verify_timeout_s: float = 3600.0
-    """Time limit of the verify hook. When it passes, the rollout fails with kind `verifier`."""
-    infra_retries: int = 2
-    """How often a rollout is restarted on a fresh slot after an infrastructure failure."""
-    deadline_s: float | None = None
-    """Limit on the whole rollout, from its beginning through all restarts until its slot is released.
-
-    The agent is stopped with `time_limit` early enough for its work to be verified. If the rollout is not over at the
-    deadline, it fails with kind `infra`, and its slot is released in the background. None is no limit.
-    """
 
 
 @dataclass(frozen=True)
@@ -473,7 +450,7 @@ class _Ends:
         if (deadline_s := limits.deadline_s) is None:
             return cls()
         verification = _now() + deadline_s - min(RELEASE_S, RELEASE_SHARE * deadline_s)
-        return cls(verification - min(limits.verify_timeout_s, VERIFY_SHARE * deadline_s), verification)
+        return cls(verification - min(limits.verify_timeout, VERIFY_SHARE * deadline_s), verification)
 
     @property
     def too_late(self) -> bool:
@@ -530,7 +507,7 @@ async def _attempt(
             on_slot = rollout.hook_arguments(item)
             with trajectory.stage("setup"):
                 prompt = context.environment.initial_messages(item)
-                async with _within(rollout, context.limits.setup_timeout_s, SetupFailed):
+                async with _within(rollout, context.limits.setup_timeout, SetupFailed):
                     await _make_cwd(rollout, context.environment.cwd(item))
                     on_slot["workspace_meta"] = await rollout.calls.all_awaited(hooks.setup(**on_slot))
                     await _check_user(rollout)
@@ -567,7 +544,7 @@ async def _score_patch(context: RolloutContext, item: Item, patch: str, trajecto
         async with _leased(context, item, trajectory) as rollout:
             with trajectory.stage("verify"):
                 try:
-                    limit_s = ends.of_verification(context.limits.verify_timeout_s)
+                    limit_s = ends.of_verification(context.limits.verify_timeout)
                     score = await _verified(rollout, partial(score_patch, item, patch, rollout), limit_s)
                 except WorkAtFault as fault:
                     score = 0.0, {"reason": fault.message}
@@ -611,7 +588,7 @@ async def _decided(
     """
 
     async def verify() -> T:
-        return await _verified(rollout, hook, ends.of_verification(context.limits.verify_timeout_s))
+        return await _verified(rollout, hook, ends.of_verification(context.limits.verify_timeout))
 
     async def untouched() -> bool:
         if not rollout.used or rollout.emptied or trajectory.is_infra:
@@ -651,7 +628,7 @@ async def _work(
         InfraError: there is no time left for an agent.
     """
     rollout: Rollout = on_slot["rollout"]
-    clock = AgentTime(rollout, context.limits.rollout_timeout_s, context.environment.agent_timeout_s(on_slot["item"]))
+    clock = AgentTime(rollout, context.limits.rollout_timeout, context.environment.agent_timeout_s(on_slot["item"]))
     if ends.too_late:
         raise InfraError("the rollout's deadline leaves no time for the agent", hint="raise deadline")
     waited_s = trajectory.result.waited_s
@@ -687,7 +664,7 @@ async def _work(
         skills=context.environment.skills(trajectory.item),
         solve=solve,
         cheat=cheat,
-        waiting=ModelTime(rollout, context.limits.model_timeout_s).waiting,
+        waiting=ModelTime(rollout, context.limits.model_timeout).waiting,
         parallel_safe=frozenset(name for name, tool in rollout.tools.items() if tool.parallel_safe),
         seed_key=f"{trajectory.item_id}:{trajectory.rollout_index}",
         follow_up=follow_up,

@@ -166,7 +166,7 @@ class Session:
                 tools=self.runtime.tools,
                 backend_name=self.options.backend,
                 profile=self.options.profile or self.runtime.settings.default_profile,
-                limits=self.options.limits,
+                limits=self.options,
                 redact=self.redact,
                 seed=self.options.seed,
                 versions=versions(self.runtime, self.agent),

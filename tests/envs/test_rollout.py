@@ -14,7 +14,8 @@ from hermes_core.agents.base import AgentSettings, StopReason
 from hermes_core.agents.baselines import NopAgent, OracleAgent
 from hermes_core.agents.failures import EndpointDown
 from hermes_core.environment import Environment, FollowUp
-from hermes_core.envs.rollout import Limits, RolloutContext, begin, run_rescoring, run_rollout
+from hermes_core.envs.options import Limits
+from hermes_core.envs.rollout import RolloutContext, begin, run_rescoring, run_rollout
 from hermes_core.envs.trajectory import Trajectory
 from hermes_core.errors import (
     CommandError,
@@ -449,7 +450,7 @@ async def test_over_its_time_the_rollout_is_verified_as_it_is():
         await asyncio.sleep(60)
 
     backend = Slots()
-    done = await roll(agent=Doing(work), backend=backend, limits=Limits(rollout_timeout_s=0.05))
+    done = await roll(agent=Doing(work), backend=backend, limits=Limits(rollout_timeout=0.05))
     assert (done.reward, done.failure) == (1.0, None)
     record = done.to_record().to_json()
     assert (record["stop_reason"], record["messages"][-1]["content"]) == ("time_limit", "so far")
@@ -464,7 +465,7 @@ async def test_the_shorter_of_the_limits_of_the_item_and_of_the_run_counts(own, 
 
     environment = Plain()
     environment.agent_timeout_s = lambda item: own
-    done = await roll(environment, Doing(work), limits=Limits(rollout_timeout_s=of_the_run))
+    done = await roll(environment, Doing(work), limits=Limits(rollout_timeout=of_the_run))
     assert (done.reward, done.result.stop_reason) == (1.0, StopReason.TIME_LIMIT)
 
 
@@ -476,7 +477,7 @@ async def test_waiting_for_the_model_is_none_of_the_agents_time():
         task.result.messages.append({"role": "assistant", "content": "done"})
         task.result.stop(StopReason.FINISHED)
 
-    done = await roll(agent=Doing(work), limits=Limits(rollout_timeout_s=0.5))
+    done = await roll(agent=Doing(work), limits=Limits(rollout_timeout=0.5))
     assert (done.reward, done.result.stop_reason) == (1.0, StopReason.FINISHED)
 
 
@@ -487,13 +488,13 @@ async def test_waiting_has_a_limit_of_its_own_over_all_waits():
             async with task.waiting():
                 await asyncio.sleep(0.1)
 
-    done = await roll(agent=Doing(work), limits=Limits(model_timeout_s=0.35))
+    done = await roll(agent=Doing(work), limits=Limits(model_timeout=0.35))
     assert (done.reward, done.failure.kind) == (None, FailureKind.MODEL)
     assert "model_timeout" in done.failure.message
 
 
 async def test_a_rollout_in_which_the_model_never_answered_is_the_models_failure():
-    done = await roll(agent=Doing(lambda task: asyncio.sleep(60)), limits=Limits(rollout_timeout_s=0.05))
+    done = await roll(agent=Doing(lambda task: asyncio.sleep(60)), limits=Limits(rollout_timeout=0.05))
     assert (done.reward, done.failure.kind) == (None, FailureKind.MODEL)
 
 
@@ -501,7 +502,7 @@ async def test_a_solution_that_takes_too_long_is_verified_as_it_is():
     async def solve(_):
         await asyncio.sleep(60)
 
-    done = await roll(Plain(solve=solve), OracleAgent(), limits=Limits(rollout_timeout_s=0.05))
+    done = await roll(Plain(solve=solve), OracleAgent(), limits=Limits(rollout_timeout=0.05))
     assert (done.reward, done.result.stop_reason) == (1.0, StopReason.TIME_LIMIT)
 
 
@@ -526,7 +527,7 @@ async def test_hooks_have_limits_of_their_own(hook, kind):
     async def forever(_):
         await asyncio.sleep(60)
 
-    limits = Limits(setup_timeout_s=0.05, verify_timeout_s=0.05, rollout_timeout_s=60)
+    limits = Limits(setup_timeout=0.05, verify_timeout=0.05, rollout_timeout=60)
     done = await roll(Plain(**{hook: forever}), limits=limits)
     assert (done.failure.kind, done.failure.stage) == (kind, hook)
     assert "not done after 0.05 s" in done.failure.message
@@ -856,7 +857,7 @@ async def test_a_check_of_a_part_that_takes_too_long_is_a_failure():
     async def slow(given):
         await asyncio.sleep(5)
 
-    done = await roll(Plain(**{"continue": slow}), limits=Limits(verify_timeout_s=0.05))
+    done = await roll(Plain(**{"continue": slow}), limits=Limits(verify_timeout=0.05))
     assert (str(done.failure.kind), "not done after" in done.failure.message) == ("verifier", True)
 
 
@@ -884,7 +885,7 @@ async def test_the_agents_time_is_for_all_parts_and_for_each(whole_s, part_s, wo
             if (message := await task.follow_up()) is not None:
                 task.result.messages.append(message)
 
-    limits = Limits(rollout_timeout_s=whole_s, verify_timeout_s=5)
+    limits = Limits(rollout_timeout=whole_s, verify_timeout=5)
     done = await roll(Plain(**{"continue": check}), Doing(work), limits=limits)
     assert (str(done.result.stop_reason), len(done.result.messages), done.failure) == (reason, messages, None)
 
@@ -912,7 +913,7 @@ async def test_waiting_for_a_processor_is_not_the_hooks_time(works_s, kind):
             await asyncio.sleep(works_s)
         return 1.0
 
-    done = await roll(Plain(verify=verify), backend=Busy(), limits=Limits(verify_timeout_s=0.1))
+    done = await roll(Plain(verify=verify), backend=Busy(), limits=Limits(verify_timeout=0.1))
     assert (done.failure and done.failure.kind) == kind
 
 
@@ -1071,7 +1072,7 @@ async def timed(*args, **kwargs) -> tuple[Trajectory, float]:
 @pytest.mark.parametrize("stuck", [endless, deaf])
 async def test_what_is_not_over_at_the_deadline_is_no_reward_and_gives_its_slot_back(hook, stuck):
     backend = Slots()
-    base = context(Plain(**{hook: stuck}), backend=backend, limits=Limits(deadline_s=0.6, verify_timeout_s=60))
+    base = context(Plain(**{hook: stuck}), backend=backend, limits=Limits(deadline=0.6, verify_timeout=60))
     trajectory = Trajectory("plain", "one", "one", 0, "doing", "fake")
     async with asyncio.timeout(2.0):
         await run_rollout(base, ITEM, trajectory)
@@ -1093,7 +1094,7 @@ async def test_no_slot_until_the_deadline_is_an_infrastructure_failure():
             await asyncio.sleep(60)
             yield
 
-    done = await roll(backend=Full(), limits=Limits(deadline_s=0.1))
+    done = await roll(backend=Full(), limits=Limits(deadline=0.1))
     assert (done.failure.kind, done.failure.stage) == (FailureKind.INFRA, "acquire")
 
 
@@ -1102,7 +1103,7 @@ async def test_an_agent_is_stopped_before_the_deadline_so_that_its_work_is_score
         task.result.messages.append({"role": "assistant", "content": "so far"})
         await asyncio.sleep(60)
 
-    done, took_s = await timed(agent=Doing(work), limits=Limits(deadline_s=1.0))
+    done, took_s = await timed(agent=Doing(work), limits=Limits(deadline=1.0))
     assert (done.reward, done.failure, done.result.stop_reason) == (1.0, None, StopReason.TIME_LIMIT)
     assert took_s > 0.6
 
@@ -1117,7 +1118,7 @@ async def test_an_endpoint_that_fails_until_the_deadline_is_not_the_agents_time_
         finally:
             task.result.waited_s += waited_s
 
-    done = await roll(agent=Doing(work), limits=Limits(deadline_s=0.4))
+    done = await roll(agent=Doing(work), limits=Limits(deadline=0.4))
     assert (done.failure and done.failure.kind) == kind
     assert done.reward == (1.0 if kind is None else None)
 
@@ -1131,7 +1132,7 @@ async def test_a_slow_release_costs_neither_the_score_nor_the_time():
                 await deaf(None)
 
     for hooks, kind in (({}, None), ({"setup": raising(SetupFailed("no"))}, FailureKind.SETUP)):
-        done, took_s = await timed(Plain(**hooks), backend=Slow(), limits=Limits(deadline_s=0.5))
+        done, took_s = await timed(Plain(**hooks), backend=Slow(), limits=Limits(deadline=0.5))
         assert (done.failure and done.failure.kind, done.reward) == (kind, 1.0 if kind is None else None)
         assert took_s < 2.0
 
@@ -1141,11 +1142,11 @@ async def test_nothing_is_begun_anew_when_the_agent_would_have_no_time():
         await asyncio.sleep(0.5)
         raise SandboxLost("gone")
 
-    done = await roll(Plain(setup=setup), limits=Limits(deadline_s=0.6))
+    done = await roll(Plain(setup=setup), limits=Limits(deadline=0.6))
     assert (done.failure.kind, done.infra_retries) == (FailureKind.INFRA, 0)
 
     async def slow(_):
         await asyncio.sleep(0.5)
 
-    done = await roll(Plain(setup=slow), limits=Limits(deadline_s=0.6, infra_retries=0))
+    done = await roll(Plain(setup=slow), limits=Limits(deadline=0.6, infra_retries=0))
     assert (done.failure.kind, "no time for the agent" in done.failure.message) == (FailureKind.INFRA, True)
