@@ -50,7 +50,8 @@ from hermes_core.cheats import (
     shell_cheats as shell_cheats,
     usual_cheats as usual_cheats,
 )
-from hermes_core.cli.progress import progress_for as progress_for
+from hermes_core.cli.options import given_settings as given_settings, setting_option as setting_option
+from hermes_core.cli.progress import progress_for as progress_for, progress_option as progress_option
 from hermes_core.cli.run_command import RunCommand as RunCommand, carry_out as carry_out, chosen_agent as chosen_agent
 from hermes_core.environment import (
     Environment as Environment,

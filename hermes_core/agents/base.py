@@ -445,12 +445,13 @@ class AgentSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     model: str | None = None
-    """The model's name as the endpoint knows it."""
+    """Name of the model, as its endpoint knows it."""
     models: dict[str, ModelChoice] | None = None
     """Several models by name, instead of `model`: each rollout draws one, by its weight (`{"small": 3, "large": 1}`).
     The draw depends on `seed`, the item and the number of the rollout, so it is the same when a run is resumed."""
     base_url: str | None = None
-    """The OpenAI-compatible endpoint, which usually ends in `/v1`. None is OpenAI's own."""
+    """OpenAI-compatible endpoint, which usually ends in `/v1`; its key comes from `OPENAI_API_KEY`. None is OpenAI's
+    own."""
     api_key: SecretStr | None = None
     """The endpoint's key. None is for an endpoint that needs none."""
     max_turns: int = Field(default=30, ge=1)

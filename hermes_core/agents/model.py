@@ -46,10 +46,10 @@ class ExactSettings(AgentSettings):
     """Settings of agents that ask a model, and whose rollouts can be token-exact."""
 
     tool_call_parser: str | None = None
-    """The parser of the model's tool calls, which makes rollouts token-exact: token ids go to a vLLM or SGLang server,
-    and the ids that it sampled come back with their logprobs. `auto` chooses the parser by the chat template. None uses
-    the OpenAI API, which gives no tokens. The settings from `server_type` to `calls_end_thinking` are only for
-    token-exact rollouts."""
+    """Parser of the model's tool calls, or `auto` to choose it by the chat template; rollouts are then token-exact,
+    with a vLLM or SGLang server. Token ids go to the server, and the ids that it sampled come back with their logprobs.
+    None uses the OpenAI API, which gives no tokens. The settings from `server_type` to `calls_end_thinking` are only
+    for token-exact rollouts."""
     server_type: Literal["vllm", "sglang"] | None = None
     """Type of the server. None asks the server."""
     tokenizer_name: str | None = None

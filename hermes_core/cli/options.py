@@ -1,5 +1,4 @@
-"""Reads options like `--env.KEY=VALUE` from the command line, typed by the configuration they are for, and merges
-them."""
+"""Settings on the command line: options that are made from a configuration class, and `--env.KEY=VALUE`."""
 
 from __future__ import annotations
 
@@ -7,7 +6,7 @@ import collections.abc
 import json
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,8 @@ from hermes_core.errors import ConfigError, UnknownNameError, UsageError
 
 SECTIONS = ("env", "backend", "agent")
 """The sections that `--SECTION.KEY=VALUE` can name. The configuration file has the same sections, and `run`."""
+
+Command = Callable[..., Any]
 
 _DOTTED = "hermes_core.dotted"
 
@@ -46,6 +47,49 @@ class DottedCommand(click.Command):
                 said = f"{error.message.rstrip('.')}; if it is a setting, write {written}."
                 raise click.NoSuchOption(error.option_name, said, error.possibilities, error.ctx) from error
             raise
+
+
+class SettingOption(click.Option):
+    """An option for one setting, which declares its type, its default and its meaning.
+
+    Args:
+        declarations: the option's names, and the setting's name.
+        model: the class that has the setting.
+    """
+
+    def __init__(self, declarations: Sequence[str], *, model: type[BaseModel], **attributes: Any) -> None:
+        kinds = set(_kinds(model.model_fields[declarations[-1]].annotation))
+        kind = next((kind for kind in (int, float, str) if kind in kinds), None)
+        form: dict[str, Any] = {"is_flag": True} if bool in kinds else {"type": kind, "multiple": tuple in kinds}
+        super().__init__(declarations, **{"default": None, **form, **attributes})  # None is left to file and class
+        self.model = model
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        """Return the names and the help, which is in the source of the class: only `--help` reads that."""
+        from hermes_core.cli.settings_table import help_text
+
+        assert self.name is not None
+        self.help = help_text(self.model, self.name) + (" Can be given more than once." if self.multiple else "")
+        return super().get_help_record(ctx)
+
+
+def setting_option(
+    model: type[BaseModel], setting: str, *names: str, **attributes: Any
+) -> Callable[[Command], Command]:
+    """Return a decorator that adds an option for a setting, `--like-this` if no other name is given.
+
+    Args:
+        attributes: those of `click.option`, as `metavar`. Type, default and help are the setting's.
+    """
+    written = names or (f"--{setting.replace('_', '-')}",)
+    return click.option(*written, setting, cls=SettingOption, model=model, **attributes)
+
+
+def given_settings(ctx: click.Context, model: type[BaseModel]) -> dict[str, Any]:
+    """Return the settings of this class, or of a subclass, that were given by options made for them."""
+    options = [option for option in ctx.command.params if isinstance(option, SettingOption)]
+    names = [str(option.name) for option in options if issubclass(option.model, model)]
+    return {name: ctx.params[name] for name in names if ctx.params.get(name) not in (None, ())}
 
 
 Written = Mapping[str, str | None]

@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TextIO
 
+import click
+
 from hermes_core.envs.summary import NoProgress, Progress, Standing
 from hermes_core.errors import UnknownNameError, UsageError
 
@@ -19,6 +21,14 @@ if TYPE_CHECKING:
 
 LINE_EVERY_S = 2.0
 """Minimum seconds between two plain lines; the last one is always printed."""
+
+progress_option = click.option(
+    "--progress",
+    default="auto",
+    metavar="FORM",
+    help="Progress on standard error: auto, plain, json, none, or json:FD for a descriptor [auto].",
+)
+"""The option whose value `progress_for` takes."""
 
 
 class PlainProgress:

@@ -1,21 +1,51 @@
-"""What plugins make commands of that work in sandboxes: the options of a run, and a clean end."""
+"""Commands that work in sandboxes, of ours and of plugins: the options of a run, and a clean end."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
 from hermes_core.agents.base import AgentSettings
-from hermes_core.cli.options import DottedCommand, read_config
-from hermes_core.cli.rollouts import RUN_OPTIONS, agent_settings_of, options_of
+from hermes_core.cli.options import DottedCommand, dotted, given_settings, merged, read_config, setting_option
 from hermes_core.cli.support import finish
 from hermes_core.envs.options import RunOptions
+from hermes_core.errors import UnknownNameError
 from hermes_core.runtime import Runtime
 from hermes_core.validation import validated
 
 T = TypeVar("T")
+
+Config = Mapping[str, Mapping[str, Any]]
+"""The sections of a configuration file."""
+
+FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+RUN_OPTIONS = (
+    setting_option(RunOptions, "backend", metavar="NAME"),
+    setting_option(RunOptions, "profile", metavar="NAME"),
+    setting_option(RunOptions, "isolation", metavar="LEVEL"),
+    setting_option(RunOptions, "allow_unisolated"),
+    click.option("--confine", is_flag=True, help="Give commands no network, and at most 4 GiB of memory per process."),
+    setting_option(RunOptions, "concurrency", metavar="N"),
+    setting_option(RunOptions, "seed", metavar="N"),
+    click.option(
+        *("--config",),
+        type=FILE,
+        metavar="FILE.yaml",
+        help="Configuration file with sections env, agent, backend and run.",
+    ),
+    click.option("--json", "as_json", is_flag=True, help="Print the result as JSON."),
+)
+"""Options that all commands have which work in sandboxes."""
+
+_CONFINED = {"network": "none", "process_memory": 4096}
+"""The backend's settings that `--confine` sets, unless they are given."""
+
+_WRITTEN_ONLY = frozenset({"environment", "out", "out_dir", "resume"})
+"""What a command takes, and its configuration file does not."""
 
 
 class RunCommand(DottedCommand):
@@ -54,19 +84,62 @@ def carry_out(
     """
 
     async def main(runtime: Runtime) -> T:
-        config = read_config(ctx.params["config"])
-        options = validated(RunOptions, options_of(ctx, runtime, config, ctx.params), "the run")
-        return await work(runtime, options)
+        options = options_of(ctx, runtime, read_config(ctx.params["config"]))
+        return await work(runtime, validated(RunOptions, options, "the run"))
 
     return finish(ctx, main, interrupted)
 
 
 def chosen_agent(ctx: click.Context, runtime: Runtime, agent: str) -> AgentSettings:
     """Return the settings of an agent that a `RunCommand` was given: the configuration file's, then
-    `--agent.KEY=VALUE`, then those of the command's own options that are named like a setting (`--model`).
+    `--agent.KEY=VALUE`, then those of the command's own options that were made for them, as with
+    `setting_option(AgentSettings, "model")`.
 
     Raises:
         UnknownNameError, ConfigError: a setting is wrong, or there is no such agent.
     """
     config = read_config(ctx.params["config"])
-    return runtime.agent_settings(agent_settings_of(ctx, runtime, agent, config["agent"], ctx.params), agent)
+    return runtime.agent_settings(agent_settings_of(ctx, runtime, agent, config["agent"]), agent)
+
+
+def agent_settings_of(ctx: click.Context, runtime: Runtime, agent: str, section: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the agent's settings: the file's, then `--agent.…`, then those of options made for them."""
+    values = {key: value for key, value in section.items() if key != "name"}
+    written = merged(values, dotted(ctx, "agent"), runtime.agent_config_class(agent))
+    return {**written, **given_settings(ctx, AgentSettings)}
+
+
+def options_of(
+    ctx: click.Context, runtime: Runtime, config: Config, *, known: Collection[str] | None = None, **instead: str | None
+) -> dict[str, Any]:
+    """Return the fields of `RunOptions`: the file's, then those of options made for them.
+
+    Args:
+        known: the only settings of the backend that are taken; None is all that are given.
+        instead: values that are used in place of the options', unless they are None.
+
+    Raises:
+        UnknownNameError: the file's section `run` has an unknown key.
+    """
+    for key in config["run"].keys() - RunOptions.model_fields.keys():
+        place = {"agent": "`agent` is a section of its own: write `agent: NAME`, or `agent: {name: NAME, …}`"}
+        hint = place.get(key) or ("give it on the command line" if key in _WRITTEN_ONLY else None)
+        raise UnknownNameError("key", key, RunOptions.model_fields, where="of the run", hint=hint)
+    given = {**given_settings(ctx, RunOptions), **{key: value for key, value in instead.items() if value is not None}}
+    backend = first(given.get("backend"), config["backend"].get("name"), config["run"].get("backend"))
+    options = {**config["run"], **given, "backend": str(first(backend, RunOptions().backend))}
+    section = {key: value for key, value in config["backend"].items() if key != "name"}
+    written = dotted(ctx, "backend")
+    if known is not None:
+        section = {key: value for key, value in section.items() if key in known}
+        written = {key: value for key, value in written.items() if key.partition(".")[0] in known}
+    if section or written or ctx.params["confine"]:
+        confined = _CONFINED if ctx.params["confine"] else {}
+        kind = runtime.backend(options["backend"]).config_class
+        options["backend_config"] = confined | merged(section, written, kind)
+    return options
+
+
+def first(*values: Any) -> Any:
+    """Return the first value that is not None, if there is one."""
+    return next((value for value in values if value is not None), None)

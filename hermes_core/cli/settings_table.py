@@ -1,10 +1,12 @@
-"""The settings of a configuration class as rows of a listing: option, type, default and meaning of each."""
+"""The settings of a configuration class, for listings and `--help`: option, type, default and meaning of each."""
 
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import json
+import re
 import textwrap
 from collections.abc import Collection, Iterator, Mapping
 from itertools import pairwise
@@ -31,12 +33,29 @@ def settings_table(model: type[BaseModel], section: str, *, hidden: Collection[s
     return [row for key, row in _rows(model, f"--{section}.", ()) if key not in hidden]
 
 
+def help_text(model: type[BaseModel], name: str) -> str:
+    """Return what `--help` says of a setting: its first sentence, and its default in brackets.
+
+    Where a sentence of the meaning is `None is …`, or the same of another default, the brackets have that.
+    """
+    field, meaning = model.model_fields[name], _meaning(model, name)
+    default = _default(field)
+    first = re.split(r"\.(?= [A-Z0-9`]|$)", meaning, maxsplit=1)[0]
+    said = re.search(rf"(?:^|\. ){re.escape(default)} is ([^.;]+)", meaning, re.IGNORECASE)
+    if said is not None:
+        default = said[1]
+    elif isinstance(field.default, float):
+        default = f"{field.default:g}"
+    elif field.default in (None, "", (), False):
+        return f"{first}."
+    return f"{first} [{default}]."
+
+
 def _rows(model: type[BaseModel], prefix: str, inside: tuple[type[BaseModel], ...]) -> Iterator[tuple[str, Setting]]:
     try:
         schemas = parameters_schema(model)["properties"]
     except PydanticUserError:  # JSON can't describe this type, so use its Python name
         schemas = {}
-    meanings = _meanings(model)
     for name, field in _own_first(model):
         schema = schemas.get(field.alias or name)
         option = f"{prefix}{name}"
@@ -47,7 +66,7 @@ def _rows(model: type[BaseModel], prefix: str, inside: tuple[type[BaseModel], ..
                 "key": option.split(".", 1)[1],
                 "type": _type(field, schema),
                 "default": _default(field),
-                "summary": field.description or meanings.get(name, ""),
+                "summary": _meaning(model, name),
             },
         )
         inner = _model_in(field.annotation)
@@ -86,7 +105,12 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
     return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
 
 
-def _meanings(model: type[BaseModel]) -> dict[str, str]:
+def _meaning(model: type[BaseModel], name: str) -> str:
+    return model.model_fields[name].description or _docstrings(model).get(name, "")
+
+
+@functools.cache
+def _docstrings(model: type[BaseModel]) -> dict[str, str]:
     """Return the text below each field in the source, for fields without `Field(description=…)`.
 
     Pydantic could keep it with the field (`use_attribute_docstrings`), at the cost of reading the source at each start.

@@ -111,7 +111,7 @@ class RunOptions(RolloutOptions):
     """Stop the run if more than this share (0 to 1) of the last 10 to 20 rollouts failed because of the infrastructure,
     their images or the model's endpoint."""
     mcp: Annotated[dict[str, McpServer] | None, BeforeValidator(read_servers)] = None
-    """MCP servers whose tools rollouts are offered, by name, or a JSON or YAML file with the key `mcpServers`. Each
+    """Offer the tools of these MCP servers: a JSON or YAML file with the key `mcpServers`, or the servers by name. Each
     server is a toolset of that name. All are offered, unless the environment's configuration names toolsets or a
     distribution."""
     max_cost: float | None = Field(default=None, gt=0)

@@ -1,12 +1,23 @@
-"""`--env.KEY=VALUE`: how it is split off, typed and merged."""
+"""Settings on the command line: how `--env.KEY=VALUE` is split off, typed and merged; options made for settings."""
 
 from pathlib import Path
 from typing import Any, Literal
 
+import click
 import pytest
-from pydantic import BaseModel
+from click.testing import CliRunner
+from pydantic import BaseModel, Field
 
-from hermes_core.cli.options import merged, read_config, read_value, split_dotted
+from hermes_core.cli.options import (
+    SettingOption,
+    given_settings,
+    merged,
+    read_config,
+    read_value,
+    setting_option,
+    split_dotted,
+)
+from hermes_core.cli.rollouts import rescore, rollout, validate
 from hermes_core.errors import ConfigError, UnknownNameError, UsageError
 
 
@@ -105,3 +116,63 @@ def test_a_section_that_is_no_mapping_is_refused(tmp_path: Path):
     path.write_text("env: [1]\n")
     with pytest.raises(ConfigError, match="section 'env'"):
         read_config(path)
+
+
+class Made(BaseModel):
+    count: int = Field(default=50, ge=1)
+    """How many to make. More take longer."""
+    share: float | None = Field(default=0.5, gt=0)
+    """The largest share that may fail, e.g. of 10. None is no limit."""
+    where: str | None = None
+    """The folder. It is made. None is the working directory; it must be empty."""
+    most: int = 0
+    """The most that are kept. 0 is all."""
+    tests: tuple[str, ...] = ()
+    """Path of a test."""
+    strict: bool = False
+    """Whether to stop at a failure."""
+
+
+@click.command()
+@setting_option(Made, "count", metavar="N")
+@setting_option(Made, "share")
+@setting_option(Made, "where", "--to")
+@setting_option(Made, "most")
+@setting_option(Made, "tests")
+@setting_option(Made, "strict")
+@click.option("--other", default=1)
+@click.pass_context
+def make(ctx: click.Context, **given: Any) -> None:
+    click.echo(repr(given_settings(ctx, Made)))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--count N        How many to make [50].",
+        "--share FLOAT    The largest share that may fail, e.g. of 10 [0.5].",
+        "--to TEXT        The folder [the working directory].",
+        "--most INTEGER   The most that are kept [all].",
+        "--tests TEXT     Path of a test. Can be given more than once.",
+        "--strict         Whether to stop at a failure.",
+    ],
+)
+def test_the_help_of_an_option_is_what_its_setting_says(line: str) -> None:
+    assert f"  {line}\n" in CliRunner().invoke(make, ["--help"]).output
+
+
+def test_only_what_is_given_is_set() -> None:
+    assert CliRunner().invoke(make, []).output == "{}\n"
+    given = ["--count", "3", "--to", "x", "--tests", "a", "--tests", "b", "--strict"]
+    assert (
+        CliRunner().invoke(make, given).output
+        == repr({"count": 3, "where": "x", "tests": ("a", "b"), "strict": True}) + "\n"
+    )
+    assert "'x' is not a valid integer" in CliRunner().invoke(make, ["--count", "x"]).output
+
+
+@pytest.mark.parametrize("command", [rollout, validate, rescore])
+def test_the_options_of_a_run_have_no_defaults_of_their_own(command: click.Command) -> None:
+    settings = [option for option in command.params if isinstance(option, SettingOption)]
+    assert {"backend", "concurrency", "stop_on_infra"} <= {option.name for option in settings}
+    assert [option.name for option in settings if option.default is not None] == []
