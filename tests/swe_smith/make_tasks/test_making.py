@@ -21,8 +21,9 @@ import hermes_swe_smith
 import pytest
 from click.testing import CliRunner, Result
 from hermes_swe_smith.make_tasks.kinds import kinds
-from hermes_swe_smith.make_tasks.making import Wanted, _broken, _unfit, make_tasks
+from hermes_swe_smith.make_tasks.making import _broken, _unfit, make_tasks
 from hermes_swe_smith.make_tasks.progress import Standing
+from hermes_swe_smith.make_tasks.wanted import Wanted
 
 from hermes_core import DatasetError, PytestReport, ReportStatus, UnknownNameError, UsageError, progress_for
 from hermes_core.cli.main import main
@@ -74,7 +75,7 @@ SMALL = {
 
 async def test_tasks_of_a_small_repository(runtime: Runtime, tmp_path: Path) -> None:
     repo = repository(tmp_path / "small", SMALL)
-    wanted = Wanted(str(repo), count=1, runs=1, kinds=("op-change", "remove-return"), requirements=PYTEST, seed=3)
+    wanted = Wanted(repo=str(repo), count=1, runs=1, kinds=("op-change", "remove-return"), requirements=PYTEST, seed=3)
     outcome = await make_tasks(runtime, RunOptions(concurrency=2), wanted, tmp_path / "out")
     rows = rows_in(tmp_path / "out")
     assert outcome.complete
@@ -128,7 +129,7 @@ async def test_tasks_of_an_awkward_repository(runtime: Runtime, tmp_path: Path) 
     repo = repository(tmp_path / "awkward", AWKWARD)
     # Of 256 flaky tests, each of which passes once in 16, none passes at first once in 10 million runs of this test; one
     # passes in all six runs, and is thought stable, once in 60,000.
-    wanted = Wanted(str(repo), count=5, runs=5, kinds=ALL, requirements=PYTEST, seed=1, per_function=3)
+    wanted = Wanted(repo=str(repo), count=5, runs=5, kinds=ALL, requirements=PYTEST, seed=1, per_function=3)
     outcome = await make_tasks(runtime, RunOptions(concurrency=2), wanted, tmp_path / "out")
     assert outcome.complete, outcome
     assert [line for line in outcome.unreadable if "broken.py" in line]
@@ -204,7 +205,7 @@ async def test_a_killed_run_goes_on_and_gives_the_same_tasks(tmp_path: Path) -> 
 @pytest.mark.full
 async def test_a_model_writes_the_statements(runtime: Runtime, tmp_path: Path) -> None:
     repo = repository(tmp_path / "small", SMALL)
-    wanted = Wanted(str(repo), count=1, runs=1, kinds=("op-change",), requirements=PYTEST, statement="model")
+    wanted = Wanted(repo=str(repo), count=1, runs=1, kinds=("op-change",), requirements=PYTEST, statement="model")
     async with ScriptedServer([Reply(content="Doubling is wrong\n\ndouble(4) gives 6.")] * 4) as server:
         settings = {"model": "scripted", "base_url": server.base_url}
         agent = runtime.agent("model", settings)
@@ -217,7 +218,7 @@ async def test_a_model_writes_the_statements(runtime: Runtime, tmp_path: Path) -
 async def test_a_repository_without_passing_tests_says_why(runtime: Runtime, tmp_path: Path) -> None:
     files = {**SMALL, "test_core.py": "import no_such_module\n\n\ndef test(): pass\n"}
     repo = repository(tmp_path / "small", files)
-    wanted = Wanted(str(repo), count=1, runs=1, kinds=("op-change",), requirements=PYTEST)
+    wanted = Wanted(repo=str(repo), count=1, runs=1, kinds=("op-change",), requirements=PYTEST)
     with pytest.raises(DatasetError, match="no_such_module"):
         await make_tasks(runtime, RunOptions(concurrency=1), wanted, tmp_path / "out")
 
@@ -225,7 +226,7 @@ async def test_a_repository_without_passing_tests_says_why(runtime: Runtime, tmp
 async def test_tests_are_not_run_unisolated_unless_asked(runtime: Runtime, tmp_path: Path) -> None:
     repo = repository(tmp_path / "small", SMALL)
     with pytest.raises(UsageError, match="--allow-unisolated"):
-        await make_tasks(runtime, RunOptions(isolation="shared"), Wanted(str(repo)), tmp_path / "out")
+        await make_tasks(runtime, RunOptions(isolation="shared"), Wanted(repo=str(repo)), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -241,6 +242,7 @@ def test_the_command_lists_the_kinds_and_refuses_others(monkeypatch: pytest.Monk
     wrong = run("nowhere", "--out", "x", "--kinds", "op-chang")
     assert (wrong.exit_code, "did you mean 'op-change'" in wrong.stderr) == (2, True)
     assert run("nowhere").exit_code == 2
+    assert "count must be at least 1, not 0" in run("nowhere", "--out", "x", "--count", "0").stderr
     refused = run("nowhere", "--out", "x", "--test-command", "tox")
     assert refused.exit_code == 2
     assert "does not run pytest" in refused.stderr

@@ -6,26 +6,36 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from hermes_core import RunCommand, RunOptions, Runtime, carry_out, chosen_agent, say
+from hermes_core import (
+    AgentSettings,
+    RunCommand,
+    RunOptions,
+    Runtime,
+    UnknownNameError,
+    UsageError,
+    carry_out,
+    chosen_agent,
+    given_settings,
+    progress_for,
+    progress_option,
+    say,
+    setting_option,
+    validated,
+)
+from hermes_swe_smith.make_tasks.wanted import Wanted
 
 if TYPE_CHECKING:
-    from hermes_swe_smith.make_tasks.making import Outcome, Wanted
+    from hermes_swe_smith.make_tasks.making import Outcome
 
 EXIT_INCOMPLETE = 3
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _NAMED = 10
-
-
-def _at_least_one(name: str, default: int, summary: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    return click.option(name, type=click.IntRange(1), default=default, metavar="N", help=f"{summary} [{default}].")
 
 
 @click.command("make-tasks", cls=RunCommand)
@@ -36,55 +46,30 @@ def _at_least_one(name: str, default: int, summary: str) -> Callable[[Callable[.
     metavar="DIR",
     help="Folder of the dataset; an interrupted run goes on there.",
 )
-@_at_least_one("--count", 50, "How many tasks to make")
-@click.option("--ref", default="HEAD", help="Branch, tag or commit [HEAD].")
-@click.option("--name", metavar="OWNER__NAME", help="Name of the repository in the dataset [from REPO].")
-@click.option("--python", default="", metavar="VERSION", help="Python version of the tests, as 3.11 [python3].")
-@click.option("--requirements", type=_FILE, metavar="FILE", help="What the tests need [read in the packaging files].")
-@click.option(
-    "--install",
-    multiple=True,
-    metavar="COMMAND",
-    help="Command that installs it instead, in a checkout (can be given more than once).",
-)
-@click.option("--pythonpath", metavar="DIRS", help="Directories that the project is imported from [src or .].")
-@click.option(
-    "--tests", multiple=True, metavar="PATH", help="Where the tests are (can be given more than once) [as configured]."
-)
-@click.option(
-    "--test-command",
-    default="python -m pytest",
-    metavar="COMMAND",
-    help="`[NAME=value …] python -m pytest …` [python -m pytest].",
-)
+@setting_option(Wanted, "count", metavar="N")
+@setting_option(Wanted, "ref", metavar="NAME")
+@setting_option(Wanted, "name", metavar="OWNER__NAME")
+@setting_option(Wanted, "python", metavar="VERSION")
+@setting_option(Wanted, "requirements", type=_FILE, multiple=False, metavar="FILE")
+@setting_option(Wanted, "install", metavar="COMMAND")
+@setting_option(Wanted, "pythonpath", metavar="DIRS")
+@setting_option(Wanted, "tests", metavar="PATH")
+@setting_option(Wanted, "test_command", metavar="COMMAND")
 @click.option("--kinds", metavar="KIND,…", help="Kinds of bugs; -KIND leaves one out [all].")
 @click.option("--list-kinds", is_flag=True, help="List the kinds of bugs, and exit.")
-@_at_least_one("--max-broken", 40, "The most tests that a bug may break")
-@_at_least_one("--runs", 5, "How often a test must pass without the bug")
-@_at_least_one("--per-function", 1, "The most tasks of one function")
-@_at_least_one("--candidates", 40, "The most bugs that are tried in one function")
-@click.option(
-    "--test-timeout",
-    type=click.FloatRange(1),
-    default=600.0,
-    metavar="S",
-    help="Time limit in seconds for one run of all tests [600].",
-)
+@setting_option(Wanted, "max_broken", metavar="N")
+@setting_option(Wanted, "runs", metavar="N")
+@setting_option(Wanted, "per_function", metavar="N")
+@setting_option(Wanted, "candidates", metavar="N")
+@setting_option(Wanted, "test_timeout_s", "--test-timeout", metavar="S")
 @click.option(
     "--statement",
     type=click.Choice(["template", "model"]),
     help="Who writes the problem statements [model if --model is given].",
 )
-@click.option("--model", metavar="M", help="Name of the model, as its endpoint knows it.")
-@click.option(
-    "--base-url", metavar="URL", help="OpenAI-compatible endpoint; its key is read from OPENAI_API_KEY [OpenAI's own]."
-)
-@click.option(
-    "--progress",
-    default="auto",
-    metavar="FORM",
-    help="Progress on standard error: auto, plain, json, none, or json:FD for a descriptor [auto].",
-)
+@setting_option(AgentSettings, "model", metavar="NAME")
+@setting_option(AgentSettings, "base_url", metavar="URL")
+@progress_option
 @click.pass_context
 def make_tasks(ctx: click.Context, /, repo: str | None, out: Path | None, **given: Any) -> None:
     """Make SWE-smith tasks of the repository REPO: a path, a git bundle, or a URL.
@@ -98,7 +83,6 @@ def make_tasks(ctx: click.Context, /, repo: str | None, out: Path | None, **give
 
     Exits with 0 if there are as many tasks as asked for, 3 if there are fewer, 2 for wrong use, and 130 after Ctrl-C.
     """
-    from hermes_core import progress_for
     from hermes_swe_smith.make_tasks.making import make_tasks as make
 
     if given["list_kinds"]:
@@ -109,7 +93,7 @@ def make_tasks(ctx: click.Context, /, repo: str | None, out: Path | None, **give
     display = progress_for(given["progress"], sys.stderr)
 
     async def work(runtime: Runtime, options: RunOptions) -> Outcome:
-        wanted = _wanted(repo, options, given)
+        wanted = _wanted(ctx, repo, options)
         if wanted.statement == "template":
             return await make(runtime, options, wanted, out, progress=display)
         agent = runtime.agent("model", chosen_agent(ctx, runtime, "model"))
@@ -123,42 +107,37 @@ def make_tasks(ctx: click.Context, /, repo: str | None, out: Path | None, **give
     ctx.exit(0 if outcome.complete else EXIT_INCOMPLETE)
 
 
-def _wanted(repo: str, options: RunOptions, given: dict[str, Any]) -> Wanted:
+def _wanted(ctx: click.Context, repo: str, options: RunOptions) -> Wanted:
     """Return what the command line says.
 
     Raises:
         UsageError: a value is wrong.
     """
-    from hermes_core import UsageError
-    from hermes_swe_smith.make_tasks.making import Wanted
     from hermes_swe_smith.make_tasks.origin import check_ref
     from hermes_swe_smith.repos import TestCommand
 
-    if not re.fullmatch(r"((>=)?\d+\.\d+)?", given["python"]):
-        raise UsageError(f"--python {given['python']!r} is not a version", hint="write 3.11, or >=3.9")
-    if given["name"] is not None and not re.fullmatch(r"[A-Za-z0-9][\w.-]*", given["name"], re.ASCII):
-        raise UsageError(f"--name {given['name']!r} can't be a name", hint="use letters, digits, '.', '_' and '-'")
+    given, params = given_settings(ctx, Wanted), ctx.params
+    made: dict[str, Any] = {
+        "repo": str(Path(repo).absolute()) if Path(repo).exists() else repo,
+        "kinds": _kinds(params["kinds"]),
+        "seed": options.seed or 0,
+        "statement": params["statement"] or ("model" if params["model"] else "template"),
+        "model": params["model"],
+    }
+    if "requirements" in given:
+        lines = given["requirements"].read_text(encoding="utf-8").splitlines()
+        made["requirements"] = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
+    wanted = validated(Wanted, {**given, **made}, "the command line")
+    check_ref(wanted.ref)
+    if not re.fullmatch(r"((>=)?\d+\.\d+)?", wanted.python):
+        raise UsageError(f"--python {wanted.python!r} is not a version", hint="write 3.11, or >=3.9")
+    if wanted.name is not None and not re.fullmatch(r"[A-Za-z0-9][\w.-]*", wanted.name, re.ASCII):
+        raise UsageError(f"--name {wanted.name!r} can't be a name", hint="use letters, digits, '.', '_' and '-'")
     try:
-        TestCommand.parse(given["test_command"])
+        TestCommand.parse(wanted.test_command)
     except ValueError as error:
         raise UsageError(f"--test-command: {error}", hint="write `python -m pytest …`") from error
-    listed = None
-    if given["requirements"] is not None:
-        lines = given["requirements"].read_text(encoding="utf-8").splitlines()
-        listed = tuple(line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#"))
-    as_given = {each.name: given[each.name] for each in fields(Wanted) if each.name in given}
-    return Wanted(
-        **{
-            **as_given,
-            "repo": str(Path(repo).absolute()) if Path(repo).exists() else repo,
-            "ref": check_ref(given["ref"]),
-            "requirements": listed,
-            "kinds": _kinds(given["kinds"]),
-            "test_timeout_s": given["test_timeout"],
-            "seed": options.seed or 0,
-            "statement": given["statement"] or ("model" if given["model"] else "template"),
-        }
-    )
+    return wanted
 
 
 def _all_kinds() -> dict[str, str]:
@@ -174,8 +153,6 @@ def _kinds(text: str | None) -> tuple[str, ...]:
     Raises:
         UnknownNameError: there is no such kind.
     """
-    from hermes_core import UnknownNameError
-
     known = _all_kinds()
     words = [word.strip() for word in (text or "").split(",") if word.strip()]
     for word in words:

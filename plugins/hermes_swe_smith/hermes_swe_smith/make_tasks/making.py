@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import functools
 import hashlib
-import json
 import logging
 import re
 from collections import Counter, deque
@@ -55,6 +54,7 @@ from hermes_swe_smith.make_tasks.progress import Standing
 from hermes_swe_smith.make_tasks.project import find_needs, import_project, read_sources
 from hermes_swe_smith.make_tasks.sources import Source as PythonSource
 from hermes_swe_smith.make_tasks.sources import Unreadable, meaning, read_source, unbound
+from hermes_swe_smith.make_tasks.wanted import Wanted
 from hermes_swe_smith.repos import Source, TestCommand
 from hermes_swe_smith.rows import Task
 from hermes_swe_smith.workspace import operate, prepare_programs
@@ -80,38 +80,6 @@ _ATTEMPTS = 3
 _AHEAD = 2
 """How many more changes than there are slots are decided on before the first of them is."""
 _COLLECTED = frozenset({"passed", "failed", "error"})
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """What is to be made, and of what."""
-
-    repo: str
-    ref: str = "HEAD"
-    name: str | None = None
-    """`owner__name`; None takes it from `repo`."""
-    python: str = ""
-    requirements: tuple[str, ...] | None = None
-    install: tuple[str, ...] = ()
-    pythonpath: str | None = None
-    tests: tuple[str, ...] = ()
-    test_command: str = "python -m pytest"
-    count: int = 50
-    kinds: tuple[str, ...] = ()
-    max_broken: int = 40
-    runs: int = 5
-    per_function: int = 1
-    candidates: int = 40
-    test_timeout_s: float = 600.0
-    install_timeout_s: float = 1200.0
-    seed: int = 0
-    statement: str = "template"
-    model: str | None = None
-
-    def configuration(self) -> Record:
-        """Return what must be the same when a run goes on: what changes the tasks."""
-        values = json.loads(json.dumps(asdict(self)))
-        return {key: value for key, value in values.items() if key not in ("count", "install_timeout_s")}
 
 
 @dataclass
