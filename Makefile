@@ -14,12 +14,13 @@ UV ?=
 # $(call install,VENV): the command that installs into it.
 install = $(if $(UV),"$(UV)" pip install --quiet --python $(1)/bin/python,$(1)/bin/python -m pip --disable-pip-version-check install --quiet)
 PIP := $(call install,$(VENV))
-TORCH := torch==2.13.0
+TORCH := requirements/torch.in
+LOCKS := $(patsubst requirements/%.lock,%,$(wildcard requirements/*.lock))
 
 # Many images set it. Then every program that a test starts would compile the packages again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test test-all stress lint format docs bench clean
+.PHONY: help setup demo test test-all stress lint format docs bench lock clean
 
 help:
 	@echo 'make setup      .venv with hermes-rl and every plugin, editable (EXTRAS="atropos torch trl" adds the heavy ones)'
@@ -31,13 +32,14 @@ help:
 	@echo 'make format     let ruff format and mend what it can'
 	@echo 'make docs       the documentation as a site in build/docs; broken links are errors'
 	@echo 'make bench      the benchmarks, ours beside the reference'
+	@echo 'make lock       the locks in requirements/ anew, with uv (NAMES="base trl"; ARGS=--upgrade takes newer versions)'
 	@echo 'make clean      remove .venv'
 
 setup: $(STAMP) $(patsubst %,$(VENV)/.extra-%,$(EXTRAS))
 
 # pip takes hashes for all of its arguments or for none, and ours have no hashes: hence two calls. A lock is complete
 # (--no-deps): older pips look for "name[extra]" beyond the lock, and fail when a newer version of it appears.
-$(STAMP): requirements.lock $(PROJECTS)
+$(STAMP): requirements/base.lock $(PROJECTS)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo 'hermes-rl needs Python 3.11 or newer; "$(PYTHON)" is:' "$$($(PYTHON) --version 2>&1)"; \
 	  echo 'name another one: make $(firstword $(MAKECMDGOALS) setup) PYTHON=python3.12'; exit 1; } >&2
@@ -46,8 +48,8 @@ $(STAMP): requirements.lock $(PROJECTS)
 	  echo 'making $(VENV) ...'; \
 	  $(PYTHON) -m venv --clear $(VENV) || { echo 'on Debian and Ubuntu: apt install python3-venv' >&2; exit 1; }; \
 	fi; \
-	echo 'installing what requirements.lock names ...'; \
-	$(PIP) --no-deps --require-hashes -r requirements.lock; \
+	echo 'installing what requirements/base.lock names ...'; \
+	$(PIP) --no-deps --require-hashes -r requirements/base.lock; \
 	echo 'installing hermes-rl and its plugins, editable ...'; \
 	$(PIP) --no-deps --no-build-isolation -e . $(PLUGINS:%=-e ./%); \
 	touch $@; \
@@ -55,20 +57,20 @@ $(STAMP): requirements.lock $(PROJECTS)
 
 # They need other versions than the rest: each gets an environment of its own, .venv-NAME.
 APART := $(patsubst %,$(VENV)/.extra-%,hermes inspect openenv tinker verifiers vllm)
-$(APART): $(VENV)/.extra-%: requirements-%.lock $(STAMP)
+$(APART): $(VENV)/.extra-%: requirements/%.lock $(STAMP)
 	@begin=$$(date +%s); set -e; \
 	$(PYTHON) -m venv --clear $(VENV)-$*; \
-	$(if $(filter tinker vllm,$*),$(call install,$(VENV)-$*) $(TORCH);) \
-	$(call install,$(VENV)-$*) --no-deps --require-hashes -r requirements-$*.lock; \
+	$(if $(filter tinker vllm,$*),$(call install,$(VENV)-$*) -r $(TORCH);) \
+	$(call install,$(VENV)-$*) --no-deps --require-hashes -r requirements/$*.lock; \
 	$(call install,$(VENV)-$*) --no-deps --no-build-isolation -e . $(PLUGINS:%=-e ./%); \
 	touch $@; \
 	echo "extra $* set up in $(VENV)-$* in $$(( $$(date +%s) - begin )) s"
 
 $(VENV)/.extra-%: $(STAMP)
 	@begin=$$(date +%s); set -e; \
-	if [ -f requirements-$*.lock ]; then $(PIP) --no-deps --require-hashes -r requirements-$*.lock; \
-	elif [ $* = torch ]; then $(PIP) $(TORCH); \
-	else echo 'unknown extra "$*": there is no requirements-$*.lock' >&2; exit 1; fi; \
+	if [ -f requirements/$*.lock ]; then $(PIP) --no-deps --require-hashes -r requirements/$*.lock; \
+	elif [ $* = torch ]; then $(PIP) -r $(TORCH); \
+	else echo 'unknown extra "$*": there is no requirements/$*.lock' >&2; exit 1; fi; \
 	touch $@; \
 	echo "extra $* set up in $$(( $$(date +%s) - begin )) s"
 
@@ -107,6 +109,11 @@ docs: setup $(VENV)/.extra-docs
 
 bench: setup
 	@$(BIN)/python -m benchmarks $(ARGS)
+
+# The first two constrain others. A lock keeps the versions that it has, unless its .in or ARGS asks for others.
+NAMES ?= base atropos $(filter-out base atropos,$(LOCKS))
+lock:
+	$(PYTHON) requirements/lock.py "$(or $(UV),uv)" $(NAMES) $(ARGS)
 
 clean:
 	rm -rf $(VENV)
