@@ -8,7 +8,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-done
 PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
-PROJECTS := pyproject.toml $(PLUGINS:%=%/pyproject.toml)
+PROJECTS := pyproject.toml hermes_core/version.py $(PLUGINS:%=%/pyproject.toml)
 # UV=uv installs in a tenth of the time; it reads none of pip's settings.
 UV ?=
 # $(call install,VENV): the command that installs into it.
@@ -20,7 +20,7 @@ LOCKS := $(patsubst requirements/%.lock,%,$(wildcard requirements/*.lock))
 # Many images set it. Then every program that a test starts would compile the packages again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test test-all stress lint format docs bench lock clean
+.PHONY: help setup demo test test-all stress lint format docs bench lock release-check clean
 
 help:
 	@echo 'make setup      .venv with hermes-rl and every plugin, editable (EXTRAS="atropos torch trl" adds the heavy ones)'
@@ -33,6 +33,7 @@ help:
 	@echo 'make docs       the documentation as a site in build/docs; broken links are errors'
 	@echo 'make bench      the benchmarks, ours beside the reference'
 	@echo 'make lock       the locks in requirements/ anew, with uv (NAMES="base trl"; ARGS=--upgrade takes newer versions)'
+	@echo 'make release-check  build every sdist and wheel into dist/, and test these'
 	@echo 'make clean      remove .venv'
 
 setup: $(STAMP) $(patsubst %,$(VENV)/.extra-%,$(EXTRAS))
@@ -114,6 +115,12 @@ bench: setup
 NAMES ?= base atropos $(filter-out base atropos,$(LOCKS))
 lock:
 	$(PYTHON) requirements/lock.py "$(or $(UV),uv)" $(NAMES) $(ARGS)
+
+# Each wheel is built from its sdist. What is in dist/ afterwards is what RELEASING.md uploads.
+release-check: setup
+	rm -rf dist
+	for project in . $(PLUGINS); do $(BIN)/python -m build --no-isolation --outdir dist "$$project" >build.log 2>&1 || { cat build.log; exit 1; }; done
+	HERMES_TEST_DIST=dist $(BIN)/python -m pytest -m 'full or not full' $(LIMIT) tests/test_wheels.py tests/test_project.py $(ARGS)
 
 clean:
 	rm -rf $(VENV)

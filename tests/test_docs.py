@@ -109,7 +109,7 @@ def of_the_site(name: str) -> Any:
 
 
 def test_every_link_between_the_documents_leads_to_a_file_of_a_checkout() -> None:
-    places = ("*.md", "docs/*.md", "plugins/*/README.md", "benchmarks/*.md")
+    places = ("*.md", ".github/*.md", "docs/*.md", "plugins/*/README.md", "benchmarks/*.md")
     documents = [document for place in places for document in ROOT.glob(place)]
     links = [
         (document, link)

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import re
+import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from hermes_core.version import __version__
+
 ROOT = Path(__file__).resolve().parents[1]
+PROJECTS = [ROOT, *sorted(path.parent for path in ROOT.glob("plugins/*/pyproject.toml"))]
 LOCKS = sorted(path.stem for path in ROOT.glob("requirements/*.lock"))
 
 
@@ -38,3 +45,49 @@ def test_a_lock_pins_what_is_asked_for_with_hashes_and_without_addresses(name: s
 
 def test_every_list_of_requirements_has_its_lock() -> None:
     assert sorted(path.stem for path in ROOT.glob("requirements/*.in")) == sorted([*LOCKS, "torch"])
+
+
+@pytest.mark.parametrize("folder", PROJECTS, ids=lambda folder: folder.name)
+def test_a_distribution_says_of_itself_what_the_core_says(folder: Path) -> None:
+    core, own = (tomllib.loads((each / "pyproject.toml").read_text()) for each in (ROOT, folder))
+    for key in ("license", "requires-python", "authors", "classifiers", "urls", "dynamic"):
+        assert own["project"][key] == core["project"][key], key
+    version = folder / own["tool"]["hatch"]["version"]["path"]
+    assert version.resolve() == ROOT / "hermes_core" / "version.py"
+    assert (folder / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
+    assert (folder / own["project"]["readme"]).is_file()
+
+
+def test_the_changelog_begins_with_the_version_that_is_built() -> None:
+    heading = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert heading is not None and heading[1] == __version__
+
+
+def workflow(name: str) -> dict[str, Any]:
+    """The jobs of a workflow."""
+    jobs: dict[str, Any] = yaml.safe_load((ROOT / ".github" / "workflows" / f"{name}.yml").read_text())["jobs"]
+    return jobs
+
+
+def test_the_workflows_run_what_is_there() -> None:
+    jobs = workflow("ci") | workflow("agents")
+    commands = [step["run"] for job in jobs.values() for step in job["steps"] if "run" in step]
+    scripts = {path for command in commands for path in re.findall(r"\.ci/\w+", command)}
+    assert scripts == {".ci/run", ".ci/agents"}
+    assert all(os.access(ROOT / script, os.X_OK) for script in scripts)
+
+
+def test_every_python_that_is_promised_is_tried() -> None:
+    """The oldest is that of the Debian in which `.ci/run` runs."""
+    core = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    promised = re.findall(r"Python :: (3\.\d+)$", "\n".join(core["classifiers"]), re.MULTILINE)
+    assert core["requires-python"] == f">={promised[0]}"
+    assert promised[1:] == workflow("ci")["python"]["strategy"]["matrix"]["version"]
+    table = re.findall(r"^\| (3\.\d+) \|", (ROOT / "docs/stability.md").read_text(), re.MULTILINE)
+    assert table == promised
+
+
+def test_the_hooks_of_a_commit_are_those_of_lint() -> None:
+    [repository] = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    hooks = [hook["entry"].split()[:2] for hook in repository["hooks"]]
+    assert hooks == [[".venv/bin/ruff", "check"], [".venv/bin/ruff", "format"]]

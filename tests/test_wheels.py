@@ -9,11 +9,12 @@ import re
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import textwrap
 import tomllib
 import venv
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,10 +23,16 @@ from typing import Any
 import pytest
 
 from hermes_core.cli.new import KINDS
+from hermes_core.version import __version__
 from tests.test_import_cost import HEAVY
 
 ROOT = Path(__file__).resolve().parents[1]
-
+PROJECTS = {
+    "hermes_core": ROOT,
+    **{path.parent.name: path.parent for path in sorted(ROOT.glob("plugins/*/pyproject.toml"))},
+}
+DIST = os.environ.get("HERMES_TEST_DIST")
+"""A folder with the distributions to be released (`make release-check`). Without it, they are built here."""
 
 OWN = ("hermes_", "hermes-rl", "_editable_impl_hermes", "__editable__")
 """How the names of what is ours begin in this interpreter's site-packages."""
@@ -367,34 +374,43 @@ class Installed:
         return {row["name"]: row for row in json.loads(self.hermes(*arguments, "--json"))}
 
 
-def build(project: Path, into: Path) -> Path:
-    """The wheel of a project, by the build backend of all of ours. pip would call the same, in five times the time."""
-    command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", into]
+def build(project: Path, into: Path, target: str = "wheel") -> Path:
+    """Build a distribution, by the build backend of all of ours. pip would call the same, in five times the time."""
+    command = [sys.executable, "-m", "hatchling", "build", "--target", target, "--directory", into]
     done = subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    [wheel] = into.glob("*.whl")
-    return wheel
+    [found] = find(project, into, target)
+    return found
+
+
+def find(project: Path, folder: Path, target: str) -> Iterator[Path]:
+    """Find the distributions of a project in a folder."""
+    name = tomllib.loads((project / "pyproject.toml").read_text())["project"]["name"].replace("-", "_")
+    return folder.glob(f"{name}-[0-9]*{'.whl' if target == 'wheel' else '.tar.gz'}")
 
 
 @pytest.fixture(scope="module")
-def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The wheel of each of our distributions, by its package. They are built once, for all worker processes."""
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with all our distributions. They are built once, for all worker processes."""
+    if DIST:
+        return Path(DIST)
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent
-    folder = folder / "wheels"
+    folder = folder / "dist"
     folder.mkdir(exist_ok=True)
-    projects = [ROOT, *sorted(project.parent for project in ROOT.glob("plugins/*/pyproject.toml"))]
-    names = ["hermes_core", *(project.name for project in projects[1:])]
     with (folder / "lock").open("w") as lock, ThreadPoolExecutor() as several:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        wheels = several.map(lambda project, name: built(project, folder / name), projects, names)
-        return dict(zip(names, wheels, strict=True))
+        wanted = [(project, target) for project in PROJECTS.values() for target in ("sdist", "wheel")]
+        missing = [(project, folder, target) for project, target in wanted if not [*find(project, folder, target)]]
+        [*several.map(lambda each: build(*each), missing)]
+    return folder
 
 
-def built(project: Path, into: Path) -> Path:
-    """The wheel of a project, which is built if there is none."""
-    return next(into.glob("*.whl"), None) or build(project, into)
+@pytest.fixture(scope="module")
+def wheels(dist: Path) -> dict[str, Path]:
+    """The wheel of each of our distributions, by its package."""
+    return {name: next(find(project, dist, "wheel")) for name, project in PROJECTS.items()}
 
 
 @pytest.fixture(scope="module")
@@ -436,16 +452,11 @@ def installed(folder: Path, dependencies: Path, *wheels: Path) -> Installed:
     return environment
 
 
-def sources(package: Path) -> set[str]:
-    """The files of a package that are under version control, or would be."""
-    listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard", package.name],
-        cwd=package.parent,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return {name for name in listed.stdout.splitlines() if (package.parent / name).exists()}
+def files_of(folder: Path) -> set[str]:
+    """The files below a folder that are under version control, or would be."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+    return {name for name in listed.stdout.splitlines() if (folder / name).exists()}
 
 
 @pytest.mark.full  # installs wheels
@@ -581,13 +592,43 @@ def rollout(environment: Installed, *arguments: str) -> float:
 
 @pytest.mark.full  # builds wheels
 def test_the_wheels_hold_every_file_of_the_packages(core_wheel: Path, plugin_wheels: dict[str, Path]) -> None:
-    wheels = {ROOT / "plugins" / name / name: wheel for name, wheel in plugin_wheels.items()}
-    wheels[ROOT / "hermes_core"] = core_wheel
-    for package, wheel in wheels.items():
-        files = zipfile.ZipFile(wheel).namelist()
-        assert {f"{package.name}/py.typed"} | sources(package) <= set(files), f"{wheel.name} lacks files"
-        modules = {path.name for path in package.parent.glob("*.py")}
-        assert modules <= set(files)
-        others = {name.split("/")[0] for name in files} - {package.name} - modules
+    for name, wheel in {"hermes_core": core_wheel, **plugin_wheels}.items():
+        project = PROJECTS[name]
+        files = set(zipfile.ZipFile(wheel).namelist())
+        modules = {path.name for path in project.glob("*.py")}
+        sources = {file for file in files_of(project) if file.startswith(f"{name}/")}
+        assert {f"{name}/py.typed"} | sources | modules <= files, f"{wheel.name} lacks files"
+        others = {file.split("/")[0] for file in files} - {name} - modules
         assert len(others) == 1 and others.pop().endswith(".dist-info")
-        assert not [name for name in files if name.endswith(".pyc")]
+        assert not [file for file in files if file.endswith(".pyc")]
+
+
+@pytest.mark.full  # builds distributions
+@pytest.mark.parametrize("package", PROJECTS)
+def test_an_sdist_holds_nothing_else_and_makes_the_same_wheel(
+    dist: Path, wheels: dict[str, Path], tmp_path: Path, package: str
+) -> None:
+    project = PROJECTS[package]
+    with tarfile.open(next(find(project, dist, "sdist"))) as sdist:
+        names = {name.partition("/")[2] for name in sdist.getnames()}
+        sdist.extractall(tmp_path, filter="data")
+    assert {"LICENSE", "README.md", "pyproject.toml", f"{package}/py.typed"} <= names
+    # The build backend adds the checkout's .gitignore.
+    assert names - {"PKG-INFO", ".gitignore"} <= files_of(project)
+    [unpacked] = [path for path in tmp_path.iterdir() if path.is_dir()]
+    again = build(unpacked, tmp_path)
+    assert again.name == wheels[package].name
+    assert contents(again) == contents(wheels[package])
+
+
+def contents(wheel: Path) -> dict[str, bytes]:
+    """The files of a wheel."""
+    with zipfile.ZipFile(wheel) as files:
+        return {name: files.read(name) for name in files.namelist()}
+
+
+@pytest.mark.full  # builds distributions
+def test_all_distributions_have_the_version_of_the_core(dist: Path) -> None:
+    names = {path.name for path in dist.iterdir()} - {"lock"}
+    assert len(names) == 2 * len(PROJECTS)
+    assert {name.split("-")[1].removesuffix(".tar.gz") for name in names} == {__version__}

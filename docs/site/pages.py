@@ -16,6 +16,9 @@ COPIED = {
     "README.md": "index.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changes.md",
+    "CODE_OF_CONDUCT.md": "code-of-conduct.md",
+    "RELEASING.md": "releasing.md",
+    "SECURITY.md": "security.md",
     "benchmarks/README.md": "benchmarks.md",
     "benchmarks/RESULTS.md": "benchmark-results.md",
     **{f"plugins/{path.name}/README.md": f"plugins/{path.name}.md" for path in sorted(ROOT.glob("plugins/hermes_*"))},
@@ -23,6 +26,7 @@ COPIED = {
 """Documents of the repository that become pages, each with its page."""
 
 REFERENCE = {
+    "__init__.pyi": "api/runs.md",
     "agents/base.py": "api/agents.md",
     "agents/model.py": "api/testing.md",
     "agents/parsers/base.py": "api/agents.md",
