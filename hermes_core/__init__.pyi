@@ -54,18 +54,20 @@ from hermes_core.cli.options import given_settings as given_settings, setting_op
 from hermes_core.cli.progress import progress_for as progress_for, progress_option as progress_option
 from hermes_core.cli.run_command import RunCommand as RunCommand, carry_out as carry_out, chosen_agent as chosen_agent
 from hermes_core.environment import (
+    CanScorePatch as CanScorePatch,
     Environment as Environment,
     EnvironmentConfig as EnvironmentConfig,
     FollowUp as FollowUp,
     Item as Item,
     Need as Need,
+    Score as Score,
 )
 from hermes_core.envs.datasets import read_rows as read_rows
 from hermes_core.envs.driven import DrivenRollout as DrivenRollout
 from hermes_core.envs.driven_run import DrivenRun as DrivenRun
 from hermes_core.envs.group import Group as Group, GroupRoller as GroupRoller, Rolled as Rolled
 from hermes_core.envs.intake import Intake as Intake
-from hermes_core.envs.leased_slot import Fresh as Fresh, LeasedSlot as LeasedSlot
+from hermes_core.envs.leased_slot import LeasedSlot as LeasedSlot
 from hermes_core.envs.options import RunOptions as RunOptions
 from hermes_core.envs.pytest_run import (
     PytestReport as PytestReport,
@@ -74,7 +76,7 @@ from hermes_core.envs.pytest_run import (
 )
 from hermes_core.envs.record import Record as Record, record_schema as record_schema
 from hermes_core.envs.rescore import rescore as rescore
-from hermes_core.envs.rollout import Rollout as Rollout, RolloutContext as RolloutContext
+from hermes_core.envs.rollout import RolloutContext as RolloutContext
 from hermes_core.envs.rows import checked_row as checked_row, load_rows as load_rows, read_jsonl as read_jsonl
 from hermes_core.envs.runner import run_rollouts as run_rollouts
 from hermes_core.envs.session import Session as Session, open_session as open_session
@@ -123,6 +125,7 @@ from hermes_core.export.card import Export as Export
 from hermes_core.export.exporting import export_run as export_run
 from hermes_core.export.merge import Merge as Merge, merge_runs as merge_runs
 from hermes_core.export.selection import ExportFilters as ExportFilters
+from hermes_core.handles import ExecTool as ExecTool, RolloutHandle as RolloutHandle, SlotHandle as SlotHandle
 from hermes_core.mcp.servers import McpServer as McpServer
 from hermes_core.plugins.hookspecs import hookimpl as hookimpl
 from hermes_core.plugins.registry import Registrar as Registrar, ToolRegistrar as ToolRegistrar

@@ -10,6 +10,8 @@ import shlex
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
+from hermes_core.handles import ExecTool
+
 Cheat = Callable[..., Awaitable[None]]
 """An async function that cheats in the agent's slot. It takes those arguments of the hook `solve_trajectory` that it
 wants. Its work is then verified as any agent's."""
@@ -133,7 +135,7 @@ put() { mkdir -p -- "$(dirname -- "$1")" && cat >"$1"; }
 def shell_cheat(script: str, *, timeout_s: float = CHEAT_TIMEOUT_S) -> Cheat:
     """Return a cheat that runs a shell script where the agent's commands start. Its exit status does not matter."""
 
-    async def cheat(exec_tool: Any) -> None:
+    async def cheat(exec_tool: ExecTool) -> None:
         await exec_tool("bash", {"command": script}, timeout_s)
 
     return cheat
@@ -151,7 +153,9 @@ def named_files(text: str) -> list[str]:
 
 
 def file_cheats(
-    text: Callable[[Any], str], files: Callable[[Any], Sequence[str]], scripts: Mapping[str, str] = _FORGED_FILES
+    text: Callable[[Mapping[str, Any]], str],
+    files: Callable[[Mapping[str, Any]], Sequence[str]],
+    scripts: Mapping[str, str] = _FORGED_FILES,
 ) -> dict[str, Cheat]:
     """Return cheats that fill the files which an item asks for with what is likely to pass a weak check.
 
@@ -162,7 +166,7 @@ def file_cheats(
     """
 
     def cheat_with(script: str) -> Cheat:
-        async def cheat(item: Any, exec_tool: Any) -> None:
+        async def cheat(item: Mapping[str, Any], exec_tool: ExecTool) -> None:
             named = " ".join(map(_word, files(item)))
             command = f"PROMPT={shlex.quote(text(item))}\nset -- {named}\n{_PUT}{script}\n"
             await exec_tool("bash", {"command": command}, CHEAT_TIMEOUT_S)
@@ -177,7 +181,7 @@ def _word(path: str) -> str:
     return f'"$HOME"/{shlex.quote(path[2:])}' if path.startswith("~/") else shlex.quote(path)
 
 
-def usual_cheats(prompt: Callable[[Any], str]) -> dict[str, Cheat]:
+def usual_cheats(prompt: Callable[[Mapping[str, Any]], str]) -> dict[str, Cheat]:
     """Return the cheats that fit every task whose agent has a shell in a slot.
 
     Args:

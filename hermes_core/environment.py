@@ -5,15 +5,16 @@ from __future__ import annotations
 import inspect
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, ClassVar, overload
+from typing import Any, ClassVar, Protocol, overload, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from hermes_core.cheats import Cheat, usual_cheats
-from hermes_core.errors import DatasetError, SetupFailed
+from hermes_core.errors import DatasetError, SetupFailed, UsageError
+from hermes_core.handles import RolloutHandle
 from hermes_core.mcp.servers import McpServer
 from hermes_core.sandbox.commands import Cwd
 from hermes_core.sandbox.contract import Isolation, Network, SlotUser
@@ -22,6 +23,9 @@ from hermes_core.sandbox.pool.provision import PrepareSandbox
 
 Item = Mapping[str, Any]
 """One task of an environment: a row of its dataset."""
+
+Score = tuple[float, Mapping[str, Any]]
+"""A finite reward, and details for the record."""
 
 _ID_FIELDS = ("id", "instance_id", "problem_id", "task_id")
 
@@ -89,12 +93,17 @@ class Environment(ABC):
       when the agent is done: a `FollowUp` or a text, with which the agent goes on; or None at the end. The agent's
       processes live on, unless it calls `rollout.kill_everything()`.
 
-    `exec_tool` and `rollout` (`hermes_core.envs.rollout.Rollout`) are bound to the agent's own slot. One instance
-    serves many rollouts at the same time: don't store per-rollout state on it.
+    `exec_tool` (`ExecTool`) and `rollout` (`RolloutHandle`) are bound to the agent's own slot. One instance serves many
+    rollouts at the same time: don't store per-rollout state on it.
 
-    An environment whose rollouts record a patch may also define `async score_patch(item, patch, rollout)`, which
-    returns the same kind of result as the verify hook. `hermes-rl rescore` calls it.
+    An environment whose rollouts record a patch may also be a `CanScorePatch`, for `hermes-rl rescore`.
     """
+
+    # The hooks, for type checkers: an environment has only those that it defines, with the arguments that it wants.
+    setup_trajectory_workspace: Callable[..., Awaitable[Mapping[str, Any] | None] | Mapping[str, Any] | None]
+    verify_and_score_trajectory: Callable[..., Awaitable[Score | float] | Score | float]
+    solve_trajectory: Callable[..., Awaitable[None] | None]
+    continue_trajectory: Callable[..., Awaitable[FollowUp | str | None] | FollowUp | str | None]
 
     name: ClassVar[str]
     """The environment's name on the command line and in records."""
@@ -290,6 +299,28 @@ class Environment(ABC):
             )
         messages.append({"role": "user", "content": prompt})
         return messages
+
+
+@runtime_checkable
+class CanScorePatch(Protocol):
+    """An environment that can score a patch without an agent."""
+
+    async def score_patch(self, item: Item, patch: str, rollout: RolloutHandle) -> Score:
+        """Score a patch that a rollout has recorded, in a slot of its own. Raise as the verify hook does."""
+        ...
+
+
+def check_scores_patches(environment: Environment) -> CanScorePatch:
+    """Return the environment, if it can score a patch.
+
+    Raises:
+        UsageError: it can't.
+    """
+    if not isinstance(environment, CanScorePatch):
+        raise UsageError(
+            f"environment {environment.name!r} can't verify a patch by itself", hint="it would need score_patch()"
+        )
+    return environment
 
 
 class _Selected(Sequence[Item]):

@@ -200,7 +200,16 @@ TYPED = {
         from collections.abc import Mapping, Sequence
         from typing import Any
 
-        from hermes_core import AgentResult, Environment, EnvironmentConfig, ExecutionResult, Item, Rollout, hookimpl
+        from hermes_core import (
+            AgentResult,
+            Environment,
+            EnvironmentConfig,
+            ExecutionResult,
+            ExecTool,
+            Item,
+            RolloutHandle,
+            hookimpl,
+        )
 
         class AuthorConfig(EnvironmentConfig):
             count: int = 3
@@ -217,13 +226,17 @@ TYPED = {
                 return f"write {item['id']}"
 
             @hookimpl
-            async def setup_trajectory_workspace(self, item: Item, *, rollout: Rollout) -> Mapping[str, Any]:
+            async def setup_trajectory_workspace(self, item: Item, *, rollout: RolloutHandle) -> Mapping[str, Any]:
                 await rollout.commands.write_file("given", str(item["id"]).encode())
                 return {"given": item["id"]}
 
             @hookimpl
+            async def solve_trajectory(self, item: Item, exec_tool: ExecTool) -> None:
+                await exec_tool("bash", {"command": f"echo {item['id']} >answer"}, timeout=5)
+
+            @hookimpl
             async def verify_and_score_trajectory(
-                self, item: Item, result: AgentResult, *, rollout: Rollout
+                self, item: Item, result: AgentResult, *, rollout: RolloutHandle
             ) -> tuple[float, dict[str, Any]]:
                 done = await rollout.commands.run("cat answer", timeout_s=5)
                 return float(done.ok and done.text == item["id"]), {"turns": result.turns_used}
@@ -331,6 +344,31 @@ TYPED = {
     """,
 }
 """What authors write, with types: mypy reads it beside the installed packages."""
+
+MISTAKES = """
+
+class Misspelt(AuthorEnvironment):
+    async def verify_and_score_trajectory(self, item: Item, *, rollout: RolloutHandle) -> float:
+        async with rollout.fresh_slt() as fresh:
+            return float(fresh.alone)
+
+class NoReward(AuthorEnvironment):
+    async def verify_and_score_trajectory(self, item: Item) -> str:
+        return "1"
+
+class NotAwaited(AuthorEnvironment):
+    async def setup_trajectory_workspace(self, item: Item, *, rollout: RolloutHandle) -> dict[str, Any]:
+        rollout.commands.write_file("given", b"")
+        return {}
+"""
+"""What an author may do wrong in an environment."""
+
+FOUND = (
+    '"RolloutHandle" has no attribute "fresh_slt"',
+    'Signature of "verify_and_score_trajectory" incompatible with supertype "hermes_core.environment.Environment"',
+    'Value of type "Coroutine[Any, Any, None]" must be used',
+)
+"""What mypy says of each of these mistakes."""
 
 
 ADAPTERS = {
@@ -531,7 +569,7 @@ def test_an_adapter_alone_is_light_and_says_which_version_it_was_tested_with(
 @pytest.mark.long
 @pytest.mark.full
 @pytest.mark.timeout(900)
-def test_authors_code_passes_the_type_checker_and_what_new_writes_also_its_tests_untouched(
+def test_authors_code_passes_the_type_checker_unless_it_is_wrong_and_what_new_writes_also_its_tests(
     core_wheel: Path, plugin_wheels: dict[str, Path], dependencies: Path, tmp_path: Path
 ) -> None:
     core = installed(tmp_path / "core", dependencies, core_wheel)
@@ -561,8 +599,11 @@ def test_authors_code_passes_the_type_checker_and_what_new_writes_also_its_tests
     assert f"in {files} source files" in done.stdout
     script = tmp_path / "project" / "author" / "script.py"
     script.write_text(script.read_text() + "\nDockerConfig(image=1)\nModalEmulator(port='80')\nreveal_type(BACKENDS)\n")
-    wrong = together.run(*check, script)
-    assert wrong.stdout.count("error: ") == 2, wrong.stdout
+    environment = tmp_path / "project" / "author" / "environment.py"
+    environment.write_text(environment.read_text() + MISTAKES)
+    wrong = together.run(*check, script, environment)
+    assert wrong.stdout.count("error: ") == 2 + len(FOUND), wrong.stdout
+    assert [each for each in FOUND if each not in wrong.stdout] == [], wrong.stdout
     assert "hermes_docker.backend.DockerBackend, hermes_ssh.backend.SshBackend" in wrong.stdout
 
 

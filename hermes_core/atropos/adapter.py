@@ -11,9 +11,9 @@ from typing import Any
 
 from hermes_core.agents.base import AgentResult
 from hermes_core.environment import Environment, EnvironmentConfig, Item
-from hermes_core.envs.rollout import Rollout
 from hermes_core.envs.tool_context import ToolContext
 from hermes_core.errors import DatasetError, VerifierError
+from hermes_core.handles import RolloutHandle
 from hermes_core.sandbox.contract import Isolation
 from hermes_core.sandbox.images import Image
 
@@ -70,7 +70,7 @@ class AdaptedEnvironment(Environment):
         """Return the image of the item's sandboxes, if the subclass names one."""
         return self._image(item)
 
-    async def _rewarded(self, item: Item, result: Any, rollout: Rollout) -> tuple[float, Mapping[str, Any]]:
+    async def _rewarded(self, item: Item, result: Any, rollout: RolloutHandle) -> tuple[float, Mapping[str, Any]]:
         """Return the subclass's reward, computed in the rollout's own slot. What the computation started is killed."""
         context = ToolContext(rollout)
 

@@ -12,6 +12,7 @@ from typing import Any, ParamSpec, TypeVar
 from hermes_core.envs.command_log import CommandLog
 from hermes_core.envs.pending import Calls, Pending, awaited
 from hermes_core.errors import CommandError, HermesError, InfraError, ModelError, ToolArgumentError, UsageError
+from hermes_core.handles import MAX_DIFF_BYTES, MAX_FILES_BYTES
 from hermes_core.sandbox.as_user import AsUser, is_root
 from hermes_core.sandbox.commands import Around, Call, CommandResult, ExecutionResult, Operation, Slot, SlotCommands
 from hermes_core.sandbox.pool.preparation import Build, as_build
@@ -20,8 +21,6 @@ from hermes_core.tool_backend import ToolBackend
 P = ParamSpec("P")
 T = TypeVar("T")
 
-MAX_FILES_BYTES = 64 << 20
-MAX_DIFF_BYTES = 8 << 20
 DIFF_TIMEOUT_S = 120.0
 _NO_ROOM = ("No space left on device", "Disk quota exceeded")
 
@@ -111,14 +110,7 @@ class LeasedSlot:
         return self._backend.commands(self.slot, around=self._awaited("commands", self.origin))
 
     def as_user(self, user: str) -> SlotCommands:
-        """Return the commands of the slot, which must be root, as a user of its system.
-
-        Args:
-            user: a name or a number, with a group after a colon if it is another than the user's.
-
-        Raises:
-            CommandError: that can't be a user's name.
-        """
+        """Implement `SlotHandle.as_user`."""
         return self.commands if is_root(user) else AsUser(self.commands, user)
 
     @property
@@ -140,19 +132,7 @@ class LeasedSlot:
         *,
         user: str | None = None,
     ) -> ExecutionResult:
-        """Run a slot tool (`bash`, `read_file`, `write_file`) or a registered sandbox tool in this slot.
-
-        Args:
-            timeout: seconds; None is the profile's `execution_timeout`.
-            user: see `as_user`; None is the slot's own.
-
-        Raises:
-            UnknownNameError, ToolArgumentError: there is no such tool, or it does not take these arguments. A model
-                would get this as an answer; a hook that continued would score its own mistake.
-            UsageError: it is a driver tool.
-            InfraError: the sandbox failed. All other failures are in the result.
-            StaleSlotError: the slot was released.
-        """
+        """Implement `ExecTool`."""
         tool = self._backend.tool(tool_name)
         args = args or {}
         work = self._watch(self._backend.execute(self.slot, tool, args, timeout_s=timeout, user=user))
@@ -163,39 +143,17 @@ class LeasedSlot:
 
     @awaited()
     async def kill_everything(self) -> None:
-        """Kill every process of the slot; all are dead when it returns.
-
-        Raises:
-            InfraError: the sandbox can't be reached.
-            SlotUnclean: that they are dead can't be proved.
-        """
+        """Implement `SlotHandle.kill_everything`."""
         await self._watch(self._backend.kill_everything(self.slot))
 
     @awaited()
     async def empty(self) -> None:
-        """Kill every process of the slot, and remove its files.
-
-        Raises:
-            InfraError, SlotUnclean: as `kill_everything` does.
-        """
+        """Implement `SlotHandle.empty`."""
         await self._watch(self._backend.empty(self.slot))
 
     @awaited()
     async def prepare(self, key: str, build: Build | str | Sequence[str], *, private: bool = False) -> str:
-        """Make a directory once per sandbox and key, as a user that no slot has. Slots can read it but not write it.
-
-        Args:
-            key: names the content. Callers that ask for the same key while it is being made wait for it.
-            build: an async function of the preparation user's commands and the directory, or one or more shell commands
-                that run in the directory.
-            private: whether slots can't read it either.
-
-        Returns:
-            The directory's absolute path in the sandbox.
-
-        Raises:
-            SetupFailed: a shell command of `build` failed; the next caller tries again.
-        """
+        """Implement `SlotHandle.prepare`."""
         filling = self._backend.prepare(self.slot, key, as_build(build), private=private, around=self._logged)
         try:
             return await self._watch(filling)
@@ -205,15 +163,7 @@ class LeasedSlot:
 
     @asynccontextmanager
     async def processor(self) -> AsyncIterator[None]:
-        """Hold one of the sandbox's processors while the block runs, for work that keeps one busy, such as tests.
-
-        It waits until a processor is free; this wait does not count against the hook's time limit. If more such work
-        runs than there are processors, each job slows down the others, and they miss time limits they would otherwise
-        meet. A check that is repeated on the sandbox where it was disturbed holds all processors.
-
-        Raises:
-            InfraError: the sandbox is gone.
-        """
+        """Implement `SlotHandle.processor`."""
         async with AsyncExitStack() as stack:
             with self.clock_stopped():
                 turn = self._backend.processor(self.slot, alone=self.alone)
@@ -238,24 +188,12 @@ class LeasedSlot:
 
     @awaited()
     async def files(self, path: str = ".", *, max_bytes: int = MAX_FILES_BYTES) -> bytes:
-        """Return a plain tar of a directory's contents, as far as the slot's user may read them.
-
-        Raises:
-            CommandError: it is larger than `max_bytes` (code `too_large`), or is no directory.
-        """
+        """Implement `SlotHandle.files`."""
         return await self.commands.tar_out(path, max_bytes=max_bytes)
 
     @awaited()
     async def diff(self, path: str = ".", *, base: str = "HEAD", max_bytes: int = MAX_DIFF_BYTES) -> str:
-        """Return the changes in the git repository at `path` since `base`, including new files, in the form of `git
-        apply`.
-
-        It runs git in the slot, on a repository that the agent could have changed in any way. So treat the diff as the
-        agent's work. Everything that this git started is dead when it returns.
-
-        Raises:
-            CommandError: there is no such repository or commit, or the diff is larger than `max_bytes`.
-        """
+        """Implement `SlotHandle.diff`."""
         try:
             try:
                 return (await self._diff(path, base, max_bytes, binary=False)).decode("utf-8")

@@ -13,9 +13,9 @@ from typing import Annotated, Any, ClassVar, overload
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from hermes_core.environment import Environment, EnvironmentConfig, Item, Need
-from hermes_core.envs.rollout import Rollout
 from hermes_core.envs.rows import RowFile
 from hermes_core.errors import SetupFailed
+from hermes_core.handles import RolloutHandle
 from hermes_core.plugins.hookspecs import hookimpl
 from hermes_core.sandbox.commands import CommandResult
 from hermes_core.validation import words
@@ -172,7 +172,7 @@ class PromptsEnvironment(Environment):
         return any(item[field] for field in ("image", "profile", "cwd", "workspace", "setup"))
 
     @hookimpl
-    async def setup_trajectory_workspace(self, item: Item, rollout: Rollout) -> dict[str, Any]:
+    async def setup_trajectory_workspace(self, item: Item, rollout: RolloutHandle) -> dict[str, Any]:
         """Write the row's files and run its setup commands, in the agent's slot."""
         for name, text in item["workspace"].items():
             await rollout.commands.write_file(name, text.encode())
@@ -222,7 +222,7 @@ def _name(line: bytes) -> str:
 
 
 async def run_all(
-    rollout: Rollout, commands: Sequence[str], timeout_s: float, env: Mapping[str, str] | None = None
+    rollout: RolloutHandle, commands: Sequence[str], timeout_s: float, env: Mapping[str, str] | None = None
 ) -> CommandResult | None:
     """Run commands in the agent's slot, in order. Return the result of the first that fails, or None."""
     for command in commands:

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from hermes_core.environment import Environment, Item
+from hermes_core.environment import Environment, Item, check_scores_patches
 from hermes_core.envs.options import RunOptions
 from hermes_core.envs.plain import json_line
 from hermes_core.envs.record import Record
@@ -86,10 +86,7 @@ async def rescore(
     chosen = validated(RunOptions, {**inherited, **options}, "the run")
     with closing(OutputFolder(path)):
         made = make_environment(runtime, ran["environment"], {**ran["env"], **(env or {})}, None)
-        if not hasattr(made, "score_patch"):
-            raise UsageError(
-                f"environment {made.name!r} can't verify a patch by itself", hint="it would need score_patch()"
-            )
+        check_scores_patches(made)
         places, without_patch = _places_of_patches(path)
         async with open_session(runtime, made, "nop", chosen, work_of=str(ran["agent"])) as session:
             items = {made.item_id(item): item for item in made.items()}

@@ -27,7 +27,7 @@ from hermes_core.agents.base import (
 )
 from hermes_core.agents.baselines import NopAgent
 from hermes_core.agents.replies import sayable, sayable_message
-from hermes_core.environment import Environment, FollowUp, Item
+from hermes_core.environment import Environment, FollowUp, Item, check_scores_patches
 from hermes_core.envs.decided import WorkAtFault, decided
 from hermes_core.envs.leased_slot import AgentTime, Fresh, LeasedSlot, ModelTime, Origin
 from hermes_core.envs.options import Limits
@@ -53,9 +53,10 @@ from hermes_core.errors import (
     UsageError,
     VerifierError,
 )
+from hermes_core.handles import SlotHandle
 from hermes_core.mcp.opening import OpenServers, open_servers
 from hermes_core.mcp.servers import McpServer, check_server_name
-from hermes_core.plugins.calling import EnvironmentHooks
+from hermes_core.plugins.calling import EnvironmentHooks, HookArguments
 from hermes_core.sandbox.as_user import AsUser, is_root
 from hermes_core.sandbox.commands import Call, Cwd, ExecutionResult, Operation, Slot, start_directory
 from hermes_core.sandbox.images import Image
@@ -69,9 +70,6 @@ log = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-Score = tuple[float, Mapping[str, Any]]
-ScorePatch = Callable[[Item, str, "Rollout"], Awaitable[Score]]
 
 VERIFY_SHARE = 0.25
 """The last part of its deadline in which a rollout is verified, if the verification's own limit is not shorter."""
@@ -242,23 +240,7 @@ class Rollout(LeasedSlot):
         cwd: str | Cwd | None = None,
         env: Mapping[str, str] | None = None,
     ) -> AbstractAsyncContextManager[Fresh]:
-        """Return a fresh slot, for `async with`. It comes from the reserve that agents never use, and is reset
-        afterwards.
-
-        It is on the agent's sandbox where possible.
-
-        Args:
-            apart_from: the id of a sandbox to avoid while another one has a vacant slot.
-            image: the image of its sandbox, by name or to be built, if it is another one than the agent's.
-            cwd: the directory in which commands start, which must exist when the first one does; or that of the image.
-                None is the workspace.
-            env: environment variables of every command; None is those of the item.
-
-        Raises:
-            InfraError: no slot is available; raised on entering.
-            ImageError: the image can't be had; raised on entering.
-            ConfigError: the profile can't be used with this image; raised on entering.
-        """
+        """Implement `RolloutHandle.fresh_slot`."""
         return Opening("rollout.fresh_slot(…)", self._fresh_slot(apart_from, image, cwd, env))
 
     @asynccontextmanager
@@ -294,24 +276,7 @@ class Rollout(LeasedSlot):
         *,
         disturbed: Callable[[T], str | None],
     ) -> T:
-        """Run a check in a fresh slot and return its result. Repeat it once if something that anybody can cause
-        disturbed it.
-
-        If a process was killed or ran out of room, nobody can tell who took the memory: a neighbour can, and so can a
-        host under pressure. So the check is run once more: in another sandbox if one has room, or else with all
-        processors of this one to itself, and with the agent's slot emptied. The record says so. The second result
-        counts in any case, because code under test can kill itself as often as it likes.
-
-        Args:
-            lay_out: puts into the slot what `check` needs, and runs nothing of the agent's. It takes nothing from the
-                agent's slot, which may be empty.
-            check: may run the agent's code.
-            disturbed: returns why an outcome of `check` may not be the agent's doing; None if it is.
-
-        Raises:
-            Disturbed: twice, nothing of the agent's could be run.
-            Exception: as `lay_out` or `check` raised it.
-        """
+        """Implement `RolloutHandle.check_afresh`."""
         async with self.fresh_slot() as fresh:
             place = fresh.sandbox_id
             try:
@@ -329,13 +294,8 @@ class Rollout(LeasedSlot):
         async with self.fresh_slot(apart_from=place) as fresh:
             return await self._watch(_checked(lay_out, check, fresh))
 
-    async def check_again(self, leased: LeasedSlot, reason: str, check: Callable[[], Awaitable[T]]) -> T:
-        """Repeat a check where it was, with all processors of the sandbox to itself. The record says so.
-
-        Args:
-            leased: the slot where it runs.
-            reason: why its first outcome may not be the agent's doing.
-        """
+    async def check_again(self, leased: SlotHandle, reason: str, check: Callable[[], Awaitable[T]]) -> T:
+        """Implement `RolloutHandle.check_again`."""
         self._note_repeated(reason)
         leased.alone = True
         async with leased.processor():
@@ -345,12 +305,8 @@ class Rollout(LeasedSlot):
         self._trajectory.repeated = reason
         log.warning("trajectory %s: its check is repeated: %s", self.trajectory_id, reason)
 
-    def hook_arguments(self, item: Item) -> dict[str, Any]:
-        """Return all arguments that environment hooks can take."""
-        return {"item": item, "trajectory_id": self.trajectory_id, "exec_tool": self.exec_tool, "rollout": self}
-
     def record_patch(self, patch: str) -> None:
-        """Store the agent's work as a patch in the record, for `hermes-rl rescore` and for readers."""
+        """Implement `RolloutHandle.record_patch`."""
         self._trajectory.patch = patch
 
 
@@ -504,25 +460,28 @@ async def _attempt(
     with trajectory.records_failure():
         leased = _leased(context, item, trajectory, verification=verification)
         async with leased as rollout, AsyncExitStack() as servers:
-            on_slot = rollout.hook_arguments(item)
+            arguments = HookArguments(item, rollout, rollout.exec_tool)
             with trajectory.stage("setup"):
                 prompt = context.environment.initial_messages(item)
                 async with _within(rollout, context.limits.setup_timeout, SetupFailed):
                     await _make_cwd(rollout, context.environment.cwd(item))
-                    on_slot["workspace_meta"] = await rollout.calls.all_awaited(hooks.setup(**on_slot))
+                    meta = await rollout.calls.all_awaited(hooks.setup(arguments))
+                    arguments = replace(arguments, workspace_meta=meta)
                     await _check_user(rollout)
                     rollout.servers = await servers.enter_async_context(_mcp_servers(context, item, rollout))
                     rollout.offer(rollout.servers.tools)
             try:
                 with trajectory.stage("agent"):
-                    trajectory.result = await _work(context, trajectory, prompt, on_slot, ends)
+                    trajectory.result = await _work(
+                        context, trajectory, rollout, prompt=prompt, arguments=arguments, ends=ends
+                    )
                 await servers.aclose()
                 if context.environment.scored:
                     with trajectory.stage("verify"):
                         if context.needs_slot:
                             await rollout.kill_everything()
                         try:
-                            verify = partial(hooks.verify, result=trajectory.result, **on_slot)
+                            verify = partial(hooks.verify, arguments, trajectory.result)
                             score = await _decided(context, item, trajectory, rollout, verify, ends=ends)
                         except WorkAtFault as fault:
                             score = 0.0, {"reason": fault.message}
@@ -539,13 +498,13 @@ async def _attempt(
 
 async def _score_patch(context: RolloutContext, item: Item, patch: str, trajectory: Trajectory, ends: _Ends) -> None:
     """Lease a slot and verify a patch in it."""
-    score_patch: ScorePatch = getattr(context.environment, "score_patch")  # noqa: B009 - not every environment has it
+    environment = check_scores_patches(context.environment)
     with trajectory.records_failure():
         async with _leased(context, item, trajectory) as rollout:
             with trajectory.stage("verify"):
                 try:
                     limit_s = ends.of_verification(context.limits.verify_timeout)
-                    score = await _verified(rollout, partial(score_patch, item, patch, rollout), limit_s)
+                    score = await _verified(rollout, partial(environment.score_patch, item, patch, rollout), limit_s)
                 except WorkAtFault as fault:
                     score = 0.0, {"reason": fault.message}
                 trajectory.score(*score)
@@ -617,8 +576,10 @@ async def _verified_untouched(context: RolloutContext, item: Item, trajectory: T
 async def _work(
     context: RolloutContext,
     trajectory: Trajectory,
+    rollout: Rollout,
+    *,
     prompt: list[Message],
-    on_slot: Mapping[str, Any],
+    arguments: HookArguments,
     ends: _Ends,
 ) -> AgentResult:
     """Let the agent work until it is done or its time is up. What it did until then counts.
@@ -627,18 +588,18 @@ async def _work(
         ModelError: the model failed, took too long, or never answered.
         InfraError: there is no time left for an agent.
     """
-    rollout: Rollout = on_slot["rollout"]
-    clock = AgentTime(rollout, context.limits.rollout_timeout, context.environment.agent_timeout_s(on_slot["item"]))
+    part_s = context.environment.agent_timeout_s(arguments.item)
+    clock = AgentTime(rollout, context.limits.rollout_timeout, part_s)
     if ends.too_late:
         raise InfraError("the rollout's deadline leaves no time for the agent", hint="raise deadline")
     waited_s = trajectory.result.waited_s
 
     async def solve() -> None:
         rollout.used = True
-        await rollout.calls.all_awaited(context.hooks.solve(**on_slot))
+        await rollout.calls.all_awaited(context.hooks.solve(arguments))
 
     async def follow_up() -> Message | None:
-        said = await _followed_up(context, trajectory, on_slot, ends)
+        said = await _followed_up(context, trajectory, rollout, arguments, ends)
         if said is None:
             return None
         with rollout.clock_stopped():
@@ -649,8 +610,8 @@ async def _work(
     async def cheat(name: str) -> None:
         if context.needs_slot:  # without one there is nothing to cheat in
             rollout.used = True
-            as_agent = {**on_slot, "exec_tool": partial(rollout.exec_tool, user=rollout.agent_user)}
-            await rollout.calls.all_awaited(context.hooks.cheat(name, **as_agent))
+            as_agent = replace(arguments, exec_tool=partial(rollout.exec_tool, user=rollout.agent_user))
+            await rollout.calls.all_awaited(context.hooks.cheat(name, as_agent))
 
     task = AgentTask(
         trajectory_id=trajectory.trajectory_id,
@@ -698,7 +659,7 @@ async def _work(
 
 
 async def _followed_up(
-    context: RolloutContext, trajectory: Trajectory, on_slot: Mapping[str, Any], ends: _Ends
+    context: RolloutContext, trajectory: Trajectory, rollout: Rollout, arguments: HookArguments, ends: _Ends
 ) -> FollowUp | None:
     """Ask the environment what the user says now that the agent is done. The agent's clock stands still meanwhile.
 
@@ -707,13 +668,12 @@ async def _followed_up(
     Raises:
         VerifierError: the hook failed, and not because of the work; or it returned nonsense.
     """
-    rollout: Rollout = on_slot["rollout"]
     agents_limit, agents_stage = rollout.limit, trajectory.commands.stage
     trajectory.commands.stage = "verify"
     try:
         with rollout.clock_stopped():
-            ask = partial(context.hooks.follow_up, result=trajectory.result, **on_slot)
-            said = await _decided(context, on_slot["item"], trajectory, rollout, ask, ends=ends)
+            ask = partial(context.hooks.follow_up, arguments, trajectory.result)
+            said = await _decided(context, arguments.item, trajectory, rollout, ask, ends=ends)
     except WorkAtFault:
         return None
     finally:

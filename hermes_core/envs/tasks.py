@@ -26,9 +26,9 @@ from hermes_core.envs.prompts import (
     run_all,
     tail,
 )
-from hermes_core.envs.rollout import Rollout
 from hermes_core.envs.starved import watched
 from hermes_core.errors import CommandError, SetupFailed
+from hermes_core.handles import RolloutHandle
 from hermes_core.plugins.hookspecs import hookimpl
 from hermes_core.sandbox.commands import CommandResult
 
@@ -114,7 +114,7 @@ class TasksEnvironment(PromptsEnvironment):
         }
 
     @hookimpl
-    async def solve_trajectory(self, item: Item, rollout: Rollout) -> None:
+    async def solve_trajectory(self, item: Item, rollout: RolloutHandle) -> None:
         """Run the reference solution in the agent's slot."""
         if not item["solution"]:
             raise SetupFailed(f"task {item['id']!r} has no solution", hint="give its row the field `solution`")
@@ -123,7 +123,7 @@ class TasksEnvironment(PromptsEnvironment):
             raise SetupFailed(f"the solution of task {item['id']!r} failed with {described(failed)}")
 
     @hookimpl
-    async def verify_and_score_trajectory(self, item: Item, rollout: Rollout) -> tuple[float, dict[str, Any]]:
+    async def verify_and_score_trajectory(self, item: Item, rollout: RolloutHandle) -> tuple[float, dict[str, Any]]:
         """Return 1.0 if every command of the check exits with 0, else 0.0 and the output of the failing one.
 
         A workspace in which no check can run is the agent's doing, so it gets 0.0 too.
@@ -138,7 +138,7 @@ class TasksEnvironment(PromptsEnvironment):
             return 1.0, {}
         return 0.0, {"exit_code": failed.returncode, "timed_out": failed.timed_out, "output": tail(failed)}
 
-    async def _check(self, item: Item, rollout: Rollout) -> tuple[CommandResult | None, str | None]:
+    async def _check(self, item: Item, rollout: RolloutHandle) -> tuple[CommandResult | None, str | None]:
         """Return the first command of the check that fails, with why it may have been starved; None if all succeed."""
         env, limit_s = await self._furnish(item, rollout), self.config.check_timeout_s
         for command in item["check"]:
@@ -148,7 +148,7 @@ class TasksEnvironment(PromptsEnvironment):
                 return failed, starved
         return None, None
 
-    async def _furnish(self, item: Item, rollout: Rollout) -> dict[str, str]:
+    async def _furnish(self, item: Item, rollout: RolloutHandle) -> dict[str, str]:
         """Make the check's home, with the task's files in it, and its temporary directory. Return the variables of the
         check.
 

@@ -14,8 +14,8 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 from hermes_core.envs.pending import Calls, awaited
-from hermes_core.envs.rollout import Rollout
 from hermes_core.errors import CommandError
+from hermes_core.handles import RolloutHandle
 from hermes_core.sandbox.commands import MAX_FILE_BYTES
 
 _NO_SUCH_NAME = (errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL, errno.EEXIST, errno.ENOTDIR, errno.EISDIR)
@@ -43,7 +43,7 @@ class ToolContext:
     reported in the result, under `error`. An `InfraError` is raised, and never becomes a reward.
     """
 
-    def __init__(self, rollout: Rollout) -> None:
+    def __init__(self, rollout: RolloutHandle) -> None:
         self.task_id = rollout.trajectory_id
         """The rollout's trajectory id."""
         self.rollout = rollout

@@ -8,13 +8,15 @@ import inspect
 import math
 import re
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
 import pluggy
 
+from hermes_core.agents.base import AgentResult
 from hermes_core.cheats import Cheat
+from hermes_core.environment import Item, Score
 from hermes_core.errors import (
     PluginError,
     SetupFailed,
@@ -25,6 +27,7 @@ from hermes_core.errors import (
     nearest_hint,
 )
 from hermes_core.events import Events
+from hermes_core.handles import ExecTool, RolloutHandle
 from hermes_core.plugins import hookspecs
 from hermes_core.plugins.hookspecs import PROJECT, hookimpl
 
@@ -169,6 +172,32 @@ class _AwaitableHook(Awaitable[Any]):
         return self.run().__await__()
 
 
+@dataclass(frozen=True)
+class HookArguments:
+    """What the hooks of one rollout can take."""
+
+    item: Item
+    rollout: RolloutHandle
+    exec_tool: ExecTool
+    workspace_meta: Mapping[str, Any] = field(default_factory=dict)
+    """What the setup hook returned."""
+
+    @property
+    def by_name(self) -> dict[str, Any]:
+        """Return the arguments of the setup hook, by name."""
+        return {
+            "item": self.item,
+            "trajectory_id": self.rollout.trajectory_id,
+            "exec_tool": self.exec_tool,
+            "rollout": self.rollout,
+        }
+
+    @property
+    def after_setup(self) -> dict[str, Any]:
+        """Return the arguments of the other hooks, by name."""
+        return {**self.by_name, "workspace_meta": self.workspace_meta}
+
+
 class EnvironmentHooks:
     """The hooks of one environment instance, with every plugin's wrappers around them, called by keyword.
 
@@ -199,53 +228,53 @@ class EnvironmentHooks:
         """Events for the observers of plugins and of the environment itself."""
         self._call = caller(*(adapted for _, adapted in registered), own)
 
-    async def setup(self, **arguments: Any) -> dict[str, Any]:
+    async def setup(self, arguments: HookArguments) -> dict[str, Any]:
         """Run `setup_trajectory_workspace` with these arguments. Return `{}` if the environment has none.
 
         Raises:
             SetupFailed: it returned something that is not a mapping. Its own exceptions are passed on.
         """
-        outcome = self._call.setup_trajectory_workspace(**arguments)
+        outcome = self._call.setup_trajectory_workspace(**arguments.by_name)
         meta = None if outcome is None else await outcome
         if meta is not None and not isinstance(meta, Mapping):
             raise SetupFailed(
                 f"setup_trajectory_workspace of {self.name!r} gave {meta!r}, not a mapping",
                 hint="return a dict; it comes back as workspace_meta",
-                trajectory_id=arguments["trajectory_id"],
+                trajectory_id=arguments.rollout.trajectory_id,
             )
         return dict(meta or {})
 
-    async def verify(self, **arguments: Any) -> tuple[float, dict[str, Any]]:
+    async def verify(self, arguments: HookArguments, result: AgentResult) -> Score:
         """Run `verify_and_score_trajectory` with these arguments. Return the reward and the details.
 
         Raises:
             VerifierError: it returned neither a finite number nor `(number, mapping)`. Its own exceptions are passed
                 on.
         """
-        return self._score(await self._call.verify_and_score_trajectory(**arguments))
+        return self._score(await self._call.verify_and_score_trajectory(**arguments.after_setup, result=result))
 
-    async def follow_up(self, **arguments: Any) -> Any:
+    async def follow_up(self, arguments: HookArguments, result: AgentResult) -> Any:
         """Run `continue_trajectory` with these arguments, and return what it returns; None if there is none."""
-        outcome = self._call.continue_trajectory(**arguments)
+        outcome = self._call.continue_trajectory(**arguments.after_setup, result=result)
         return None if outcome is None else await outcome
 
-    async def solve(self, **arguments: Any) -> None:
+    async def solve(self, arguments: HookArguments) -> None:
         """Run `solve_trajectory` with these arguments.
 
         Raises:
             UsageError: the environment has no reference solution. The hook's own exceptions are passed on.
         """
         self.check_solve()
-        await self._call.solve_trajectory(**arguments)
+        await self._call.solve_trajectory(**arguments.after_setup)
 
-    async def cheat(self, name: str, **arguments: Any) -> None:
+    async def cheat(self, name: str, arguments: HookArguments) -> None:
         """Do the environment's cheat of this name, with these arguments.
 
         Raises:
             UnknownNameError: there is none. The cheat's own exceptions are passed on.
         """
         self.check_cheat(name)
-        await self._call.cheat_trajectory(cheat=name, **arguments)
+        await self._call.cheat_trajectory(cheat=name, **arguments.after_setup)
 
     def check_cheat(self, name: str) -> None:
         """Check that there is a cheat of this name.
@@ -343,7 +372,7 @@ class EnvironmentHooks:
 
         return call
 
-    def _score(self, value: Any) -> tuple[float, dict[str, Any]]:
+    def _score(self, value: Any) -> Score:
         """Return a score of an environment or a wrapper in its full form."""
         reward, details = value if isinstance(value, tuple) and len(value) == 2 else (value, {})
         if not isinstance(reward, int | float) or not math.isfinite(reward) or not isinstance(details, Mapping):

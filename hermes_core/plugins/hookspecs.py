@@ -35,7 +35,11 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 if TYPE_CHECKING:
+    from hermes_core.agents.base import AgentResult
+    from hermes_core.environment import FollowUp, Item, Score
+    from hermes_core.handles import ExecTool, RolloutHandle
     from hermes_core.plugins.registry import Registrar, ToolRegistrar
+    from hermes_core.sandbox.commands import ExecutionResult, ProcessUpdate
 
 PROJECT = "hermes_core"
 """The pluggy project, and the entry-point group."""
@@ -90,35 +94,50 @@ def hermes_register_commands(registry: Registrar) -> None:
 
 @hookspec(firstresult=True)
 def setup_trajectory_workspace(
-    item: Mapping[str, Any], trajectory_id: str, exec_tool: Any, rollout: Any
+    item: Item, trajectory_id: str, exec_tool: ExecTool, rollout: RolloutHandle
 ) -> Awaitable[Mapping[str, Any]] | None:
     """Prepare the slot for this item. The returned metadata is passed to the other hooks as `workspace_meta`."""
 
 
 @hookspec(firstresult=True)
 def verify_and_score_trajectory(  # noqa: PLR0917 - pluggy calls by position
-    item: Mapping[str, Any], result: Any, trajectory_id: str, exec_tool: Any, workspace_meta: Any, rollout: Any
-) -> Awaitable[tuple[float, dict[str, Any]]] | None:
+    item: Item,
+    result: AgentResult,
+    trajectory_id: str,
+    exec_tool: ExecTool,
+    workspace_meta: Mapping[str, Any],
+    rollout: RolloutHandle,
+) -> Awaitable[Score] | None:
     """Score what the agent left, after its processes are dead. Return the reward and details, or raise an error."""
 
 
 @hookspec(firstresult=True)
 def solve_trajectory(
-    item: Mapping[str, Any], trajectory_id: str, exec_tool: Any, workspace_meta: Any, rollout: Any
+    item: Item, trajectory_id: str, exec_tool: ExecTool, workspace_meta: Mapping[str, Any], rollout: RolloutHandle
 ) -> Awaitable[None] | None:
     """Apply the reference solution in the agent's slot."""
 
 
 @hookspec(firstresult=True)
 def continue_trajectory(  # noqa: PLR0917 - pluggy calls by position
-    item: Mapping[str, Any], result: Any, trajectory_id: str, exec_tool: Any, workspace_meta: Any, rollout: Any
-) -> Awaitable[Any] | None:
+    item: Item,
+    result: AgentResult,
+    trajectory_id: str,
+    exec_tool: ExecTool,
+    workspace_meta: Mapping[str, Any],
+    rollout: RolloutHandle,
+) -> Awaitable[FollowUp | str | None] | None:
     """Return what the user says when the agent is done: a `FollowUp` or a text, or None at the end."""
 
 
 @hookspec(firstresult=True)
 def cheat_trajectory(  # noqa: PLR0917 - pluggy calls by position
-    cheat: str, item: Mapping[str, Any], trajectory_id: str, exec_tool: Any, workspace_meta: Any, rollout: Any
+    cheat: str,
+    item: Item,
+    trajectory_id: str,
+    exec_tool: ExecTool,
+    workspace_meta: Mapping[str, Any],
+    rollout: RolloutHandle,
 ) -> Awaitable[None] | None:
     """Do the cheat of this name in the agent's slot. Core implements it with the environment's `cheats()`."""
 
@@ -137,7 +156,9 @@ def hermes_trajectory_finished(trajectory_id: str, record: Mapping[str, Any]) ->
 
 
 @hookspec
-def hermes_tool_called(trajectory_id: str, tool_name: str, arguments: Mapping[str, Any], result: Any) -> None:
+def hermes_tool_called(
+    trajectory_id: str, tool_name: str, arguments: Mapping[str, Any], result: ExecutionResult
+) -> None:
     """Called when the model has called a tool. `result` is the `ExecutionResult`."""
 
 
@@ -157,5 +178,5 @@ def hermes_sandbox_terminated(sandbox_id: str, backend: str, profile: str) -> No
 
 
 @hookspec
-def hermes_process_updated(trajectory_id: str, update: Any) -> None:
+def hermes_process_updated(trajectory_id: str, update: ProcessUpdate) -> None:
     """Called when a watched background process has new output or has ended. `update` is the `ProcessUpdate`."""

@@ -5,17 +5,23 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Generator
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from hermes_core.agents.base import AgentResult
 from hermes_core.errors import PluginError, SetupFailed, UsageError, VerifierError
-from hermes_core.plugins.calling import EnvironmentHooks
+from hermes_core.plugins.calling import EnvironmentHooks, HookArguments
 from hermes_core.plugins.hookspecs import hookimpl
 from hermes_core.plugins.manager import PluginManager
 
-SETUP = {"item": {"id": 1}, "trajectory_id": "t-1", "exec_tool": None, "rollout": None}
-VERIFY = {**SETUP, "result": None, "workspace_meta": {}}
+ROLLOUT: Any = SimpleNamespace(trajectory_id="t-1")
+NO_TOOL: Any = None
+ARGUMENTS = HookArguments({"id": 1}, ROLLOUT, NO_TOOL)
+WITH_META = replace(ARGUMENTS, workspace_meta={"a": 1})
+RESULT = AgentResult()
 
 
 class Familiar:
@@ -59,26 +65,26 @@ def plugins(*extra: object) -> list[tuple[str, object]]:
 
 async def test_keyword_only_and_defaulted_arguments_arrive() -> None:
     hooks = EnvironmentHooks(Familiar(), plugins())
-    assert await hooks.setup(**SETUP) == {"made for": "t-1", "item": 1}
-    assert await hooks.verify(**{**VERIFY, "workspace_meta": {"a": 1}}) == (0.5, {"meta": {"a": 1}})
+    assert await hooks.setup(ARGUMENTS) == {"made for": "t-1", "item": 1}
+    assert await hooks.verify(WITH_META, RESULT) == (0.5, {"meta": {"a": 1}})
     assert not hooks.can_solve
     with pytest.raises(UsageError, match="'familiar' has no reference solution"):
-        await hooks.solve(**SETUP, workspace_meta={})
+        await hooks.solve(ARGUMENTS)
 
 
 async def test_plain_functions_a_bare_number_and_a_specname_do() -> None:
     environment = Marked(1)
     hooks = EnvironmentHooks(environment, plugins())
-    assert await hooks.setup(**SETUP) == {}
-    assert await hooks.verify(**VERIFY) == (1.0, {})
-    await hooks.solve(**SETUP, workspace_meta={})
+    assert await hooks.setup(ARGUMENTS) == {}
+    assert await hooks.verify(ARGUMENTS, RESULT) == (1.0, {})
+    await hooks.solve(ARGUMENTS)
     assert environment.solved
 
 
 async def test_instances_do_not_answer_for_each_other() -> None:
     manager = plugins()
     first, second = EnvironmentHooks(Marked(1), manager), EnvironmentHooks(Marked(0), manager)
-    assert [(await hooks.verify(**VERIFY))[0] for hooks in (first, second, first)] == [1.0, 0.0, 1.0]
+    assert [(await hooks.verify(ARGUMENTS, RESULT))[0] for hooks in (first, second, first)] == [1.0, 0.0, 1.0]
 
 
 async def test_wrappers_receive_an_awaitable_and_return_another() -> None:
@@ -105,7 +111,7 @@ async def test_wrappers_receive_an_awaitable_and_return_another() -> None:
             return more()
 
     hooks = EnvironmentHooks(Marked(3), plugins(AddingOne(), Doubling()))
-    assert await hooks.verify(**VERIFY) == (7.0, {"doubled": "t-1"})
+    assert await hooks.verify(ARGUMENTS, RESULT) == (7.0, {"doubled": "t-1"})
 
 
 async def test_a_wrapper_can_try_again_and_see_what_was_raised() -> None:
@@ -135,9 +141,9 @@ async def test_a_wrapper_can_try_again_and_see_what_was_raised() -> None:
 
             return persistent()
 
-    assert await EnvironmentHooks(Flaky(), plugins(Retrying())).setup(**SETUP) == {"calls": 3}
+    assert await EnvironmentHooks(Flaky(), plugins(Retrying())).setup(ARGUMENTS) == {"calls": 3}
     with pytest.raises(ConnectionError, match="not yet"):
-        await EnvironmentHooks(Flaky(), plugins()).setup(**SETUP)
+        await EnvironmentHooks(Flaky(), plugins()).setup(ARGUMENTS)
 
 
 async def test_a_wrapper_that_returns_nothing_is_told_so() -> None:
@@ -147,13 +153,13 @@ async def test_a_wrapper_that_returns_nothing_is_told_so() -> None:
             yield
 
     with pytest.raises(PluginError, match=r"Forgetful\.verify_and_score_trajectory returned None, not an awaitable"):
-        await EnvironmentHooks(Marked(1), plugins(Forgetful())).verify(**VERIFY)
+        await EnvironmentHooks(Marked(1), plugins(Forgetful())).verify(ARGUMENTS, RESULT)
 
 
 @pytest.mark.parametrize("score", [None, "1.0", float("nan"), float("inf"), (1.0,), (1.0, "details"), [1.0, {}]])
 async def test_a_score_that_is_none_is_the_verifiers_failure(score: Any) -> None:
     with pytest.raises(VerifierError, match="return a finite reward"):
-        await EnvironmentHooks(Marked(score), plugins()).verify(**VERIFY)
+        await EnvironmentHooks(Marked(score), plugins()).verify(ARGUMENTS, RESULT)
 
 
 async def test_metadata_that_is_no_mapping_is_a_failed_setup() -> None:
@@ -162,7 +168,7 @@ async def test_metadata_that_is_no_mapping_is_a_failed_setup() -> None:
             return ["not", "a", "mapping"]
 
     with pytest.raises(SetupFailed, match="not a mapping"):
-        await EnvironmentHooks(Odd(1), plugins()).setup(**SETUP)
+        await EnvironmentHooks(Odd(1), plugins()).setup(ARGUMENTS)
 
 
 async def test_cancelling_reaches_the_environment() -> None:
@@ -177,7 +183,7 @@ async def test_cancelling_reaches_the_environment() -> None:
                 raise
 
     environment = Slow(1)
-    task = asyncio.create_task(EnvironmentHooks(environment, plugins()).setup(**SETUP))
+    task = asyncio.create_task(EnvironmentHooks(environment, plugins()).setup(ARGUMENTS))
     await asyncio.sleep(0.01)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -305,11 +311,11 @@ async def test_cheats_take_the_arguments_that_they_want_and_are_wrapped_by_plugi
     environment = Cheating(named)
     hooks = EnvironmentHooks(environment, plugins(Counting()))
     for name in ("two", "one"):
-        await hooks.cheat(name, **SETUP, workspace_meta={"a": 1})
+        await hooks.cheat(name, WITH_META)
     assert environment.done == ["two", ({"id": 1}, {"a": 1})]
     assert counted == ["two in t-1", "one in t-1"]
     with pytest.raises(UsageError, match="unknown cheat 'three' of environment 'cheating'"):
-        await hooks.cheat("three", **SETUP, workspace_meta={})
+        await hooks.cheat("three", ARGUMENTS)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from hermes_core import CommandError, LeasedSlot, SlotCommands
+from hermes_core import CommandError, SlotCommands, SlotHandle
 from hermes_harbor.config import HarborConfig
 from hermes_harbor.container import as_user, kinds
 from hermes_harbor.task_toml import Artifact, Collect
@@ -74,7 +74,7 @@ class _Left:
 
 
 async def collected(
-    leased: LeasedSlot, hooks: Sequence[Collect], artifacts: Sequence[Artifact], workdir: str, config: HarborConfig
+    leased: SlotHandle, hooks: Sequence[Collect], artifacts: Sequence[Artifact], workdir: str, config: HarborConfig
 ) -> Collection:
     """Run the commands of `verifier.collect`, then take the artifacts. A failure of one is only noted: the tests see
     what is missing."""

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from hermes_core import CommandError, CommandResult, DatasetError, Isolation, LeasedSlot, SetupFailed, SlotCommands
+from hermes_core import CommandError, CommandResult, DatasetError, Isolation, SetupFailed, SlotCommands, SlotHandle
 
 PREPARE_TIMEOUT_S = 120.0
 
@@ -147,7 +147,7 @@ class Cleared:
     removed: tuple[str, ...]
 
 
-def directory(leased: LeasedSlot, workdir: str | None) -> str:
+def directory(leased: SlotHandle, workdir: str | None) -> str:
     """Return the absolute path of a directory, or of the working directory of the slot's image if it is None."""
     slot = leased.slot
     return workdir or (slot.image and slot.image.workdir) or slot.workspace_dir
@@ -160,7 +160,7 @@ async def script(commands: SlotCommands, source: str, *arguments: str) -> Comman
     return await commands.run(argv, cwd="/", timeout_s=PREPARE_TIMEOUT_S, merge_stderr=True)
 
 
-async def begin(leased: LeasedSlot) -> Beginning:
+async def begin(leased: SlotHandle) -> Beginning:
     """Make the directories of a task's logs, and note what is there.
 
     Raises:
@@ -240,7 +240,7 @@ async def upload(commands: SlotCommands, folder: Path, target: str, max_bytes: i
 
 
 async def run_script(
-    leased: LeasedSlot,
+    leased: SlotHandle,
     path: str,
     *,
     user: str | int | None = None,
@@ -266,7 +266,7 @@ async def run_script(
     return await commands.run(command, env=env, timeout_s=timeout_s, merge_stderr=True)
 
 
-def as_user(leased: LeasedSlot, user: str | int | None) -> SlotCommands:
+def as_user(leased: SlotHandle, user: str | int | None) -> SlotCommands:
     """Return the commands of a user that a task names; if it names none, of the image's user, as in Harbor."""
     image = leased.slot.image
     return leased.as_user(str(user) if user is not None else (image and image.user) or "root")

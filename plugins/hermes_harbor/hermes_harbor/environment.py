@@ -22,7 +22,7 @@ from hermes_core import (
     Item,
     McpServer,
     Network,
-    Rollout,
+    RolloutHandle,
     SetupFailed,
     SlotUser,
     hookimpl,
@@ -173,7 +173,7 @@ class HarborEnvironment(Environment):
         return self._task(item).parts[0].instruction
 
     @hookimpl
-    async def setup_trajectory_workspace(self, item: Item, rollout: Rollout) -> dict[str, Any]:
+    async def setup_trajectory_workspace(self, item: Item, rollout: RolloutHandle) -> dict[str, Any]:
         """Make the directories of the logs, wait until the sandbox is healthy, and prepare the first step."""
         task, commands = self._task(item), rollout.commands
         beginning = await begin(rollout)
@@ -187,7 +187,7 @@ class HarborEnvironment(Environment):
 
     @hookimpl
     async def continue_trajectory(
-        self, item: Item, rollout: Rollout, workspace_meta: Mapping[str, Any]
+        self, item: Item, rollout: RolloutHandle, workspace_meta: Mapping[str, Any]
     ) -> FollowUp | None:
         """Check the step that the agent is done with, and prepare the next one."""
         task, progress = self._task(item), workspace_meta["progress"]
@@ -201,7 +201,7 @@ class HarborEnvironment(Environment):
         return None if part is None else FollowUp(part.instruction, part.agent.timeout_sec)
 
     @hookimpl
-    async def solve_trajectory(self, item: Item, rollout: Rollout, workspace_meta: Mapping[str, Any]) -> None:
+    async def solve_trajectory(self, item: Item, rollout: RolloutHandle, workspace_meta: Mapping[str, Any]) -> None:
         """Run `solution/solve.sh` of the task or the step. As with an agent, its exit status does not matter."""
         task = self._task(item)
         part = task.parts[len(workspace_meta["progress"].verdicts)]
@@ -220,7 +220,7 @@ class HarborEnvironment(Environment):
 
     @hookimpl
     async def verify_and_score_trajectory(
-        self, item: Item, rollout: Rollout, workspace_meta: Mapping[str, Any]
+        self, item: Item, rollout: RolloutHandle, workspace_meta: Mapping[str, Any]
     ) -> Score:
         """Run the tests of the task, or of the step that the agent was at, and return the reward of all."""
         task, progress = self._task(item), workspace_meta["progress"]
@@ -228,7 +228,7 @@ class HarborEnvironment(Environment):
             await self._check(task, rollout, progress)
         return combined(task, progress)
 
-    async def _check(self, task: Task, rollout: Rollout, progress: Progress) -> None:
+    async def _check(self, task: Task, rollout: RolloutHandle, progress: Progress) -> None:
         try:
             await check_part(Verification(rollout, task, self.config, progress.beginning), progress)
         except TestsCouldNotRun:

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from hermes_core import LeasedSlot, SetupFailed
+from hermes_core import SetupFailed, SlotHandle
 from hermes_harbor.container import PREPARE_TIMEOUT_S, as_user, directory
 from hermes_harbor.healthcheck import wait_until_healthy
 from hermes_harbor.task_toml import Healthcheck
@@ -29,7 +29,7 @@ done
 """
 
 
-async def start_image(leased: LeasedSlot, workdir: str | None) -> bool:
+async def start_image(leased: SlotHandle, workdir: str | None) -> bool:
     """Start the image's ENTRYPOINT as its user, as a container does, and wait until its HEALTHCHECK succeeds. Return
     whether it has any.
 

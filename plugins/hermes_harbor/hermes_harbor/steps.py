@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hermes_core import CommandError, Rollout, SetupFailed
+from hermes_core import CommandError, RolloutHandle, SetupFailed
 from hermes_harbor.config import HarborConfig
 from hermes_harbor.container import Beginning, as_user, directory, run_script, tidy, upload
 from hermes_harbor.healthcheck import wait_until_healthy
@@ -31,7 +31,7 @@ class Progress:
     """Whether the tests of the current part were begun."""
 
 
-async def prepare_part(rollout: Rollout, task: Task, part: Part, config: HarborConfig) -> None:
+async def prepare_part(rollout: RolloutHandle, task: Task, part: Part, config: HarborConfig) -> None:
     """Put a step's files into the working directory, run its `setup.sh`, and wait until it is healthy.
 
     Raises:
@@ -68,7 +68,7 @@ async def check_part(verification: Verification, progress: Progress) -> Verdict:
     return verdict
 
 
-async def begin_next(rollout: Rollout, task: Task, progress: Progress, config: HarborConfig) -> Part | None:
+async def begin_next(rollout: RolloutHandle, task: Task, progress: Progress, config: HarborConfig) -> Part | None:
     """Prepare the next part and return it. If that fails, what the agent did may be why: the part counts 0."""
     part = task.parts[len(progress.verdicts)]
     try:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from hermes_core import CommandError, Cwd, LeasedSlot, Rollout, SetupFailed, SlotCommands, VerifierError, watched
+from hermes_core import CommandError, Cwd, RolloutHandle, SetupFailed, SlotCommands, SlotHandle, VerifierError, watched
 from hermes_harbor.artifacts import Collection, collected, keep, lay_out
 from hermes_harbor.config import HarborConfig
 from hermes_harbor.container import (
@@ -76,7 +76,7 @@ class TestsCouldNotRun(VerifierError):
 class Verification:
     """Checks the parts of one task in one rollout."""
 
-    rollout: Rollout
+    rollout: RolloutHandle
     task: Task
     config: HarborConfig
     beginning: Beginning
@@ -150,7 +150,7 @@ class Verification:
         except SetupFailed as error:
             raise VerifierError(error.message) from error
 
-    async def _scored(self, leased: LeasedSlot, part: Part, beginning: Beginning, details: dict[str, Any]) -> Verdict:
+    async def _scored(self, leased: SlotHandle, part: Part, beginning: Beginning, details: dict[str, Any]) -> Verdict:
         """Run /tests/test.sh and return its reward."""
         commands, config, limit_s = leased.commands, self.config, part.verifier.timeout_sec
         packages = Packages()

@@ -9,7 +9,16 @@ from typing import Any
 
 from pydantic import Field
 
-from hermes_core import AgentResult, ConfigError, DatasetError, Environment, EnvironmentConfig, Item, Rollout, hookimpl
+from hermes_core import (
+    AgentResult,
+    ConfigError,
+    DatasetError,
+    Environment,
+    EnvironmentConfig,
+    Item,
+    RolloutHandle,
+    hookimpl,
+)
 from hermes_inspect import task as inspect_task
 from hermes_inspect.config import HermesSandboxConfig
 from hermes_inspect.sandbox import HermesSandbox
@@ -137,7 +146,7 @@ class InspectEnvironment(Environment):
         return place.cwd if place is not None and self.config.use_images else None
 
     @hookimpl
-    async def setup_trajectory_workspace(self, item: Item, rollout: Rollout) -> dict[str, Any]:
+    async def setup_trajectory_workspace(self, item: Item, rollout: RolloutHandle) -> dict[str, Any]:
         """Copy the sample's files into the slot, and run its setup script."""
         if self.uses_slot(item):
             await inspect_task.prepare(self._samples[item["id"]].sample, HermesSandbox(rollout.commands, rollout.slot))
@@ -145,7 +154,7 @@ class InspectEnvironment(Environment):
 
     @hookimpl
     async def verify_and_score_trajectory(
-        self, item: Item, result: AgentResult, rollout: Rollout
+        self, item: Item, result: AgentResult, rollout: RolloutHandle
     ) -> tuple[float, dict[str, Any]]:
         """Run the task's scorers on the conversation. The slot is their sandbox."""
         inspect_task.enter(HermesSandbox(rollout.commands, rollout.slot) if self.uses_slot(item) else None)

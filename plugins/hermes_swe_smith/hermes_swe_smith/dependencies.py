@@ -23,11 +23,11 @@ from hermes_core import (
     CommandError,
     CommandResult,
     InfraError,
-    LeasedSlot,
     NewSandbox,
     Settings,
     SetupFailed,
     SlotCommands,
+    SlotHandle,
 )
 from hermes_swe_smith.network import pip_was_cut_off
 from hermes_swe_smith.repos import Source, TestEnvironment
@@ -132,7 +132,7 @@ def installer_variables(patterns: Sequence[str], environ: Mapping[str, str] | No
 
 
 async def prepare_environment(
-    site: LeasedSlot | NewSandbox,
+    site: SlotHandle | NewSandbox,
     source: Source,
     repository: Repository,
     env: Mapping[str, str],
@@ -177,7 +177,7 @@ async def prepare_environment(
 
 
 async def _image_environment(
-    site: LeasedSlot | NewSandbox, source: Source, checkout: str, python: str
+    site: SlotHandle | NewSandbox, source: Source, checkout: str, python: str
 ) -> TestEnvironment:
     """Return the image's own environment, once it is known to have a pytest that can be used.
 

@@ -13,12 +13,11 @@ from typing import Any
 from hermes_core import (
     Cheat,
     Environment,
-    Fresh,
     Intake,
     Item,
-    LeasedSlot,
     NewSandbox,
-    Rollout,
+    RolloutHandle,
+    SlotHandle,
     VerifierError,
     alongside,
     hookimpl,
@@ -166,7 +165,7 @@ class SweSmithEnvironment(Environment):
                 done.add(source.key)
 
     @hookimpl
-    async def setup_trajectory_workspace(self, item: Item, rollout: Rollout) -> dict[str, Any]:
+    async def setup_trajectory_workspace(self, item: Item, rollout: RolloutHandle) -> dict[str, Any]:
         """Give the agent the buggy tree."""
         task = self._task(item)
         trees_dir, environment = await self._prepared(rollout, task)
@@ -176,14 +175,14 @@ class SweSmithEnvironment(Environment):
         return {"repo_dir": f"{rollout.commands.workspace_dir}/{task.directory}", "base_commit": task.base_commit}
 
     @hookimpl
-    async def solve_trajectory(self, item: Item, rollout: Rollout) -> None:
+    async def solve_trajectory(self, item: Item, rollout: RolloutHandle) -> None:
         """Apply the reference fix."""
         task = self._task(item)
         trees_dir, _ = await self._prepared(rollout, task)
         await apply_fix(rollout, task, trees_dir)
 
     @hookimpl
-    async def verify_and_score_trajectory(self, item: Item, rollout: Rollout) -> Score:
+    async def verify_and_score_trajectory(self, item: Item, rollout: RolloutHandle) -> Score:
         """Take the agent's work as a patch, and test it in a fresh slot."""
         task = self._task(item)
         trees_dir, environment = await self._prepared(rollout, task)
@@ -195,7 +194,7 @@ class SweSmithEnvironment(Environment):
         except OperationRefused as refused:
             return unsolved(refused.message)
 
-    async def score_patch(self, item: Item, patch: str, rollout: Rollout) -> Score:
+    async def score_patch(self, item: Item, patch: str, rollout: RolloutHandle) -> Score:
         """Test a recorded patch, as verification did."""
         task = self._task(item)
         trees_dir, environment = await self._prepared(rollout, task)
@@ -207,7 +206,7 @@ class SweSmithEnvironment(Environment):
             ) from refused
         return await self._score(task, tested, rollout)
 
-    async def _score(self, task: Task, tested: Tested, rollout: Rollout) -> Score:
+    async def _score(self, task: Task, tested: Tested, rollout: RolloutHandle) -> Score:
         """Test what is to be tested, and look at the canary.
 
         What may be the doing of the project and not of the work is looked up on the clean tree, beside the same canary:
@@ -232,7 +231,9 @@ class SweSmithEnvironment(Environment):
             details["no_canary"] = why
         return tampered(lies, details) if lies and reward else (reward, details)
 
-    async def _on_the_clean_tree(self, task: Task, canary: Canary | None, rollout: Rollout) -> Mapping[str, str] | None:
+    async def _on_the_clean_tree(
+        self, task: Task, canary: Canary | None, rollout: RolloutHandle
+    ) -> Mapping[str, str] | None:
         """Return how the PASS_TO_PASS tests end that do not pass on the clean tree, where nobody tampers; None if the
         tests do not come to their end.
 
@@ -262,14 +263,14 @@ class SweSmithEnvironment(Environment):
             self._clean[task.instance_id] = odd
         return odd
 
-    async def _checked(self, task: Task, tested: Tested, rollout: Rollout) -> Checked:
+    async def _checked(self, task: Task, tested: Tested, rollout: RolloutHandle) -> Checked:
         """Run the tests on what is to be tested, in a fresh slot of this sandbox or another one."""
         source = self._catalog.source(task)
 
-        async def lay_out(fresh: Fresh) -> None:
+        async def lay_out(fresh: SlotHandle) -> None:
             await give_tested(rollout, tested, fresh.commands, task.directory)
 
-        async def check(fresh: Fresh) -> Checked:
+        async def check(fresh: SlotHandle) -> Checked:
             _, environment = await self._prepared(fresh, task)
             async with fresh.processor():
                 return await run_tests(fresh, task, tested, source, environment, timeout_s=self.config.test_timeout_s)
@@ -286,7 +287,7 @@ class SweSmithEnvironment(Environment):
     def _task(self, item: Item) -> Task:
         return self._tasks[self.item_id(item)]
 
-    async def _prepared(self, site: LeasedSlot | NewSandbox, task: Task) -> tuple[str, TestEnvironment]:
+    async def _prepared(self, site: SlotHandle | NewSandbox, task: Task) -> tuple[str, TestEnvironment]:
         """Return the task's trees and its tests' environment on the site's sandbox, and make them there if missing."""
         source = self._catalog.source(task)
         variables, limit, hide = self._installer_variables, self.config.install_timeout_s, self.config.hide_fail_to_pass

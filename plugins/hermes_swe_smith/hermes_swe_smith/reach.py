@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from hermes_core import CommandError, LeasedSlot
+from hermes_core import CommandError, SlotHandle
 from hermes_swe_smith.repos import Source, TestEnvironment
 from hermes_swe_smith.rows import Task
 
@@ -134,7 +134,7 @@ class Reach:
             if source is not None:
                 self._wanted.setdefault(task.image, _Wanted()).add(task, source(task))
 
-    async def look(self, site: LeasedSlot, task: Task, environment: TestEnvironment) -> None:
+    async def look(self, site: SlotHandle, task: Task, environment: TestEnvironment) -> None:
         """Search a slot that no agent has used yet for the solutions of the run's tasks, and warn of what is found.
 
         Raises:
@@ -151,7 +151,7 @@ class Reach:
             self._looked -= places
             raise
 
-    async def _look(self, site: LeasedSlot, image: str | None, environment: TestEnvironment, roots: list[str]) -> None:
+    async def _look(self, site: SlotHandle, image: str | None, environment: TestEnvironment, roots: list[str]) -> None:
         wanted = self._wanted[image]
         slots = posixpath.dirname(site.commands.workspace_dir)
         told = {
@@ -255,7 +255,7 @@ def _usual_index() -> str:
     return str(PyPI.simple_url)
 
 
-async def _search(site: LeasedSlot, told: Mapping[str, Any]) -> dict[str, Any]:
+async def _search(site: SlotHandle, told: Mapping[str, Any]) -> dict[str, Any]:
     argv = ["python3", "-I", "-S", "-c", _SEARCH]
     try:
         asked = json.dumps(told).encode()

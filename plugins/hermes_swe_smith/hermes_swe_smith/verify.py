@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from hermes_core import Item, LeasedSlot, PytestReport, ReportStatus, run_pytest
+from hermes_core import Item, PytestReport, ReportStatus, SlotHandle, run_pytest
 from hermes_swe_smith.canary import Checked, told_apart
 from hermes_swe_smith.config import SweSmithConfig
 from hermes_swe_smith.repos import Source, TestEnvironment
@@ -43,7 +43,7 @@ def undone(tested: Tested) -> dict[str, list[str]]:
 
 
 async def run_tests(
-    fresh: LeasedSlot, task: Task, tested: Tested, source: Source, environment: TestEnvironment, *, timeout_s: float
+    fresh: SlotHandle, task: Task, tested: Tested, source: Source, environment: TestEnvironment, *, timeout_s: float
 ) -> Checked:
     """Run every test of the task, and the canary's, in the fresh slot, as the repository's command and configuration
     say."""

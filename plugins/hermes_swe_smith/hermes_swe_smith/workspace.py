@@ -28,10 +28,10 @@ from hermes_core import (
     Disturbed,
     HermesError,
     InfraError,
-    LeasedSlot,
     NewSandbox,
     SetupFailed,
     SlotCommands,
+    SlotHandle,
     alongside,
 )
 from hermes_swe_smith import doctests, guard, manifest, scripts, trees
@@ -136,7 +136,7 @@ class Tested:
     """Tests of ours beside the real ones."""
 
 
-async def prepare_programs(site: LeasedSlot | NewSandbox) -> str:
+async def prepare_programs(site: SlotHandle | NewSandbox) -> str:
     """Return the directory of `trees.py` and what it imports: files, so Python compiles them once per sandbox."""
 
     async def build(commands: SlotCommands, directory: str) -> None:
@@ -199,7 +199,7 @@ def check_undisturbed(what: str, done: CommandResult) -> None:
 
 
 async def prepare_repository(
-    site: LeasedSlot | NewSandbox,
+    site: SlotHandle | NewSandbox,
     task: Task,
     source: Source,
     env: Mapping[str, str],
@@ -256,7 +256,7 @@ async def prepare_repository(
     return known[place]
 
 
-async def prepare_trees(site: LeasedSlot | NewSandbox, task: Task, repository: Repository, *, hide: bool) -> str:
+async def prepare_trees(site: SlotHandle | NewSandbox, task: Task, repository: Repository, *, hide: bool) -> str:
     """Return the directory of the task's trees. They are made once per sandbox and task.
 
     Raises:
@@ -299,7 +299,7 @@ async def prepare_trees(site: LeasedSlot | NewSandbox, task: Task, repository: R
     return await site.prepare(f"swe-smith-task-{key}", build, private=True)
 
 
-async def give_checkout(site: LeasedSlot, task: Task, trees_dir: str, environment: TestEnvironment) -> None:
+async def give_checkout(site: SlotHandle, task: Task, trees_dir: str, environment: TestEnvironment) -> None:
     """Put the buggy tree into the slot, as a git repository of one commit, with the virtual environment beside it.
 
     Raises:
@@ -315,7 +315,7 @@ async def give_checkout(site: LeasedSlot, task: Task, trees_dir: str, environmen
 
 
 async def take_work(
-    site: LeasedSlot,
+    site: SlotHandle,
     task: Task,
     trees_dir: str,
     environment: TestEnvironment,
@@ -369,7 +369,7 @@ async def take_work(
 
 
 async def take_patch(
-    site: LeasedSlot,
+    site: SlotHandle,
     task: Task,
     trees_dir: str,
     environment: TestEnvironment,
@@ -390,7 +390,7 @@ async def take_patch(
         return _tested(directory, answer, patch, canary)
 
 
-async def give_tested(site: LeasedSlot, tested: Tested, to: SlotCommands, directory: str) -> None:
+async def give_tested(site: SlotHandle, tested: Tested, to: SlotCommands, directory: str) -> None:
     """Unpack what is to be tested in a slot, check that nothing else is there, and make it a git repository.
 
     Raises:
@@ -429,7 +429,7 @@ async def _track(commands: SlotCommands, script: str, directory: str, git_dir: s
     return await commands.run(argv, env=trees.OWN_CONFIGURATION_ONLY, timeout_s=OPERATION_TIMEOUT_S)
 
 
-async def forget_tested(site: LeasedSlot, tested: Tested) -> None:
+async def forget_tested(site: SlotHandle, tested: Tested) -> None:
     """Remove all that was made of the agent's work."""
     await _remove(site.preparation, tested.directory)
 
@@ -515,7 +515,7 @@ class _Pipe:
 
 
 @contextlib.asynccontextmanager
-async def _work(site: LeasedSlot, trees_dir: str) -> AsyncIterator[str]:
+async def _work(site: SlotHandle, trees_dir: str) -> AsyncIterator[str]:
     """Yield the path of a new directory for what is made from an agent's work. It is removed if that fails."""
     directory = f"{trees_dir}/work-{uuid.uuid4().hex}"
     try:
@@ -525,7 +525,7 @@ async def _work(site: LeasedSlot, trees_dir: str) -> AsyncIterator[str]:
         raise
 
 
-async def _unpack_untouched(site: LeasedSlot, trees_dir: str, to: SlotCommands, directory: str) -> str:
+async def _unpack_untouched(site: SlotHandle, trees_dir: str, to: SlotCommands, directory: str) -> str:
     """Unpack the tree that agents start from, and return its digest.
 
     Raises:
@@ -561,13 +561,13 @@ async def _check(commands: SlotCommands, directory: str, digest: str) -> None:
         raise SetupFailed(f"{room} bytes and {inodes} inodes are left for the tests")
 
 
-async def reference_fix(site: LeasedSlot, trees_dir: str) -> str:
+async def reference_fix(site: SlotHandle, trees_dir: str) -> str:
     """Return the patch that makes the clean tree of the tree that agents start from, but for the hidden files."""
     fix = await site.preparation.read_file(f"{trees_dir}/fix.patch")
     return fix.data.decode("utf-8", "surrogateescape")
 
 
-async def apply_fix(site: LeasedSlot, task: Task, trees_dir: str) -> None:
+async def apply_fix(site: SlotHandle, task: Task, trees_dir: str) -> None:
     """Apply the reference solution in the agent's slot, and do nothing else there.
 
     Raises:

@@ -16,7 +16,7 @@ from hermes_core import (
     Environment,
     EnvironmentConfig,
     Item,
-    Rollout,
+    RolloutHandle,
     SlotCommands,
     VerifierError,
     hookimpl,
@@ -166,7 +166,7 @@ class VerifiersEnvironment(Environment):
         return named if self.config.use_images else None
 
     @hookimpl
-    async def setup_trajectory_workspace(self, item: Item, rollout: Rollout) -> dict[str, Any]:
+    async def setup_trajectory_workspace(self, item: Item, rollout: RolloutHandle) -> dict[str, Any]:
         """Set up the task in the slot. The trace, with the state that a task keeps there, goes to the verification."""
         task = self._tasks[item["id"]]
         trace = Trace(
@@ -179,7 +179,7 @@ class VerifiersEnvironment(Environment):
 
     @hookimpl
     async def verify_and_score_trajectory(
-        self, item: Item, result: AgentResult, workspace_meta: Mapping[str, Any], rollout: Rollout
+        self, item: Item, result: AgentResult, workspace_meta: Mapping[str, Any], rollout: RolloutHandle
     ) -> tuple[float, dict[str, Any]]:
         """Finalize the task, and sum its weighted rewards."""
         task, trace, runtime = self._tasks[item["id"]], workspace_meta["trace"], SlotRuntime(rollout.commands)

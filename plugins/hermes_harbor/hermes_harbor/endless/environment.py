@@ -14,7 +14,7 @@ from hermes_core import (
     Isolation,
     Item,
     PytestReport,
-    Rollout,
+    RolloutHandle,
     SetupFailed,
     SlotUser,
     VerifierError,
@@ -103,7 +103,7 @@ class EndlessTerminalsEnvironment(Environment):
         return _PROMPT.format(description=self._task(item).description, user=self.config.user)
 
     @hookimpl
-    async def setup_trajectory_workspace(self, item: Item, rollout: Rollout) -> dict[str, Any]:
+    async def setup_trajectory_workspace(self, item: Item, rollout: RolloutHandle) -> dict[str, Any]:
         """Make the initial state, and check that its tests pass."""
         task = self._task(item)
         python = await make_initial_state(rollout.commands, task, self.config)
@@ -124,7 +124,7 @@ class EndlessTerminalsEnvironment(Environment):
         return {"python": python}
 
     @hookimpl
-    async def solve_trajectory(self, item: Item, rollout: Rollout) -> None:
+    async def solve_trajectory(self, item: Item, rollout: RolloutHandle) -> None:
         """Run the task's `solution.sh` as the agent's user."""
         task = self._task(item)
         solution = task.solution
@@ -137,7 +137,7 @@ class EndlessTerminalsEnvironment(Environment):
 
     @hookimpl
     async def verify_and_score_trajectory(
-        self, item: Item, rollout: Rollout, workspace_meta: Mapping[str, Any]
+        self, item: Item, rollout: RolloutHandle, workspace_meta: Mapping[str, Any]
     ) -> Score:
         """End the agent's processes, and run the tests of the final state."""
         task = self._task(item)
@@ -149,7 +149,7 @@ class EndlessTerminalsEnvironment(Environment):
             report = await rollout.check_again(rollout, report.disturbance, run)
         return _score(report)
 
-    async def _run(self, tests: Tests, task: Task, python: str, rollout: Rollout) -> PytestReport:
+    async def _run(self, tests: Tests, task: Task, python: str, rollout: RolloutHandle) -> PytestReport:
         return await run_tests(rollout, tests, python, self.config, task.definition.variables)
 
     def _task(self, item: Item) -> Task:

@@ -13,7 +13,7 @@ import tarfile
 from collections.abc import Awaitable, Mapping
 from pathlib import Path
 
-from hermes_core import CommandError, PytestReport, Rollout, SetupFailed, SlotCommands, run_pytest
+from hermes_core import CommandError, PytestReport, RolloutHandle, SetupFailed, SlotCommands, run_pytest
 from hermes_harbor.endless.config import EndlessConfig
 from hermes_harbor.endless.definition import PATH
 from hermes_harbor.endless.tasks import Task, Tests
@@ -161,7 +161,7 @@ async def end_agent(commands: SlotCommands, user: str) -> str | None:
 
 
 async def run_tests(
-    rollout: Rollout, tests: Tests, python: str, config: EndlessConfig, variables: Mapping[str, str]
+    rollout: RolloutHandle, tests: Tests, python: str, config: EndlessConfig, variables: Mapping[str, str]
 ) -> PytestReport:
     """Run a file of tests as the agent's user, in its home. The file is root's, in a directory where only root writes.
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
-from hermes_core import CommandResult, DatasetError, LeasedSlot, NewSandbox, PytestReport, SetupFailed, SlotCommands
+from hermes_core import CommandResult, DatasetError, NewSandbox, PytestReport, SetupFailed, SlotCommands, SlotHandle
 from hermes_swe_smith.dependencies import prepare_environment
 from hermes_swe_smith.doctests import docstring
 from hermes_swe_smith.make_tasks import example_run, survey
@@ -95,13 +95,13 @@ class Bench:
         self._known: dict[tuple[str, str], Repository] = {}
         self._examples: dict[str, tuple[str, int]] = {}
 
-    async def repository(self, site: LeasedSlot | NewSandbox) -> Repository:
+    async def repository(self, site: SlotHandle | NewSandbox) -> Repository:
         """Return the repository on the site's sandbox."""
         return await prepare_repository(
             site, self.task, self.source, self._variables, self._install_timeout_s, known=self._known
         )
 
-    async def ground(self, site: LeasedSlot | NewSandbox) -> Ground:
+    async def ground(self, site: SlotHandle | NewSandbox) -> Ground:
         """Return what the tests need on the site's sandbox. It is made once per sandbox."""
         repository = await self.repository(site)
         environment = await prepare_environment(site, self.source, repository, self._variables, self._install_timeout_s)
@@ -129,7 +129,7 @@ class Bench:
         """Return the files of these tests, without sources whose only tests are doctests that can be read."""
         return {test_file(node_id) for node_id in node_ids if node_id not in self._examples}
 
-    async def lay_out(self, slot: LeasedSlot, changes: Mapping[str, bytes]) -> Ground:
+    async def lay_out(self, slot: SlotHandle, changes: Mapping[str, bytes]) -> Ground:
         """Put the repository into the slot, empty before, with other contents of some files."""
         ground = await self.ground(slot)
         directory = self.task.directory
@@ -143,7 +143,7 @@ class Bench:
         return ground
 
     async def run(
-        self, slot: LeasedSlot, changes: Mapping[str, bytes], node_ids: Sequence[str], timeout_s: float
+        self, slot: SlotHandle, changes: Mapping[str, bytes], node_ids: Sequence[str], timeout_s: float
     ) -> PytestReport:
         """Run some tests in the slot, which must be empty.
 
@@ -159,7 +159,7 @@ class Bench:
             checked = await run_tests(slot, task, tested, self.source, ground.environment, timeout_s=timeout_s)
         return checked.report
 
-    async def survey(self, slot: LeasedSlot, files: Sequence[str], tests: Sequence[str], timeout_s: float) -> Surveyed:
+    async def survey(self, slot: SlotHandle, files: Sequence[str], tests: Sequence[str], timeout_s: float) -> Surveyed:
         """Find all tests, and which lines of some files each of them runs.
 
         Args:
@@ -183,13 +183,13 @@ class Bench:
         return surveyed
 
     async def failures(
-        self, slot: LeasedSlot, changes: Mapping[str, bytes], tests: Sequence[str], timeout_s: float
+        self, slot: SlotHandle, changes: Mapping[str, bytes], tests: Sequence[str], timeout_s: float
     ) -> dict[str, Failed]:
         """Return where and why tests fail, in a slot that is empty before."""
         done = await self._survey(slot, changes, (), tests, timeout_s)
         return await asyncio.to_thread(_failures, done.stdout)
 
-    async def show(self, slot: LeasedSlot, code: str, *, clean: bool) -> Ran | None:
+    async def show(self, slot: SlotHandle, code: str, *, clean: bool) -> Ran | None:
         """Run an example in the slot's checkout, or in the clean one. None if it gives no answer."""
         ground = await self.ground(slot)
         root = ground.checkout if clean else self._root(slot)
@@ -203,7 +203,7 @@ class Bench:
             return None
         return None if slot.commands.workspace_dir in f"{ran}" or ground.checkout in f"{ran}" else ran
 
-    def _root(self, slot: LeasedSlot) -> str:
+    def _root(self, slot: SlotHandle) -> str:
         return posixpath.join(slot.commands.workspace_dir, self.task.directory)
 
     def _import_path(self, ground: Ground, root: str) -> list[str]:
@@ -212,7 +212,7 @@ class Bench:
 
     async def _survey(
         self,
-        slot: LeasedSlot,
+        slot: SlotHandle,
         changes: Mapping[str, bytes],
         files: Sequence[str],
         tests: Sequence[str],
@@ -232,7 +232,7 @@ class Bench:
 
     async def _run_source(
         self,
-        slot: LeasedSlot,
+        slot: SlotHandle,
         ground: Ground,
         program: ModuleType,
         asked: Mapping[str, Any],

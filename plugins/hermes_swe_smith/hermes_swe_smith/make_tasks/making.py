@@ -35,6 +35,7 @@ from hermes_core import (
     RunOptions,
     Runtime,
     SingleFlight,
+    SlotHandle,
     TaskSet,
     UsageError,
     hookimpl,
@@ -204,7 +205,7 @@ def _check_level(runtime: Runtime, options: RunOptions) -> None:
 class _Trial(NamedTuple):
     """A change in a slot."""
 
-    slot: LeasedSlot
+    slot: SlotHandle
     candidate: Candidate
     changes: Mapping[str, bytes]
     """The new contents of the changed files."""
@@ -252,7 +253,7 @@ class _Maker:
             self._thread.shutdown(wait=False, cancel_futures=True)
             await self._tasks.aclose()
 
-    async def prepare(self, site: LeasedSlot | NewSandbox) -> None:
+    async def prepare(self, site: SlotHandle | NewSandbox) -> None:
         """Bring the repository and what its tests need to a sandbox."""
         bench = await self._bench(site)
         await bench.ground(site)
@@ -266,7 +267,7 @@ class _Maker:
         began = clock()
         self._show("reading the repository")
 
-        async def open_bench(slot: LeasedSlot) -> Bench:
+        async def open_bench(slot: SlotHandle) -> Bench:
             bench = await self._bench(slot)
             self._show("installing what the tests need")
             await bench.ground(slot)
@@ -288,10 +289,10 @@ class _Maker:
 
     # ------------------------------------------------------------------ the repository
 
-    async def _bench(self, site: LeasedSlot | NewSandbox) -> Bench:
+    async def _bench(self, site: SlotHandle | NewSandbox) -> Bench:
         return await self._opening.get(self._tasks, functools.partial(self._open, site))
 
-    async def _open(self, site: LeasedSlot | NewSandbox) -> Bench:
+    async def _open(self, site: SlotHandle | NewSandbox) -> Bench:
         """Read the repository: from its origin the first time, and later from the bundle in the folder."""
         wanted, limit = self._wanted, self._wanted.install_timeout_s
         project = await asyncio.to_thread(self._folder.read, PROJECT)
@@ -322,7 +323,7 @@ class _Maker:
             bench.files = files
         return bench
 
-    async def _import(self, site: LeasedSlot | NewSandbox) -> Record:
+    async def _import(self, site: SlotHandle | NewSandbox) -> Record:
         wanted = self._wanted
         name = wanted.name or self._origin.name
         imported = await import_project(
@@ -666,7 +667,7 @@ class _Maker:
             shown += found.values()
         return shown
 
-    async def _example(self, slot: LeasedSlot, candidate: Candidate, failed: Failed) -> tuple[str, ...] | None:
+    async def _example(self, slot: SlotHandle, candidate: Candidate, failed: Failed) -> tuple[str, ...] | None:
         """Return an example of a failed test, with its title and what happens."""
         if failed.session:
             return await self._in_thread(self._telling, candidate, *examples.said_of_doctest(failed))
@@ -741,11 +742,11 @@ class _Maker:
     # ------------------------------------------------------------------ slots and threads
 
     @contextlib.asynccontextmanager
-    async def _slot(self, name: str) -> AsyncIterator[LeasedSlot]:
+    async def _slot(self, name: str) -> AsyncIterator[SlotHandle]:
         async with self._backend.lease(f"make-tasks-{name}") as slot:
             yield LeasedSlot(self._backend, slot, lambda error, origin: None)
 
-    async def _with_slot(self, name: str, work: Callable[[LeasedSlot], Awaitable[T]], *, seated: bool = False) -> T:
+    async def _with_slot(self, name: str, work: Callable[[SlotHandle], Awaitable[T]], *, seated: bool = False) -> T:
         """Return the result of work in a slot; on another slot if the infrastructure breaks it off.
 
         Raises:

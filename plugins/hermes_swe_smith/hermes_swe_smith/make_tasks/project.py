@@ -11,7 +11,7 @@ import tarfile
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from hermes_core import DatasetError, InfraError, LeasedSlot, NewSandbox, SetupFailed, SlotCommands
+from hermes_core import DatasetError, InfraError, NewSandbox, SetupFailed, SlotCommands, SlotHandle
 from hermes_swe_smith.dependencies import Installer
 from hermes_swe_smith.make_tasks import requirements
 from hermes_swe_smith.make_tasks.origin import Origin
@@ -21,7 +21,7 @@ from hermes_swe_smith.workspace import OperationRefused, Repository, operate, pr
 MAX_BUNDLE = 1 << 30
 MAX_SOURCES = 256 << 20
 
-Site = LeasedSlot | NewSandbox
+Site = SlotHandle | NewSandbox
 
 _FREEZE = """
 import importlib.metadata, json, sys

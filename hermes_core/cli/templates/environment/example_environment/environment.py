@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import Field
 
-from hermes_core import CommandError, Environment, EnvironmentConfig, Item, Rollout, hookimpl
+from hermes_core import CommandError, Environment, EnvironmentConfig, Item, RolloutHandle, hookimpl
 
 
 class ExampleEnvironmentConfig(EnvironmentConfig):
@@ -33,7 +33,7 @@ class ExampleEnvironment(Environment):
         return "How many lines has data.txt? Write the number to answer.txt."
 
     @hookimpl
-    async def setup_trajectory_workspace(self, item: Item, rollout: Rollout) -> Mapping[str, Any]:
+    async def setup_trajectory_workspace(self, item: Item, rollout: RolloutHandle) -> Mapping[str, Any]:
         """Write the file to be counted. What is returned here reaches the verification as `workspace_meta`."""
         text = "".join(f"line {n}\n" for n in range(item["lines"]))
         await rollout.commands.write_file("data.txt", text.encode())
@@ -41,7 +41,7 @@ class ExampleEnvironment(Environment):
 
     @hookimpl
     async def verify_and_score_trajectory(
-        self, rollout: Rollout, workspace_meta: Mapping[str, Any]
+        self, rollout: RolloutHandle, workspace_meta: Mapping[str, Any]
     ) -> tuple[float, dict[str, Any]]:
         """Score the answer. It is the agent's: it can be missing, huge, or no text."""
         try:
@@ -52,6 +52,6 @@ class ExampleEnvironment(Environment):
         return float(said == workspace_meta["expected"]), {"said": said}
 
     @hookimpl
-    async def solve_trajectory(self, rollout: Rollout) -> None:
+    async def solve_trajectory(self, rollout: RolloutHandle) -> None:
         """Solve the item as the agent could, for the agent `oracle` and `hermes-rl validate`."""
         await rollout.commands.run("wc -l < data.txt > answer.txt")
