@@ -40,6 +40,7 @@ API = {
         (
             *(
                 "environment",
+                "handles",
                 "mcp",
                 "cheats",
                 "envs.rollout",
