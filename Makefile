@@ -97,7 +97,7 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy -p hermes_core -p benchmarks $(PLUGINS:plugins/%=-p %)
-	$(BIN)/mypy plugins/hermes_verifiers/hermes_rl.py
+	$(BIN)/mypy plugins/hermes_verifiers/hermes_rl.py examples/*.py
 	$(BIN)/lint-imports
 
 format: setup

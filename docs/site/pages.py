@@ -20,6 +20,7 @@ COPIED = {
     "RELEASING.md": "releasing.md",
     "SECURITY.md": "security.md",
     "benchmarks/README.md": "benchmarks.md",
+    "examples/README.md": "examples/index.md",
     "benchmarks/RESULTS.md": "benchmark-results.md",
     **{f"plugins/{path.name}/README.md": f"plugins/{path.name}.md" for path in sorted(ROOT.glob("plugins/hermes_*"))},
 }
@@ -50,11 +51,13 @@ _LINK = re.compile(r"(\]\()([^)#:\s]+)(#[^)\s]*)?(\))")
 
 
 def on_files(files, config):
-    """Add the copied and the generated pages."""
+    """Add the copied and the generated pages, and the programs that the gallery of examples leads to."""
     for source, page in COPIED.items():
         add(files, config, page, (ROOT / source).read_text(encoding="utf-8"))
     for page, text in reference.pages().items():
         add(files, config, page, text)
+    for program in sorted(ROOT.glob("examples/**/*.py")):
+        add(files, config, program.relative_to(ROOT).as_posix(), program.read_text(encoding="utf-8"))
     return files
 
 
