@@ -9,6 +9,7 @@ from hermes_core.agents.base import (
     CallError as CallError,
     CallErrorKind as CallErrorKind,
     CallRecord as CallRecord,
+    CanCheckEndpoint as CanCheckEndpoint,
     StopReason as StopReason,
     ToolAnswer as ToolAnswer,
     TurnRecord as TurnRecord,
@@ -18,7 +19,11 @@ from hermes_core.agents.chat import Chat as Chat
 from hermes_core.agents.exact import ExactAgent as ExactAgent
 from hermes_core.agents.failures import BadCompletion as BadCompletion
 from hermes_core.agents.generate import Served as Served, TokenServer as TokenServer
-from hermes_core.agents.opening import open_exact_agent as open_exact_agent
+from hermes_core.agents.opening import (
+    AgentContext as AgentContext,
+    CanOpen as CanOpen,
+    open_exact_agent as open_exact_agent,
+)
 from hermes_core.agents.parsers.base import (
     ParsedCall as ParsedCall,
     ParsedText as ParsedText,

@@ -128,6 +128,9 @@ class NoPythonError(PolicyError):
 class InfraError(HermesError):
     """Provisioning or transport failed, or a sandbox was lost. Never the model's fault, never turned into a reward."""
 
+    retryable: bool = True
+    """Whether another attempt may help."""
+
 
 class ProvisionError(InfraError):
     """A sandbox could not be created or prepared.
@@ -137,8 +140,6 @@ class ProvisionError(InfraError):
             the class's default.
         where: see `HermesError`.
     """
-
-    retryable: bool = True
 
     def __init__(self, message: str, *, retryable: bool | None = None, **where: Any) -> None:
         super().__init__(message, **where)

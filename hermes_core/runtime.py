@@ -255,7 +255,8 @@ class Runtime:
     def agent(self, name: str, settings: Mapping[str, Any] | AgentSettings | None = None) -> Agent:
         """Return a new agent with this name. It is closed by `close`, or with the runtime.
 
-        `cheat:NAME` does the cheat NAME of its environment.
+        `cheat:NAME` does the cheat NAME of its environment. An agent that is a `CanOpen`, such as `model` with a
+        `tool_call_parser`, is opened by the run that it is given to.
 
         Args:
             settings: the agent's settings; the model, endpoint and key that they do not set come from the runtime.
@@ -268,12 +269,23 @@ class Runtime:
         filled = self.agent_settings(settings, name)
         if name.startswith(CHEAT):
             return CheatAgent(name.removeprefix(CHEAT))
+        return self._keep(self._mixed_agent(name, filled) if filled.models else self._agent(name, filled))
+
+    def _mixed_agent(self, name: str, settings: AgentSettings) -> Agent:
+        """Return an agent that draws one of the settings' models for each rollout."""
+        from hermes_core.agents.mixture import MixedAgent
+
+        weights = [choice.weight for choice in (settings.models or {}).values()]
+        agents = [self._agent(name, own) for own in settings.each_model().values()]
+        return MixedAgent([*zip(agents, weights, strict=True)], settings.seed or 0)
+
+    def _agent(self, name: str, filled: AgentSettings) -> Agent:
         entry = self.agents.entry(name)
         agent: Agent = _named(self._make(entry, filled), entry)
         if not all(callable(getattr(agent, each, None)) for each in ("run", "aclose")):
             hint = "give it `async run(task)` and `async aclose()`; a subclass of Agent has both"
             raise PluginError(f"agent {name!r} of {entry.plugin.label} made {agent!r}, which is no Agent", hint=hint)
-        return self._keep(agent)
+        return agent
 
     def agent_config_class(self, name: str) -> type[AgentSettings]:
         """Return the settings class of the agent with this name. Raise as `agent` does."""

@@ -402,6 +402,19 @@ class Agent(Protocol):
         ...
 
 
+@runtime_checkable
+class CanCheckEndpoint(Protocol):
+    """An agent whose model can be tried out. A run does so before it makes its first sandbox."""
+
+    async def check_endpoint(self) -> None:
+        """Check that the model can be used.
+
+        Raises:
+            ModelError: it can't.
+        """
+        ...
+
+
 def is_in_slot(agent: Agent) -> bool:
     """Return whether an agent is a program in the slot."""
     return bool(getattr(agent, "in_slot", False))

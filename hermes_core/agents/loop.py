@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from hermes_core.agents.base import AgentResult, Message, StopReason, ToolHandler, nothing_more
 from hermes_core.agents.calls import CallRunner, NumberedCall
@@ -33,6 +33,20 @@ class ChatServer(Protocol):
         """Return one completion of `messages`, in the shape of the OpenAI API, as an object or as a dict; or a
         `Reply`."""
         ...
+
+
+@runtime_checkable
+class KeepsState(Protocol):
+    """A server that keeps a record of its conversation, such as the tokens."""
+
+    def get_state(self) -> Mapping[str, Any]:
+        """Return what becomes `AgentResult.managed_state`, unchanged."""
+        ...
+
+
+def state_of(server: object) -> Mapping[str, Any] | None:
+    """Return the record that a server keeps of its conversation; None if it keeps none."""
+    return server.get_state() if isinstance(server, KeepsState) else None
 
 
 class HermesAgentLoop:
@@ -233,8 +247,7 @@ class HermesAgentLoop:
             parts=reply.parts,
             compacted=compacted,
         )
-        get_state = getattr(self.server, "get_state", None)
-        result.managed_state = get_state() if get_state is not None else None
+        result.managed_state = state_of(self.server)
         return list(zip(numbers, reply.calls, strict=True))
 
     def _cost(self, reply: Reply) -> float | None:

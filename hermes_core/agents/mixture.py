@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from contextlib import AsyncExitStack, aclosing
 
-from hermes_core.agents.base import Agent, AgentResult, AgentTask, is_in_slot
+from hermes_core.agents.base import Agent, AgentResult, AgentTask, CanCheckEndpoint, is_in_slot
+from hermes_core.agents.opening import AgentContext, opened_for
 
 
 class MixedAgent:
     """Agents of the same kind with different models.
 
     Args:
-        choices: the agents with their weights; they are closed by whoever made them.
+        choices: the agents with their weights; this one closes them.
         seed: seed of the draws. A draw depends on it and on the task's `seed_key`, so it is the same in every process.
     """
 
@@ -32,8 +34,20 @@ class MixedAgent:
     async def check_endpoint(self) -> None:
         """Check the endpoint of each agent that has one, as `ModelAgent.check_endpoint` does."""
         for agent in self._agents:
-            if (check := getattr(agent, "check_endpoint", None)) is not None:
-                await check()
+            if isinstance(agent, CanCheckEndpoint):
+                await agent.check_endpoint()
+
+    async def open(self, context: AgentContext) -> MixedAgent:
+        """Open each agent that has to be opened; see `CanOpen`."""
+        async with AsyncExitStack() as stack:
+            opened = [
+                await stack.enter_async_context(aclosing(await opened_for(each, context))) for each in self._agents
+            ]
+            stack.pop_all()
+        return MixedAgent([*zip(opened, self._weights, strict=True)], self._seed)
 
     async def aclose(self) -> None:
-        """Do nothing, because nothing is open."""
+        """Close the agents."""
+        async with AsyncExitStack() as stack:
+            for agent in self._agents:
+                stack.push_async_callback(agent.aclose)

@@ -18,7 +18,7 @@ from pydantic import Field, model_validator
 
 from hermes_core.agents.base import AgentResult, AgentSettings, AgentTask, Message
 from hermes_core.agents.failures import BadCompletion, EndpointDown, ResponseTooLarge, is_timeout, status_of
-from hermes_core.agents.loop import ChatServer, HermesAgentLoop
+from hermes_core.agents.loop import ChatServer, HermesAgentLoop, KeepsState
 from hermes_core.agents.replies import count_tokens, decode_arguments, read_reply
 from hermes_core.agents.retries import Endpoint, is_loopback
 from hermes_core.errors import ConfigError, ModelError, UsageError, nearest_hint
@@ -109,8 +109,8 @@ class ModelAgent:
     """Lets a model work on tasks with `HermesAgentLoop`, many at a time over one connection pool.
 
     Args:
-        settings: the model, its endpoint, and how to sample. With a `tool_call_parser`, a run opens
-            `hermes_core.agents.exact.ExactAgent` instead.
+        settings: the model, its endpoint, and how to sample. With a `tool_call_parser`, it is an
+            `ExactAgent` that is needed.
         server: used instead of an endpoint; the caller closes it. To keep token ids and logprobs, pass one that has
             `get_state()`: its return value becomes `AgentResult.managed_state`, unchanged.
         context: the model's context in tokens; None if it is not known.
@@ -130,7 +130,7 @@ class ModelAgent:
         if server is None and isinstance(settings, ExactSettings) and settings.tool_call_parser is not None:
             raise UsageError(
                 "this agent uses the OpenAI API, which gives no tokens, and tool_call_parser asks for tokens",
-                hint="use run_rollouts(…), or open_exact_agent of hermes_core.agents.opening",
+                hint="make it with Runtime.agent, or with open_exact_agent of hermes_core.agents.opening",
             )
         self.settings = settings
         self._compact_at = _compaction_tokens(settings, context)
@@ -189,7 +189,7 @@ def _compaction_tokens(settings: AgentSettings, context: int | None) -> int | No
     Raises:
         ConfigError: it is a share of a context that is not known.
     """
-    given: float | None = getattr(settings, "compact_at", None)
+    given = settings.compact_at if isinstance(settings, ModelSettings) else None
     if given is None:
         return None
     if given > 1:
@@ -222,11 +222,12 @@ class _Primed:
         Raises:
             UsageError: the server records every token that it is sent.
         """
-        system = getattr(settings, "ephemeral_system_prompt", None)
-        examples = getattr(settings, "prefill_messages", ())
+        if not isinstance(settings, ModelSettings):
+            return server
+        system, examples = settings.ephemeral_system_prompt, settings.prefill_messages
         if not system and not examples:
             return server
-        if hasattr(server, "get_state"):
+        if isinstance(server, KeepsState):
             raise UsageError(
                 "this server records every token that it is sent",
                 hint=f"leave out {' and '.join(sorted(_UNRECORDED))}",

@@ -6,20 +6,98 @@ import asyncio
 import importlib.util
 import json
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
+from hermes_core.agents.base import Agent, AgentResult, AgentSettings, AgentTask
 from hermes_core.agents.chat import Chat
 from hermes_core.agents.exact import ExactAgent
 from hermes_core.agents.generate import GenerateServer, TokenServer
 from hermes_core.agents.matching import AUTO, matching_parser
-from hermes_core.agents.model import ExactSettings
+from hermes_core.agents.model import ExactSettings, ModelAgent, ModelSettings
 from hermes_core.agents.parsers.base import Parser
-from hermes_core.errors import ConfigError, describe
+from hermes_core.errors import ConfigError, UsageError, describe
 from hermes_core.workers import Workers
 
 _NEEDED = ("transformers", "jinja2", "aiohttp")
 """Packages that core does without."""
+
+
+@dataclass(frozen=True)
+class AgentContext:
+    """What a run knows that an agent has to be opened with."""
+
+    parsers: Callable[[str], Mapping[str, Parser]]
+    """Returns all parsers by name, first the one with this name; raises if there is none."""
+    tools: bool = False
+    """Whether rollouts have tools."""
+    system: bool = False
+    """Whether rollouts have a system message."""
+    server: Callable[[Chat], TokenServer] | None = None
+    """Makes the server that samples; None is the one at the settings' `base_url`."""
+
+
+@runtime_checkable
+class CanOpen(Protocol):
+    """An agent that may have something to load before its first rollout, such as a tokenizer."""
+
+    async def open(self, context: AgentContext) -> Agent:
+        """Return the agent that rollouts use: this one, or another, which is closed by the caller."""
+        ...
+
+
+async def opened_for(agent: Agent, context: AgentContext) -> Agent:
+    """Return the agent that rollouts use: what `agent` opens, or itself."""
+    return await agent.open(context) if isinstance(agent, CanOpen) else agent
+
+
+class ExactModel:
+    """The agent `model` with a `tool_call_parser`, whose tokenizer is not loaded yet."""
+
+    name = "model"
+
+    def __init__(self, settings: ExactSettings) -> None:
+        self.settings = settings
+
+    async def open(self, context: AgentContext) -> ExactAgent:
+        """Load the tokenizer; see `CanOpen`. Raise as `open_exact_agent`."""
+        return await open_exact_agent(
+            self.settings,
+            context.parsers(self.settings.tool_call_parser or AUTO),
+            tools=context.tools,
+            system=context.system,
+            server=context.server,
+        )
+
+    async def run(self, task: AgentTask) -> AgentResult:
+        """Refuse to work.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError(
+            "this agent's tokenizer is not loaded yet",
+            hint="pass it to run_rollouts(…), or use what its open() returns",
+        )
+
+    async def aclose(self) -> None:
+        """Do nothing, because nothing is open."""
+
+
+class ModelFactory:
+    """Makes the agent `model` of its settings."""
+
+    config_class = ModelSettings
+
+    def __call__(self, settings: AgentSettings) -> Agent:
+        """Return an agent that asks an OpenAI endpoint; or, with a `tool_call_parser`, a token-exact one."""
+        if isinstance(settings, ExactSettings) and settings.tool_call_parser is not None:
+            return ExactModel(settings)
+        return ModelAgent(settings)
+
+
+make_model = ModelFactory()
 
 
 async def open_exact_agent(
@@ -113,7 +191,7 @@ def _chat_and_parser(
         template_kwargs=settings.chat_template_kwargs,
         tools=tools,
         system=system,
-        compacts=getattr(settings, "compact_at", None) is not None,
+        compacts=isinstance(settings, ModelSettings) and settings.compact_at is not None,
     )
     return chat, matching_parser(settings.tool_call_parser or AUTO, parsers, chat, tools=tools)
 

@@ -11,7 +11,7 @@ import re
 import shlex
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol, Self
 
@@ -20,6 +20,7 @@ from pydantic import Field, model_validator
 from hermes_core.agents.base import AgentResult, AgentSettings, AgentSlot, AgentTask, Message, StopReason
 from hermes_core.agents.loop import ChatServer
 from hermes_core.agents.model import ExactSettings, ModelAgent
+from hermes_core.agents.opening import AgentContext, ExactModel
 from hermes_core.agents.replies import sayable
 from hermes_core.agents.serving.bounds import Bounds
 from hermes_core.agents.serving.conversations import Conversations
@@ -243,6 +244,13 @@ class ProgramAgent:
     def on(self, model: Sampler) -> Self:
         """Return the same agent with another model, which its owner closes."""
         return type(self)(self.settings, model)
+
+    async def open(self, context: AgentContext) -> Self:
+        """Give it the token-exact model that its settings ask for; see `CanOpen`. Raise as `open_exact_agent`."""
+        if self._model is not None:
+            return self
+        # It has tools and a system prompt of its own.
+        return self.on(await ExactModel(self.settings).open(replace(context, tools=True, system=True)))
 
     async def check_endpoint(self) -> None:
         """Check that the model can be used, and fetch the program.

@@ -7,11 +7,10 @@ import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from hermes_core.errors import HermesError, describe
 from hermes_core.runtime import Runtime
-from hermes_core.sandbox.contract import Backend, SandboxInfo, SandboxStatus
+from hermes_core.sandbox.contract import Backend, CanAttach, SandboxInfo, SandboxStatus
 from hermes_core.sandbox.direct import sh as shell
 from hermes_core.sandbox.promises import listed
 
@@ -170,15 +169,14 @@ async def _sign_of_life(backend: Backend, info: SandboxInfo, waiting: bool) -> s
 
     None if it has no heartbeat and, unless `waiting`, does not wait for its driver's return.
     """
-    attach: Any = getattr(backend, "attach", None)
-    if attach is None or not backend.capabilities.attach:
+    if not isinstance(backend, CanAttach) or not backend.capabilities.attach:
         return (
             f"it is not known whether its driver lives: backend {backend.name!r} does not implement `attach`; "
             "if nobody uses it, end it where it runs"
         )
     try:
         async with asyncio.timeout(LISTEN_S + LIST_LIMIT_S):
-            sandbox = await attach(info.sandbox_id)
+            sandbox = await backend.attach(info.sandbox_id)
             heard = await shell.helper(sandbox, _LISTEN, f"{sandbox.state_dir}/heartbeat", str(LISTEN_S))
     except (HermesError, shell.Ended, TimeoutError) as error:
         said = error.message if isinstance(error, HermesError) else "no answer"

@@ -12,15 +12,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hermes_core.agents.base import Agent, AgentSettings, is_in_slot, takes_mcp
+from hermes_core.agents.base import Agent, AgentSettings, CanCheckEndpoint, is_in_slot, takes_mcp
 from hermes_core.agents.baselines import CHEAT, OracleAgent
 from hermes_core.agents.chat import Chat
 from hermes_core.agents.endpoints import SharedAgent
 from hermes_core.agents.exact import ExactAgent
 from hermes_core.agents.generate import TokenServer
-from hermes_core.agents.mixture import MixedAgent
-from hermes_core.agents.model import ExactSettings, ModelAgent
-from hermes_core.agents.opening import open_exact_agent
+from hermes_core.agents.model import ModelAgent
+from hermes_core.agents.opening import AgentContext, opened_for
 from hermes_core.agents.parsers.base import Parser
 from hermes_core.agents.program import ProgramAgent, ProgramSettings
 from hermes_core.aio import exits_are_errors
@@ -388,33 +387,14 @@ async def open_agent(
         tools, system: whether rollouts have tools, and a system message; a token-exact agent is checked for these.
         server: see `open_session`.
     """
-    if not isinstance(agent, str):
-        yield agent
-        return
-    if settings.models:
-        async with AsyncExitStack() as stack:
-            choices = []
-            for name, own in settings.each_model().items():
-                opened = await stack.enter_async_context(open_agent(runtime, agent, own, tools=tools, system=system))
-                choices.append((opened, settings.models[name].weight))
-            yield MixedAgent(choices, settings.seed or 0)
-        return
-    exact = isinstance(settings, ExactSettings) and settings.tool_call_parser is not None
     async with AsyncExitStack() as stack:
-        made: Agent | None = None
-        if not exact or agent != ModelAgent.name:
-            made = runtime.agent(agent, settings)
+        made = agent if not isinstance(agent, str) else runtime.agent(agent, settings)
+        if isinstance(agent, str):
             stack.push_async_callback(runtime.close, made)
-        if isinstance(settings, ExactSettings) and exact and (made is None or isinstance(made, ProgramAgent)):
-            parsers = parsers_with(runtime, settings.tool_call_parser or "")
-            alone = made is not None  # a program has tools and a system prompt of its own
-            opened = await open_exact_agent(
-                settings, parsers, tools=tools or alone, system=system or alone, server=server
-            )
-            model = await stack.enter_async_context(aclosing(opened))
-            made = model if made is None else made.on(model)
-        assert made is not None
-        yield made
+        opened = await opened_for(made, AgentContext(partial(parsers_with, runtime), tools, system, server))
+        if opened is not made:
+            await stack.enter_async_context(aclosing(opened))
+        yield opened
 
 
 def agent_on(runtime: Runtime, agent: str, settings: Mapping[str, Any], model: ExactAgent | SharedAgent) -> Agent:
@@ -459,7 +439,7 @@ async def check_endpoint(agent: Agent) -> None:
         ModelError: it can't.
         PluginError: the check itself is broken.
     """
-    if (check := getattr(agent, "check_endpoint", None)) is None:
+    if not isinstance(agent, CanCheckEndpoint):
         return
 
     def fault(error: Exception) -> PluginError:
@@ -467,7 +447,7 @@ async def check_endpoint(agent: Agent) -> None:
         return PluginError(said, hint="report this to its author; `hermes-rl --traceback …` shows where")
 
     with explained(fault), exits_are_errors():
-        await check()
+        await agent.check_endpoint()
 
 
 def redactor(runtime: Runtime, *settings: AgentSettings) -> Redactor:

@@ -27,7 +27,7 @@ def hermes_register_agents(registry: Registrar) -> None:
     """Register the model loop, programs in the slot, and the two baselines."""
     registry.add(
         "model",
-        "hermes_core.agents.model:ModelAgent",
+        "hermes_core.agents.opening:make_model",
         summary="Asks an OpenAI-compatible model for tool calls until it is done",
         requires=("a model endpoint",),
     )

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -413,6 +413,7 @@ class Sandbox(ABC):
         """End the sandbox with all of its processes and files. Idempotent; return when it is gone."""
 
 
+@runtime_checkable
 class CanAttach(Protocol):
     """What a backend with the capability `attach` implements."""
 

@@ -6,21 +6,23 @@ import copy
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
-from hermes_core.agents.base import AgentSettings
+from hermes_core.agents.base import AgentTask
 from hermes_core.agents.model import ModelAgent, ModelSettings
 from hermes_core.agents.opening import open_exact_agent
 from hermes_core.cli.main import main
+from hermes_core.envs.runner import run_rollouts
 from hermes_core.errors import ConfigError, UnknownNameError, UsageError
 from hermes_core.runtime import Runtime
 from hermes_core.settings import Settings
 from hermes_core.validation import validated
+from tests.token_server import TokenServer
 
 NOWHERE = "http://127.0.0.1:9/v1"
 WITHOUT_TOOLS = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -76,10 +78,44 @@ def test_settings_that_do_not_fit(given: dict[str, Any], said: str) -> None:
         validated(ModelSettings, given, "the agent")
 
 
+@pytest.mark.parametrize("choice", [{"model": "m"}, {"models": {"m": 1}}], ids=["one model", "several models"])
+async def test_an_agent_of_the_runtime_gives_tokens_if_its_settings_name_a_parser(
+    tokenizers: Callable[[str], Any], tmp_path: Path, choice: dict[str, Any]
+) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "Say something."}\n')
+    tokenizer = tokenizers("chatml")
+    records: list[Mapping[str, Any]] = []
+    async with (
+        TokenServer(tokenizer, lambda prompt: "Something.") as server,
+        Runtime(Settings(state_dir=tmp_path / "state"), load_entry_points=False) as runtime,
+    ):
+        given = {"tool_call_parser": "hermes", "base_url": server.base_url, "tokenizer_name": tokenizer.name_or_path}
+        agent = runtime.agent("model", {**choice, **given, "server_type": "vllm", "max_token_length": 1000})
+        env = {"dataset_name": str(prompts), "enabled_toolsets": ()}
+        await run_rollouts(runtime, "prompts", agent, env=env, on_record=records.append)
+    assert [len(record["sequences"]) for record in records] == [1]
+    assert [record["failure"] for record in records] == [None]
+
+
+async def test_a_token_exact_agent_that_nobody_opened_says_so() -> None:
+    async with Runtime(Settings(), load_entry_points=False) as runtime:
+        agent = runtime.agent("model", {"model": "m", "tool_call_parser": "hermes"})
+        with pytest.raises(UsageError, match=r"not loaded yet \(pass it to run_rollouts"):
+            await agent.run(AgentTask("t", [], [], no_tool, nothing_to_solve))
+
+
+async def no_tool(name: str, arguments: Mapping[str, Any], task_id: str) -> str:
+    raise AssertionError(name)
+
+
+async def nothing_to_solve() -> None:
+    raise AssertionError
+
+
 def test_an_agent_that_gives_no_tokens_is_not_made_in_place_of_one_that_does() -> None:
-    with pytest.raises(UsageError, match=r"gives no tokens.* \(use run_rollouts"):
-        Runtime(Settings(), load_entry_points=False).agent("model", {"model": "m", "tool_call_parser": "hermes"})
-    assert ModelAgent(AgentSettings(model="m", base_url=NOWHERE)).name == "model"
+    with pytest.raises(UsageError, match=r"gives no tokens.* \(make it with Runtime.agent"):
+        ModelAgent(ModelSettings(model="m", tool_call_parser="hermes"))
 
 
 @pytest.mark.usefixtures("exact_extra")

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from hermes_core.agents.base import AgentSettings, AgentTask
-from hermes_core.agents.loop import ChatServer
+from hermes_core.agents.loop import ChatServer, state_of
 from hermes_core.agents.model import derived_seed
 from hermes_core.agents.replies import Reply, read_reply
 from hermes_core.agents.serving.dialects import Asked, BadRequest, Dialect
@@ -80,10 +80,9 @@ class Sampling:
             return reply.cost
         return price.cost(reply.prompt_tokens, reply.completion_tokens, reply.cached_tokens or 0)
 
-    def managed_state(self) -> Any:
+    def managed_state(self) -> Mapping[str, Any] | None:
         """Return what the server keeps of the rollout for a trainer; None if it keeps nothing."""
-        get_state = getattr(self._server, "get_state", None)
-        return get_state() if get_state is not None else None
+        return state_of(self._server)
 
     async def _ask_with_our_settings(self, server: ChatServer, asked: Asked, number: int) -> Reply:
         settings = self._settings

@@ -70,7 +70,7 @@ async def start_guest(sandbox: Sandbox, settings: GuestSettings) -> Client:
 
 def retryable(error: Exception) -> bool:
     """Return whether trying again may help."""
-    return isinstance(error, InfraError) and getattr(error, "retryable", True)
+    return isinstance(error, InfraError) and error.retryable
 
 
 class Provisioner:

@@ -351,7 +351,7 @@ def _combined(failures: list[HermesError]) -> HermesError:
     text = "no host can have the sandbox: " + "; ".join(str(error) for error in failures)
     if all(isinstance(error, PolicyError) for error in failures):
         return PolicyError(text)
-    passes = any(isinstance(each, InfraError) and getattr(each, "retryable", True) for each in failures)
+    passes = any(isinstance(each, InfraError) and each.retryable for each in failures)
     error = ProvisionError(text, retryable=passes)
     error.__cause__ = ExceptionGroup("the hosts", failures)
     return error

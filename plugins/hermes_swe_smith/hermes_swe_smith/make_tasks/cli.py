@@ -13,6 +13,7 @@ import click
 
 from hermes_core import (
     AgentSettings,
+    CanCheckEndpoint,
     RunCommand,
     RunOptions,
     Runtime,
@@ -97,8 +98,8 @@ def make_tasks(ctx: click.Context, /, repo: str | None, out: Path | None, **give
         if wanted.statement == "template":
             return await make(runtime, options, wanted, out, progress=display)
         agent = runtime.agent("model", chosen_agent(ctx, runtime, "model"))
-        if (check := getattr(agent, "check_endpoint", None)) is not None:
-            await check()
+        if isinstance(agent, CanCheckEndpoint):
+            await agent.check_endpoint()
         return await make(runtime, options, wanted, out, writer=agent, progress=display)
 
     command = f"`hermes-rl make-tasks {shlex.quote(repo)} --out {shlex.quote(str(out))} …` goes on with it"
