@@ -97,6 +97,12 @@ from hermes_core.envs.summary import (
 )
 from hermes_core.envs.tokens import TokenSequence as TokenSequence
 from hermes_core.envs.tool_context import ToolContext as ToolContext
+from hermes_core.envs.trainer import (
+    SharedRun as SharedRun,
+    TrainerRun as TrainerRun,
+    exact_settings as exact_settings,
+    open_trainer_session as open_trainer_session,
+)
 from hermes_core.envs.validate import Validation as Validation, validate as validate
 from hermes_core.errors import (
     AcquireTimeout as AcquireTimeout,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import count, groupby
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 from openenv.core.env_server.mcp_types import Tool
 from openenv.core.harness import ResourceSession, ResourceSessionFactory, ToolResult, TrainingTrace, VerifyResult
@@ -13,18 +14,16 @@ from openenv.core.harness import ResourceSession, ResourceSessionFactory, ToolRe
 from hermes_core import (
     ConfigError,
     DrivenRollout,
-    DrivenRun,
     Environment,
-    Group,
     Rolled,
     RolloutEnded,
     RunOptions,
     TokenSequence,
+    TrainerRun,
     check_tested,
+    open_trainer_session,
     validated,
 )
-
-T = TypeVar("T")
 
 TESTED = "0.10.0"
 """The version of OpenEnv with which this package was tested."""
@@ -64,8 +63,11 @@ class HermesSessionFactory(ResourceSessionFactory[ResourceSession]):
     ) -> None:
         check_tested("hermes-rl-openenv", "openenv", TESTED)
         checked = validated(RunOptions, options, "the options of HermesSessionFactory")
-        more_room = "close the sessions that are done, or raise concurrency of HermesSessionFactory"
-        self.run = DrivenRun(environment, env, agent, checked, more_room=more_room)
+        self.run = TrainerRun(
+            partial(open_trainer_session, environment, checked, env=env, agent=agent),
+            exact=agent is not None,
+            more_room="close the sessions that are done, or raise concurrency of HermesSessionFactory",
+        ).start()
 
     @property
     def item_ids(self) -> list[str]:
@@ -106,7 +108,7 @@ class HermesSessionFactory(ResourceSessionFactory[ResourceSession]):
 class HermesSession(ResourceSession):
     """A rollout whose model the caller runs, for example `MCPHarnessAdapter`."""
 
-    def __init__(self, run: DrivenRun, item_id: str) -> None:
+    def __init__(self, run: TrainerRun, item_id: str) -> None:
         self._run = run
         self._item_id = item_id
         self._rollout: DrivenRollout = run.call(run.begin(item_id))
@@ -159,10 +161,9 @@ class HermesSession(ResourceSession):
 class HermesTrainableSession(ResourceSession):
     """A rollout of the agent `model`, which runs by itself from the beginning and keeps its tokens."""
 
-    def __init__(self, run: DrivenRun, item_id: str) -> None:
+    def __init__(self, run: TrainerRun, item_id: str) -> None:
         self._run = run
-        rolling = run.start(run.roll([(item_id, 1)]), f"the rollout of {item_id}")
-        self._rolling: asyncio.Task[list[Group]] = run.call(rolling)
+        self._rolling = run.call(run.spawn(run.roll_one(item_id), f"the rollout of {item_id}"))
 
     def initial_messages(self) -> list[dict[str, Any]]:
         """Return nothing: the agent has its prompt."""
@@ -210,12 +211,11 @@ class HermesTrainableSession(ResourceSession):
             self._run.call(_cancelled(self._rolling))
 
     def _rolled(self, timeout_s: float | None = None) -> Rolled:
-        (group,) = self._run.call(_outcome(self._rolling, timeout_s))
-        return [*group.failed, *group.kept][-1]
+        return self._run.call(_outcome(self._rolling, timeout_s))
 
 
-async def _outcome(task: asyncio.Task[T], timeout_s: float | None) -> T:
-    return await asyncio.wait_for(asyncio.shield(task), timeout_s)
+async def _outcome(rolling: asyncio.Task[Rolled], timeout_s: float | None) -> Rolled:
+    return await asyncio.wait_for(asyncio.shield(rolling), timeout_s)
 
 
 async def _cancelled(task: asyncio.Task[Any]) -> None:
