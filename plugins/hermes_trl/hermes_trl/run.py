@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
-from hermes_core import DrivenRun, Environment, RunOptions, UsageError, check_tested
+from hermes_core import Environment, RunOptions, TrainerRun, UsageError, check_tested, open_trainer_session
 
 TESTED = "1.16.0"
 """The version of TRL with which this package was tested."""
@@ -19,12 +20,11 @@ _MORE_ROOM = (
 )
 
 
-class Run(DrivenRun):
-    """An open run for TRL, which is synchronous.
+class Run(TrainerRun):
+    """A run for TRL, which is synchronous.
 
     Raises:
         ConfigError: TRL is not installed.
-        HermesError: it can't be opened, as `open_session` says.
     """
 
     def __init__(
@@ -36,7 +36,12 @@ class Run(DrivenRun):
         refills: int,
     ) -> None:
         check_version()
-        super().__init__(environment, env, agent, options, refills=refills, more_room=_MORE_ROOM)
+        super().__init__(
+            partial(open_trainer_session, environment, options, env=env, agent=agent),
+            exact=agent is not None,
+            refills=refills,
+            more_room=_MORE_ROOM,
+        )
 
     def prompt(self, item_id: str) -> list[dict[str, Any]]:
         """Return the prompt of an item, whose last message names the item."""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Self
 
-from hermes_core import Environment, RunOptions, validated
+from hermes_core import Environment, RunOptions, SharedRun, validated
 from hermes_trl.environment import (
     RewardFunction,
     RolloutEnvironment,
@@ -60,9 +59,8 @@ class HermesSpec:
         **options: Any,
     ) -> None:
         self._rewards = tuple(rewards)
-        self._given = (environment, env, agent, validated(RunOptions, options, "the options of HermesSpec"), refills)
-        self._opening = threading.Lock()
-        self._run: Run | None = None
+        checked = validated(RunOptions, options, "the options of HermesSpec")
+        self._shared = SharedRun(partial(Run, environment, env, agent, checked, refills))
 
     @property
     def run(self) -> Run:
@@ -71,10 +69,7 @@ class HermesSpec:
         Raises:
             HermesError: it can't be opened.
         """
-        with self._opening:
-            if self._run is None:
-                self._run = Run(*self._given)
-            return self._run
+        return self._shared.run
 
     @cached_property
     def train_dataset(self) -> Any:
@@ -115,8 +110,7 @@ class HermesSpec:
 
     def close(self) -> None:
         """End the rollouts and the sandboxes of this process. Idempotent."""
-        if self._run is not None:
-            self._run.close()
+        self._shared.close()
 
     def __enter__(self) -> Self:
         """Open the run and start its sandboxes."""
@@ -127,8 +121,5 @@ class HermesSpec:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the arguments: in another process, the spec opens a run of its own."""
-        return {"_given": self._given, "_rewards": self._rewards}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _opening=threading.Lock(), _run=None)
+        """Return what the spec was made with: in another process, it opens a run of its own."""
+        return {"_shared": self._shared, "_rewards": self._rewards}
