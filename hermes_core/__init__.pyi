@@ -69,7 +69,6 @@ from hermes_core.environment import (
 )
 from hermes_core.envs.datasets import read_rows as read_rows
 from hermes_core.envs.driven import DrivenRollout as DrivenRollout
-from hermes_core.envs.driven_run import DrivenRun as DrivenRun
 from hermes_core.envs.group import Group as Group, GroupRoller as GroupRoller, Rolled as Rolled
 from hermes_core.envs.intake import Intake as Intake
 from hermes_core.envs.leased_slot import LeasedSlot as LeasedSlot

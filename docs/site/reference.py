@@ -27,7 +27,7 @@ API = {
         "Runs",
         "Run rollouts from Python, read what they recorded, and use sandboxes directly.",
         (
-            *("runtime", "settings", "envs.options", "envs.session", "envs.group", "envs.driven", "envs.driven_run"),
+            *("runtime", "settings", "envs.options", "envs.session", "envs.group", "envs.driven", "envs.trainer"),
             *("envs.tokens", "envs.runner", "envs.validate", "envs.soundness", "envs.rescore"),
             *("envs.run_files", "envs.store", "envs.summary"),
             *("export.card", "export.exporting", "export.merge", "export.selection"),

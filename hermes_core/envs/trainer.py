@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 from hermes_core.agents.base import Agent, AgentSettings
 from hermes_core.agents.chat import Chat
 from hermes_core.agents.generate import TokenServer
-from hermes_core.agents.model import ModelAgent
+from hermes_core.agents.model import ExactSettings, ModelAgent
 from hermes_core.aio import LoopThread, SingleFlight, TaskSet, together
 from hermes_core.environment import Environment, Item
 from hermes_core.envs.driven import DrivenRollout
@@ -73,15 +73,22 @@ async def open_trainer_session(
             yield session
 
 
-def exact_settings(runtime: Runtime, agent: Mapping[str, Any]) -> AgentSettings:
+def exact_settings(runtime: Runtime, agent: Mapping[str, Any]) -> ExactSettings:
     """Return the settings of an agent whose rollouts are token-exact.
 
     Raises:
+        UsageError: no rollouts of this agent are.
         UnknownNameError, ConfigError: a key or a value is wrong.
     """
     given = {"tool_call_parser": "auto", **agent}
     name = given.pop(NAME, ModelAgent.name)
-    return runtime.agent_settings(given, name)
+    if not issubclass(runtime.agent_config_class(name), ExactSettings):
+        raise UsageError(
+            f"the rollouts of agent {name!r} have no tokens", hint="use `model`, or an agent that is a program"
+        )
+    settings = runtime.agent_settings(given, name)
+    assert isinstance(settings, ExactSettings)
+    return settings
 
 
 class TrainerRun:
@@ -98,7 +105,7 @@ class TrainerRun:
         with TrainerRun(partial(open_trainer_session, "boxes", options)) as run:
             rollout = run.call(run.begin(item_id))
 
-    The sandboxes are started when the first rollout begins, or by `context`.
+    Without `eager`, the first rollout starts the sandboxes.
 
     Args:
         opening: opens the session.
@@ -106,6 +113,7 @@ class TrainerRun:
         exact: whether a rollout without its tokens is useless.
         refills: number of failed rollouts of a group that `roll` may replace.
         records: where every rollout and group that `roll` makes is recorded, if anywhere.
+        eager: whether to start the sandboxes as soon as the session is open.
         more_room: what to do where rollouts hold all slots and the trainer begins another.
     """
 
@@ -117,6 +125,7 @@ class TrainerRun:
         exact: bool = False,
         refills: int = 0,
         records: GroupRecords | None = None,
+        eager: bool = False,
         more_room: str = "raise concurrency",
     ) -> None:
         self.exact = exact
@@ -124,6 +133,7 @@ class TrainerRun:
         self._sandboxes = sandboxes
         self._refills = refills
         self._records = records
+        self._eager = eager
         self._more_room = more_room
         self._tasks = TaskSet()
         self._stack = AsyncExitStack()
@@ -138,9 +148,11 @@ class TrainerRun:
         """Open the session. Callers at the same time share one attempt.
 
         Raises:
-            HermesError: as `opening` does.
+            HermesError: as `opening` and `sandboxes` do.
         """
         await self._sessions.get(self._tasks, lambda: self._stack.enter_async_context(self._opening()))
+        if self._eager:
+            await self.roller()
         return self
 
     async def aclose(self) -> None:
@@ -163,7 +175,7 @@ class TrainerRun:
         """Open the session in an event loop of its own, in a thread. It is closed at the latest when the program ends.
 
         Raises:
-            HermesError: as `opening` does.
+            HermesError: as `open` does.
         """
         self._thread = LoopThread("hermes-rl run", self.aclose)
         try:
@@ -247,7 +259,7 @@ class TrainerRun:
         """Return what rolls out groups. The first caller starts the sandboxes.
 
         Raises:
-            HermesError: as `Session.sandboxes` does.
+            HermesError: as `sandboxes` does.
         """
         return await self._rollers.get(self._tasks, self._new_roller)
 

@@ -56,7 +56,7 @@ def policy(tokenizer: Any) -> Any:
 @pytest.fixture
 def rollouts(troubled: Callable[..., Any], tokenizer: Any) -> Iterator[Callable[..., Any]]:
     """Makes what the environments share, with this trouble."""
-    from hermes_tinker.played import Rollouts
+    from hermes_tinker.stepped import Rollouts
 
     made: list[Any] = []
 
@@ -131,7 +131,7 @@ async def test_a_prompt_that_is_too_long_is_an_error(rollouts: Callable[..., Any
     from hermes_tinker.cookbook import HermesGroupBuilder
     from tinker_cookbook.rl.rollouts import do_group_rollout
 
-    with pytest.raises(ModelError, match="23 tokens, of 20 at most"):
+    with pytest.raises(ModelError, match="23 tokens, of 20 tokens at most"):
         await do_group_rollout(HermesGroupBuilder(rollouts(max_length=20), "boxes-0", 2), policy)
     assert not policy.prompts
 
@@ -167,5 +167,5 @@ async def test_a_dataset_has_each_item_once_and_its_copies_share_the_run(tokeniz
     batches = [dataset.get_batch(index) for index in range(len(dataset))]
     assert [each.item_id for batch in batches for each in batch] == [f"task-{number}" for number in range(5)]
     copy = pickle.loads(pickle.dumps(batches[0][0]))
-    assert copy.rollouts is batches[0][0].rollouts
+    assert copy.rollouts.run is batches[0][0].rollouts.run
     copy.rollouts.close()

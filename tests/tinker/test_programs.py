@@ -71,7 +71,7 @@ def test_the_trainer_gets_what_was_sampled_for_a_program(
 
 
 def test_a_program_can_not_be_played_step_by_step(troubled: Callable[..., Any]) -> None:
-    from hermes_tinker.played import Rollouts
+    from hermes_tinker.stepped import Rollouts
 
     rollouts = Rollouts(troubled(), agent={**AGENT, **PROGRAM})
     with pytest.raises(UsageError, match="can't be played step by step"):

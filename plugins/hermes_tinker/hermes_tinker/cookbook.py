@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hermes_core import Record, StopReason
-from hermes_tinker.played import PlayedRollout, Rollouts
+from hermes_tinker.stepped import Rollouts, SteppedRollout
 from hermes_tinker.versions import check_version
 
 try:
@@ -47,7 +47,7 @@ class HermesEnv(Env):
     A rollout that failed has no reward. Its step raises the failure, and the strategy of the cookbook decides then.
     """
 
-    def __init__(self, rollout: PlayedRollout, ends: Sequence[int]) -> None:
+    def __init__(self, rollout: SteppedRollout, ends: Sequence[int]) -> None:
         self._rollout = rollout
         self._ends = list(ends)
 
@@ -120,7 +120,7 @@ class HermesGroupBuilder(EnvGroupBuilder):
         """
         run = await asyncio.to_thread(lambda: self.rollouts.run)
         group = f"{self.item_id}#{uuid.uuid4().hex[:8]}"
-        made = [HermesEnv(PlayedRollout(run, run.items[self.item_id], group), run.ends) for _ in range(self.size)]
+        made = [HermesEnv(SteppedRollout(run, self.item_id, group), run.ends) for _ in range(self.size)]
         self._made += made
         return made
 

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, Self
 
 from hermes_core import (
-    AgentSettings,
-    Chat,
     ConfigError,
-    DrivenRun,
     Environment,
     Group,
     Item,
     RunOptions,
-    Runtime,
+    Session,
+    TrainerRun,
+    open_trainer_session,
     validated,
 )
 from hermes_tinker.server import Policy, TinkerServer
@@ -62,15 +63,11 @@ class TinkerRun:
         **options: Any,
     ) -> None:
         check_version("tinker")
-        given = validated(RunOptions, options, "the options of TinkerRun")
+        checked = validated(RunOptions, options, "the options of TinkerRun")
         self.training = training
         self._policy = Policy(training)
-        self._run = _Run(self._policy, environment, env, agent or {}, given, refills=refills)
-        try:
-            self._run.call(self._run.context())
-        except BaseException:
-            self._run.close()
-            raise
+        opening = partial(_open_session, self._policy, environment, env, agent or {}, checked)
+        self._run = TrainerRun(opening, exact=True, refills=refills, eager=True).start()
         self.items: Mapping[str, Item] = self._run.items
         """The items of the environment, by id."""
         self._upcoming = itertools.cycle(self.items)
@@ -106,29 +103,30 @@ class TinkerRun:
         self.close()
 
 
-class _Run(DrivenRun):
-    """A run whose agent samples with Tinker."""
+@asynccontextmanager
+async def _open_session(
+    policy: Policy,
+    environment: str | Environment,
+    env: Mapping[str, Any] | None,
+    agent: Mapping[str, Any],
+    options: RunOptions,
+) -> AsyncIterator[Session]:
+    """Open a session whose agent samples with Tinker. The first weights are saved.
 
-    def __init__(self, policy: Policy, *given: Any, refills: int) -> None:
-        self._policy = policy
-        super().__init__(*given, refills=refills)
-
-    async def model(
-        self, runtime: Runtime, agent: Mapping[str, Any]
-    ) -> tuple[AgentSettings, Callable[[Chat], TinkerServer]]:
-        """Return the settings of the agent, and what makes its server. The first weights are saved.
-
-        Raises:
-            ConfigError: the temperature is not 1, or another setting is wrong.
-        """
-        data = (await self._policy.info()).model_data
-        own = {"model": data.model_name, "tokenizer_name": data.tokenizer_id}
-        given = {**own, **agent, "base_url": self._policy.name, "api_key": None}
-        settings, _ = await super().model(runtime, given)
+    Raises:
+        ConfigError: the temperature is not 1, or another setting is wrong.
+    """
+    data = (await policy.info()).model_data
+    own = {"model": data.model_name, "tokenizer_name": data.tokenizer_id}
+    given = {**own, **agent, "base_url": policy.name, "api_key": None}
+    server = partial(TinkerServer, policy)
+    async with open_trainer_session(environment, options, env=env, agent=given, server=server) as session:
+        settings = session.settings
+        assert settings is not None  # the agent was given by name
         if settings.temperature != 1:
             raise ConfigError(
                 f"the agent samples at temperature {settings.temperature:g}, and Tinker computes logprobs at 1",
                 hint="leave the temperature at 1",
             )
-        await asyncio.to_thread(self._policy.save)
-        return settings, lambda chat: TinkerServer(settings, self._policy, chat)
+        await asyncio.to_thread(policy.save)
+        yield session

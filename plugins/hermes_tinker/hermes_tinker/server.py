@@ -68,12 +68,12 @@ class TinkerServer(TokensOnly):
     """Samples with Tinker's SDK, with the patience and the failures of any other model server.
 
     Args:
-        settings: the patience, the time limit and the retries.
         policy: samples.
+        settings: the patience, the time limit and the retries.
         chat: knows the tokens that end an answer.
     """
 
-    def __init__(self, settings: AgentSettings, policy: Policy, chat: Chat) -> None:
+    def __init__(self, policy: Policy, settings: AgentSettings, chat: Chat) -> None:
         self.settings = settings
         self.url = policy.name
         self.endpoint = Endpoint(settings, self.url, settings.model or self.url, policy.info)

@@ -1,13 +1,11 @@
-"""Rollouts whose model is the caller's, token by token: it is given each prompt, and says what its policy sampled."""
+"""Rollouts that the caller steps, token by token: it is given each prompt, and says what its policy sampled."""
 
 from __future__ import annotations
 
 import asyncio
 import math
-import threading
-import uuid
-import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
@@ -16,7 +14,6 @@ from hermes_core import (
     AgentSettings,
     AgentTask,
     Chat,
-    DrivenRun,
     Endpoint,
     Environment,
     ExactAgent,
@@ -24,16 +21,20 @@ from hermes_core import (
     HermesError,
     ImageError,
     InfraError,
-    Item,
     ModelError,
     Record,
     Rolled,
     RolloutEnded,
     RunOptions,
+    Session,
     SetupFailed,
+    SharedRun,
+    TrainerRun,
     UsageError,
     VerifierError,
+    exact_settings,
     open_exact_agent,
+    open_trainer_session,
     validated,
 )
 from hermes_core.agents.wires import Sampled
@@ -49,8 +50,8 @@ _ERRORS: Mapping[str, type[HermesError]] = {
 }
 
 
-class Player(TokensOnly):
-    """The token server of one rollout, played by the caller."""
+class CallerTokenServer(TokensOnly):
+    """The token server of one rollout. The caller gives its answers."""
 
     url = "the caller's policy"
 
@@ -61,7 +62,7 @@ class Player(TokensOnly):
         """The prompt that waits for an answer, if any."""
         self._answer: asyncio.Future[Sampled] | None = None
 
-    def say(self, tokens: Sequence[int], finish_reason: str) -> None:
+    def answer(self, tokens: Sequence[int], finish_reason: str) -> None:
         """Answer the prompt.
 
         Raises:
@@ -69,7 +70,7 @@ class Player(TokensOnly):
         """
         if self._answer is None or self._answer.done():
             raise RolloutEnded("no prompt waits for an answer", hint="make one step after the other")
-        # The caller keeps the logprobs. What stands in their place here goes nowhere: see `_Played`.
+        # The caller keeps the logprobs. Nobody reads the zeros that stand in their place: see `_WithoutTokens`.
         self._answer.set_result(Sampled(list(tokens), [0.0] * len(tokens), finish_reason))
 
     async def sample(
@@ -88,7 +89,7 @@ class Player(TokensOnly):
         return await self._answer
 
 
-class _Played:
+class _WithoutTokens:
     """The exact agent, without its tokens in the record: their logprobs are the caller's."""
 
     name = "model"
@@ -106,20 +107,70 @@ class _Played:
         """Do nothing: it holds nothing open."""
 
 
-class PlayedRollout:
+class SteppedRun(TrainerRun):
+    """A run whose rollouts the caller steps. See `Rollouts` for the arguments.
+
+    Raises:
+        UsageError: the agent is a program.
+    """
+
+    agent: ExactAgent
+    ends: list[int]
+    """The tokens that end an answer."""
+
+    def __init__(
+        self,
+        environment: str | Environment,
+        env: Mapping[str, Any] | None,
+        agent: Mapping[str, Any],
+        options: RunOptions,
+    ) -> None:
+        if agent.get("name", "model") != "model":
+            raise UsageError(
+                "a program can't be played step by step: it may ask several things at once, and what is not its own "
+                "conversation would be trained on",
+                hint="use TinkerRun",
+            )
+        super().__init__(partial(self._open_session, environment, env, agent, options), eager=True)
+
+    @asynccontextmanager
+    async def _open_session(
+        self,
+        environment: str | Environment,
+        env: Mapping[str, Any] | None,
+        agent: Mapping[str, Any],
+        options: RunOptions,
+    ) -> AsyncIterator[Session]:
+        async with open_trainer_session(environment, options, env=env) as session:
+            settings = exact_settings(session.runtime, agent)
+            self.agent = await open_exact_agent(
+                settings,
+                parsers_with(session.runtime, settings.tool_call_parser or ""),
+                tools=bool(session.tools.names()),
+                system=bool(session.environment.config.system_prompt),
+                server=partial(self._server, settings),
+            )
+            yield session
+
+    def _server(self, settings: AgentSettings, chat: Chat) -> CallerTokenServer:
+        self.ends = sorted(chat.end_tokens)
+        return CallerTokenServer(settings)  # never asked: each rollout has its own
+
+
+class SteppedRollout:
     """One rollout. Its coroutines may be used in any loop.
 
     Args:
-        rollouts: the open run.
-        item: the task.
+        run: the open run.
+        item_id: the task.
         group: rollouts of one group get slots of one sandbox where they fit.
     """
 
-    def __init__(self, rollouts: OpenRun, item: Item, group: str) -> None:
-        self._run = rollouts
-        self._item, self._group = item, group
-        self._player = Player(rollouts.agent.settings)
-        self._rolling: asyncio.Task[Any] | None = None
+    def __init__(self, run: SteppedRun, item_id: str, group: str) -> None:
+        self._run = run
+        self._item_id, self._group = item_id, group
+        self._server = CallerTokenServer(run.agent.settings)
+        self._rolling: asyncio.Task[Rolled] | None = None
 
     async def begin(self) -> list[int] | None:
         """Begin, and return the first prompt; None if the rollout ended without one."""
@@ -143,34 +194,28 @@ class PlayedRollout:
         Raises:
             InfraError, SetupFailed, ModelError, VerifierError, RolloutEnded: it failed, so there is no reward.
         """
-        rolled = self._rolled()
+        assert self._rolling is not None  # it has begun
+        rolled = self._rolling.result()
         if rolled.mask_sample:
             raise _ERRORS.get(rolled.failure_kind or "", RolloutEnded)(
                 rolled.failure_reason or "", hint="it has no reward; begin another rollout"
             )
         return rolled.record
 
-    def _rolled(self) -> Rolled:
-        assert self._rolling is not None  # it has begun
-        group = self._rolling.result()
-        (rolled,) = group.kept or group.failed
-        assert isinstance(rolled, Rolled)
-        return rolled
-
     async def _begin(self) -> list[int] | None:
-        played = _Played(self._run.agent.on(self._player))
-        work = (await self._run.roller()).roll_one(self._item, agent=played, group_id=self._group)
-        self._rolling = await self._run.start(work, f"a rollout of {self._group}")
+        agent = _WithoutTokens(self._run.agent.on(self._server))
+        work = self._run.roll_one(self._item_id, agent=agent, group_id=self._group)
+        self._rolling = await self._run.spawn(work, f"a rollout of {self._group}")
         return await self._next(self._rolling)
 
     async def _step(self, tokens: Sequence[int], finish_reason: str) -> list[int] | None:
         assert self._rolling is not None  # it has begun
         if not self._rolling.done():
-            self._player.say(tokens, finish_reason)
+            self._server.answer(tokens, finish_reason)
         return await self._next(self._rolling)
 
-    async def _next(self, rolling: asyncio.Task[Any]) -> list[int] | None:
-        asked = asyncio.ensure_future(self._player.prompts.get())
+    async def _next(self, rolling: asyncio.Task[Rolled]) -> list[int] | None:
+        asked = asyncio.ensure_future(self._server.prompts.get())
         try:
             await asyncio.wait([rolling, asked], return_when=asyncio.FIRST_COMPLETED)
             return asked.result() if asked.done() else None
@@ -183,56 +228,8 @@ class PlayedRollout:
             await asyncio.wait([self._rolling])
 
 
-class OpenRun(DrivenRun):
-    """The run that the rollouts of a process share.
-
-    Raises:
-        HermesError: it can't be opened, as `open_session` says.
-    """
-
-    def __init__(
-        self,
-        environment: str | Environment,
-        env: Mapping[str, Any] | None,
-        agent: Mapping[str, Any],
-        options: RunOptions,
-    ) -> None:
-        super().__init__(environment, env, None, options)
-        self.agent: ExactAgent
-        self.ends: list[int]
-        """The tokens that end an answer."""
-        try:
-            self.call(self._open_agent(agent))
-        except BaseException:
-            self.close()
-            raise
-
-    async def _open_agent(self, agent: Mapping[str, Any]) -> None:
-        session = self.session
-        if agent.get("name", "model") != "model":
-            raise UsageError(
-                "a program can't be played step by step: it may ask several things at once, and what is not its own "
-                "conversation would be trained on",
-                hint="use TinkerRun",
-            )
-        settings: Any
-        settings, _ = await self.model(session.runtime, agent)
-        self.agent = await open_exact_agent(
-            settings,
-            parsers_with(session.runtime, settings.tool_call_parser),
-            tools=bool(session.tools.names()),
-            system=bool(session.environment.config.system_prompt),
-            server=partial(self._nobody, settings),
-        )
-        await self.context()
-
-    def _nobody(self, settings: AgentSettings, chat: Chat) -> Player:
-        self.ends = sorted(chat.end_tokens)
-        return Player(settings)
-
-
 class Rollouts:
-    """What an `OpenRun` is opened with, once in each process that has it or a copy of it.
+    """The run of the cookbook's environments, which is opened once in each process that has this object or a copy.
 
     Args:
         environment: its name, or an instance.
@@ -253,44 +250,18 @@ class Rollouts:
         **options: Any,
     ) -> None:
         checked = validated(RunOptions, {**options, "infra_retries": 0}, "the options of the run")
-        self.key = uuid.uuid4().hex
         self.name = environment if isinstance(environment, str) else environment.name
-        self._given = (environment, env, agent or {}, checked)
-        self._opening = threading.Lock()
-        self._run: OpenRun | None = None
-        _known[self.key] = self
+        self._shared = SharedRun(partial(SteppedRun, environment, env, agent or {}, checked))
 
     @property
-    def run(self) -> OpenRun:
+    def run(self) -> SteppedRun:
         """Return the open run of this process; the first use opens it. Blocks.
 
         Raises:
             HermesError: it can't be opened.
         """
-        with self._opening:
-            if self._run is None:
-                self._run = OpenRun(*self._given)
-            return self._run
+        return self._shared.run
 
     def close(self) -> None:
         """End the rollouts and the sandboxes of this process. Idempotent. It also happens when the program ends."""
-        if self._run is not None:
-            self._run.close()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _copy, (self.key, self._given)
-
-
-_known: weakref.WeakValueDictionary[str, Rollouts] = weakref.WeakValueDictionary()
-"""By key: copies of one object share the run of their process."""
-
-
-def _copy(key: str, given: tuple[Any, ...]) -> Rollouts:
-    """Return the object with this key, made anew if this process has none."""
-    found = _known.get(key)
-    if found is None:
-        found = Rollouts.__new__(Rollouts)
-        found.key, found._given, found._opening, found._run = key, given, threading.Lock(), None
-        found.name = given[0] if isinstance(given[0], str) else given[0].name
-        _known[key] = found
-    return found
+        self._shared.close()
