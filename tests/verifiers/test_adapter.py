@@ -14,6 +14,7 @@ import pytest
 from hermes_verifiers import worker
 
 from hermes_core import Environment, Runtime, SetupFailed, hookimpl
+from hermes_core.envs import trainer
 from hermes_core.errors import UnknownNameError
 from hermes_core.testing.scripted_server import Call, ScriptedServer, ToolScript, call
 
@@ -192,7 +193,7 @@ class Plugin:
 
 @pytest.mark.usefixtures("tasks")
 async def test_a_broken_hook_is_a_task_error(place: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "Runtime", partial(Runtime, plugins=[Plugin()]))
+    monkeypatch.setattr(trainer, "Runtime", partial(Runtime, plugins=[Plugin()]))
     async with serving({}, environment="broken", verify_timeout=1, concurrency=2, **place) as traces:
         await traces()
         found = {key: trace for key, (trace,) in (await traces()).items()}  # no place is lost

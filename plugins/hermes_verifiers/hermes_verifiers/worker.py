@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 from collections.abc import AsyncIterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from functools import cached_property, partial
 from typing import Any, Literal
 
 from pydantic import Field
 
-from hermes_core import GroupRoller, Item, Rolled, RunOptions, Runtime, Session, open_session
-from hermes_core.envs.session import check_scored
+from hermes_core import Rolled, RunOptions, TrainerRun, complete, open_trainer_session
 from hermes_verifiers.places import Places
 
 
@@ -31,24 +28,15 @@ class WorkerOptions(RunOptions):
     max_cost: None = None
 
 
-@dataclass(frozen=True)
-class OpenRun:
-    """What the rollouts of this process use."""
+class WorkerRun(TrainerRun):
+    """The run of a worker."""
 
-    session: Session
-    roller: GroupRoller
-    places: Places
-    items: Mapping[str, Item]
-
-
-@dataclass(eq=False)
-class _Sharing:
-    """An open run, how many use it, and the task that owns it."""
-
-    opened: asyncio.Future[OpenRun]
-    left: asyncio.Event = field(default_factory=asyncio.Event)
-    owner: asyncio.Task[None] | None = None
-    users: int = 0
+    @cached_property
+    def places(self) -> Places:
+        """Return the places for rollouts, which all processes of this user on this host share."""
+        session = self.session
+        directory = session.runtime.settings.state_dir / "verifiers" / socket.gethostname()
+        return Places(directory, session.options.concurrency)
 
 
 class Worker:
@@ -61,25 +49,19 @@ class Worker:
     """
 
     def __init__(self, environment: str, env: Mapping[str, Any], options: RunOptions) -> None:
-        self._environment = environment
-        self._env = env
-        self._options = options
-        self._sharing: _Sharing | None = None
+        self._new_run = partial(WorkerRun, partial(open_trainer_session, environment, options, env=env))
+        self._run: WorkerRun | None = None
+        self._users = 0
 
     def prompts(self) -> dict[str, list[dict[str, Any]]]:
         """Return the prompt of each item by the item's id. Blocks while the dataset is read; an event loop may run.
 
         Raises:
-            HermesError: as `open_session` says.
-            UsageError: the environment gives no rewards.
+            HermesError: as `open_trainer_session` says.
         """
-        with ThreadPoolExecutor(1) as thread:
-            return thread.submit(asyncio.run, self._prompts()).result()
-
-    async def _prompts(self) -> dict[str, list[dict[str, Any]]]:
-        async with Runtime() as runtime, self._session(runtime) as session:
-            check_scored(session.environment)
-            return {key: session.environment.initial_messages(item) for key, item in _by_id(session).items()}
+        with self._new_run() as run:
+            environment = run.session.environment
+            return {item_id: environment.initial_messages(item) for item_id, item in run.items.items()}
 
     async def roll(self, item_id: str, agent: str, settings: Mapping[str, Any] | None = None) -> Rolled:
         """Roll out an item once. All rollouts of an item are placed on one sandbox if they fit.
@@ -92,67 +74,29 @@ class Worker:
             HermesError: no rollout can be done with these options, or the model's endpoint answers nobody.
         """
         async with self.open() as run:
+            session = run.session
             if agent == "oracle":
-                run.session.hooks.check_solve()
-            runtime = run.session.runtime
-            works = runtime.agent(agent, settings)
+                session.hooks.check_solve()
+            works = session.runtime.agent(agent, settings)
             try:
                 async with run.places.one():
-                    group = await run.roller.roll_one(run.items[item_id], agent=works, group_id=item_id)
+                    return await run.roll_one(item_id, agent=works, group_id=item_id)
             finally:
-                await runtime.close(works)
-        (rolled,) = group.kept or group.failed
-        return rolled
+                await session.runtime.close(works)
 
     @asynccontextmanager
-    async def open(self) -> AsyncIterator[OpenRun]:
-        """Keep the run open during the block. One task owns the run, so that it does not matter who is last.
+    async def open(self) -> AsyncIterator[WorkerRun]:
+        """Keep the run open, with its sandboxes, during the block.
 
         Raises:
-            HermesError: as `open_session` and `Session.sandboxes` say.
+            HermesError: as `TrainerRun.open` says.
         """
-        sharing = self._sharing = self._sharing or self._begin()
-        sharing.users += 1
+        run = self._run = self._run or self._new_run(eager=True)
+        self._users += 1
         try:
-            yield await asyncio.shield(sharing.opened)
+            yield await run.open()
         finally:
-            sharing.users -= 1
-            if not sharing.users:
-                await self._end(sharing)
-
-    def _begin(self) -> _Sharing:
-        sharing = _Sharing(asyncio.get_running_loop().create_future())
-        sharing.owner = asyncio.create_task(self._own(sharing), name=f"run of {self._environment}")
-        return sharing
-
-    async def _end(self, sharing: _Sharing) -> None:
-        """Close the run. The next who needs one opens another, and need not wait."""
-        assert sharing.owner is not None
-        self._sharing = None
-        sharing.left.set()
-        if not sharing.opened.done():
-            sharing.owner.cancel()
-        await asyncio.wait([sharing.owner])
-
-    async def _own(self, sharing: _Sharing) -> None:
-        try:
-            async with Runtime() as runtime, self._session(runtime) as session, session.sandboxes() as context:
-                roller = GroupRoller(context, session.tools, room=session.room, refills=0, exact=False)
-                directory = runtime.settings.state_dir / "verifiers" / socket.gethostname()
-                places = Places(directory, self._options.concurrency)
-                sharing.opened.set_result(OpenRun(session, roller, places, _by_id(session)))
-                await sharing.left.wait()
-        except Exception as error:
-            if sharing.opened.done():
-                raise
-            sharing.opened.set_exception(error)
-        finally:
-            sharing.opened.cancel()
-
-    def _session(self, runtime: Runtime) -> Any:
-        return open_session(runtime, self._environment, "nop", self._options, env=self._env, work_of="model")
-
-
-def _by_id(session: Session) -> dict[str, Item]:
-    environment = session.environment
-    return {environment.item_id(item): item for item in environment.selected_items()}
+            self._users -= 1
+            if not self._users:
+                self._run = None  # the next who needs one opens another, and need not wait
+                await complete(run.aclose())
