@@ -144,6 +144,12 @@ def _tell(sock: socket.socket, message: dict[str, Any]) -> None:
 
 
 def _detach(sock: socket.socket) -> None:
+    """Let go of all that is the guest's but its session.
+
+    The kernel schedules each session as a group of its own (`man 7 sched`, autogroup). On a busy machine, whoever is
+    woken from another group waits milliseconds for a processor; within a group it goes on at once. Each command goes
+    from the guest to the slot's parent and back.
+    """
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
@@ -151,7 +157,6 @@ def _detach(sock: socket.socket) -> None:
     for fd in (0, 1, 2):
         os.dup2(null, fd)
     close_all_but({0, 1, 2, sock.fileno()})
-    os.setsid()
     try:
         # Memory pressure shall take the slots' commands before the guest.
         fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)

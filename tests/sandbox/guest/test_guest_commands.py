@@ -9,6 +9,7 @@ import time
 import pytest
 
 from hermes_core.errors import CommandError
+from hermes_core.sandbox.guest import processes
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -460,6 +461,14 @@ async def test_session_and_limits(rig):
     assert umask == ["0022"]
     if rig.level != "shared":
         assert no_new == "1" and processes == ["256"]
+
+
+async def test_slots_parents_are_scheduled_with_the_guest(rig):
+    """By session: one of their own would make them wait for a processor at each turn, where the machine is busy."""
+    await rig.slot()
+    guest = rig.guest_pid
+    parents = [pid for pid, process in processes.living().items() if process.parent == guest]
+    assert parents and {os.getsid(pid) for pid in parents} == {os.getsid(guest)}
 
 
 async def test_many_at_once(slot):
