@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 
-from hermes_core import CommandError, Environment, Item, Registrar, Rollout, Runtime, hookimpl, validate
+from hermes_core import CommandError, Environment, Item, Registrar, RolloutHandle, Runtime, hookimpl, validate
 
 
 class Primes(Environment):
@@ -18,7 +18,7 @@ class Primes(Environment):
         return f"Write all primes below {item['limit']} to primes.txt, one on each line."
 
     @hookimpl
-    async def verify_and_score_trajectory(self, item: Item, rollout: Rollout) -> tuple[float, dict[str, str]]:
+    async def verify_and_score_trajectory(self, item: Item, rollout: RolloutHandle) -> tuple[float, dict[str, str]]:
         limit = item["limit"]
         primes = [n for n in range(2, limit) if all(n % k for k in range(2, n))]
         try:
@@ -28,7 +28,7 @@ class Primes(Environment):
         return float(answer.data.decode(errors="replace").split() == [str(n) for n in primes]), {}
 
     @hookimpl
-    async def solve_trajectory(self, item: Item, rollout: Rollout) -> None:
+    async def solve_trajectory(self, item: Item, rollout: RolloutHandle) -> None:
         await rollout.commands.run(f"seq 2 {item['limit'] - 1} | factor | awk 'NF == 2 {{ print $2 }}' > primes.txt")
 
 

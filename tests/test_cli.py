@@ -128,7 +128,7 @@ def test_a_command_of_a_plugin_that_can_not_be_used_is_told(plugin: Any) -> None
 @pytest.fixture
 def timed(plugin: Any, tmp_path: Path) -> None:
     """The command of the guide, installed."""
-    guide = (Path(__file__).parents[1] / "docs/writing-a-command.md").read_text()
+    guide = (Path(__file__).parents[1] / "docs/guides/writing-a-command.md").read_text()
     command, registration = re.findall(r"^```python\n(.*?)^```", guide, re.DOTALL | re.MULTILINE)
     (tmp_path / "timed_command.py").write_text(command)
     plugin("timed", registration)

@@ -37,7 +37,7 @@ def blocks(document: str, language: str) -> list[str]:
 async def test_the_guide_to_environments_makes_a_sound_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "my_env"
     package.mkdir()
-    for block in blocks("docs/writing-an-environment.md", "python"):
+    for block in blocks("docs/guides/writing-an-environment.md", "python"):
         name = re.match(r"# my_env/(\S+?\.py)", block)
         assert name is not None, f"a block that says no file: {block[:60]}"
         (package / name[1]).write_text(block)
@@ -56,7 +56,7 @@ async def test_the_guide_to_environments_makes_a_sound_one(tmp_path: Path, monke
 
 
 async def test_the_guide_s_row_is_sound(tmp_path: Path) -> None:
-    (row,) = blocks("docs/writing-an-environment.md", "json")
+    (row,) = blocks("docs/guides/writing-an-environment.md", "json")
     (tmp_path / "tasks.jsonl").write_text(json.dumps(json.loads(row)))
     async with Runtime(load_entry_points=False) as runtime:
         outcome = await validate(runtime, "tasks", env={"dataset_name": str(tmp_path / "tasks.jsonl")})
@@ -64,7 +64,7 @@ async def test_the_guide_s_row_is_sound(tmp_path: Path) -> None:
 
 
 def test_the_guide_to_environments_makes_a_package_that_installs(tmp_path: Path) -> None:
-    guide = "docs/writing-an-environment.md"
+    guide = "docs/guides/writing-an-environment.md"
     for block in [*blocks(guide, "toml"), *blocks(guide, "python")]:
         name = re.match(r"# ([\w./]+\.(?:toml|py))", block)
         assert name is not None, f"a block that says no file: {block[:60]}"
@@ -102,7 +102,7 @@ def of_the_site(name: str) -> Any:
 
 
 def test_every_link_between_the_documents_leads_to_a_file_of_a_checkout() -> None:
-    places = ("*.md", ".github/*.md", "docs/*.md", "plugins/*/README.md", "benchmarks/*.md", "examples/*.md")
+    places = ("*.md", ".github/*.md", "docs/*/*.md", "plugins/*/README.md", "benchmarks/*.md", "examples/*.md")
     documents = [document for place in places for document in ROOT.glob(place)]
     links = [
         (document, link)
@@ -116,7 +116,7 @@ def test_every_link_between_the_documents_leads_to_a_file_of_a_checkout() -> Non
 
 
 def test_the_parsers_page_shows_what_happens(capsys: pytest.CaptureFixture[str]) -> None:
-    example, plugin = blocks("docs/parsers.md", "python")
+    example, plugin = blocks("docs/reference/parsers.md", "python")
     exec(example, {})
     assert capsys.readouterr().out == "I look. Hm.\n{'command': 'ls'}\n()\n"
     module = types.ModuleType("lines_plugin")
@@ -126,7 +126,7 @@ def test_the_parsers_page_shows_what_happens(capsys: pytest.CaptureFixture[str])
 
 
 def test_the_parsers_page_names_every_parser() -> None:
-    rows = re.findall(r"^\| (`\S+`(?:, `\S+`)*) \|", (ROOT / "docs/parsers.md").read_text(), re.MULTILINE)
+    rows = re.findall(r"^\| (`\S+`(?:, `\S+`)*) \|", (ROOT / "docs/reference/parsers.md").read_text(), re.MULTILINE)
     named = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
     aliases = {"deepseek_v31", "deepseek_v32", "openai", "hy_v3", "qwen3_xml", "nemotron_v3", "step3p5", "step5"}
     aliases |= {"cohere_command3", "cohere_command4", "jamba", "trinity", "poolside_v1", "spark25", "ling3"}
@@ -139,7 +139,7 @@ def test_the_guide_to_tools_defines_tools_that_work(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
-    for block in blocks("docs/writing-a-tool.md", "python"):
+    for block in blocks("docs/guides/writing-a-tool.md", "python"):
         exec(block, names)
     calls = {"search": ({"query": "q", "limit": 1}, "q 0"), "forecast": ({"city": "Rome"}, "Rome: rain")}
     for name, (arguments, says) in calls.items():
@@ -149,7 +149,7 @@ def test_the_guide_to_tools_defines_tools_that_work(
 
 
 async def test_the_guide_to_agents_asks_a_model(tmp_path: Path) -> None:
-    (code,) = blocks("docs/writing-an-agent.md", "python")
+    (code,) = blocks("docs/guides/writing-an-agent.md", "python")
     names: dict[str, Any] = {}
     exec(code, names)
 
@@ -171,7 +171,7 @@ async def test_the_guide_to_agents_asks_a_model(tmp_path: Path) -> None:
 
 async def test_the_guide_to_backends_has_a_channel_over_frames(tmp_path: Path) -> None:
     (code,) = [
-        block for block in blocks("docs/writing-a-backend.md", "python") if "AcmeChannel(SocketChannel)" in block
+        block for block in blocks("docs/guides/writing-a-backend.md", "python") if "AcmeChannel(SocketChannel)" in block
     ]
     names: dict[str, Any] = {}
     exec(code, names)
@@ -223,7 +223,7 @@ async def test_the_guide_to_sinks_sends_records_again(tmp_path: Path) -> None:
     failures = {"good": None, "failed": {"kind": "setup"}, "cancelled": {"kind": "cancelled"}}
     lines = [json.dumps({"trajectory_id": name, "failure": failure}) + "\n" for name, failure in failures.items()]
     (tmp_path / "trajectories.jsonl").write_text("".join(lines))
-    (code,) = blocks("docs/writing-a-sink.md", "python")
+    (code,) = blocks("docs/guides/writing-a-sink.md", "python")
     names: dict[str, Any] = {}
     exec(code.partition("asyncio.run(")[0], names)
     names["Runtime"] = lambda: Runtime(plugins=[Plugin()], load_entry_points=False)
@@ -233,7 +233,7 @@ async def test_the_guide_to_sinks_sends_records_again(tmp_path: Path) -> None:
 
 def test_the_guides_show_files_as_they_are() -> None:
     included = of_the_site("included")
-    guides = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
+    guides = [ROOT / "README.md", *sorted(ROOT.glob("docs/*/*.md"))]
     assert sum(len(included.SHOWN.findall(guide.read_text())) for guide in guides) >= 7
     stale = [guide.name for guide in guides if guide.read_text() != included.written(guide)]
     assert not stale, "`python docs/site/included.py` writes them again"
@@ -246,3 +246,26 @@ def test_the_reference_explains_every_setting_and_option() -> None:
     assert not silent
     named = set(re.findall(r"^::: hermes_core\S*\.(\w+)$", "\n".join(pages.values()), re.MULTILINE))
     assert named >= {name for name in hermes_core.__all__ if not name.startswith("__")}
+
+
+def test_every_page_that_code_and_settings_name_is_there() -> None:
+    named = subprocess.run(
+        [
+            "git",
+            "grep",
+            "-hoE",
+            r"\bdocs/[a-z/-]+\.md",
+            "--",
+            "*.py",
+            "*.toml",
+            "*.yml",
+            "Makefile",
+            ":!tests/swe_smith",
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
+    assert len(named) > 40
+    assert [page for page in named if not (ROOT / page).exists()] == []

@@ -83,7 +83,7 @@ def test_every_python_that_is_promised_is_tried() -> None:
     promised = re.findall(r"Python :: (3\.\d+)$", "\n".join(core["classifiers"]), re.MULTILINE)
     assert core["requires-python"] == f">={promised[0]}"
     assert promised[1:] == workflow("ci")["python"]["strategy"]["matrix"]["version"]
-    table = re.findall(r"^\| (3\.\d+) \|", (ROOT / "docs/stability.md").read_text(), re.MULTILINE)
+    table = re.findall(r"^\| (3\.\d+) \|", (ROOT / "docs/reference/stability.md").read_text(), re.MULTILINE)
     assert table == promised
 
 

@@ -60,7 +60,7 @@ def test_a_plugin_needs_the_face_and_at_most_two_modules(project: str) -> None:
     assert len(internal(sources)) <= 2, internal(sources)
 
 
-@pytest.mark.parametrize("guide", ["parsers", "writing-a-backend", "writing-an-environment"])
+@pytest.mark.parametrize("guide", ["reference/parsers", "guides/writing-a-backend", "guides/writing-an-environment"])
 def test_a_guide_needs_the_face_and_at_most_two_modules(guide: str) -> None:
     sources = re.findall(
         r"^```python\n(.*?)^```", (ROOT / "docs" / f"{guide}.md").read_text(), re.DOTALL | re.MULTILINE

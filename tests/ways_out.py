@@ -1,6 +1,6 @@
 """Ways in which an agent can break the slot that its work is taken from: one line each, tried in every kind of slot.
 
-None of them may end a rollout without a reward: see docs/threat-model.md, "What an agent can cause". A way is bounded:
+None of them may end a rollout without a reward: see "What an agent can cause" in the threat model. A way is bounded:
 none fills a disk of the host, and none starts more than a hundred processes.
 """
 

@@ -47,6 +47,9 @@ PAGES = {**COPIED, **{f"hermes_core/{path}": f"reference/{page}" for path, page 
 
 NOT_IN_NAV = {"benchmark-results.md"}
 
+generated = set()
+"""The pages of the reference that have no document. Their links are those of pages already."""
+
 _LINK = re.compile(r"(\]\()([^)#:\s]+)(#[^)\s]*)?(\))")
 
 
@@ -56,6 +59,7 @@ def on_files(files, config):
         add(files, config, page, (ROOT / source).read_text(encoding="utf-8"))
     for page, text in reference.pages().items():
         add(files, config, page, text)
+        generated.add(page)
     for program in sorted(ROOT.glob("examples/**/*.py")):
         add(files, config, program.relative_to(ROOT).as_posix(), program.read_text(encoding="utf-8"))
     return files
@@ -82,4 +86,4 @@ def on_page_markdown(markdown, page, config, files):
         link = posixpath.relpath(there, posixpath.dirname(here) or ".")
         return f"{opening}{link}{anchor or ''}{closing}"
 
-    return _LINK.sub(adapted, markdown) if source in COPIED or not here.startswith("reference/") else markdown
+    return markdown if here in generated else _LINK.sub(adapted, markdown)

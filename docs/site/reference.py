@@ -149,7 +149,7 @@ A plugin implements hooks to register what it provides, to wrap what environment
 def record_schema():
     """Return the page with the schema of a record."""
     text = json.dumps(hermes_core.record_schema(), indent=2)
-    intro = "The JSON schema of a [record](../records.md). In Python, `hermes_core.record_schema()` returns it."
+    intro = "The JSON schema of a [record](records.md). In Python, `hermes_core.record_schema()` returns it."
     return f"# Record schema\n\n{intro}\n\n```json\n{text}\n```\n"
 
 
@@ -221,7 +221,7 @@ def settings():
 
 SETTINGS = """# Settings
 
-This page lists every setting. [Configuration](../configuration.md) says where each is written and which place wins.
+This page lists every setting. [Configuration](configuration.md) says where each is written and which place wins.
 A dash in the column *default* means that the setting must be given."""
 
 

@@ -44,7 +44,7 @@ def main():
     """Read the options and train."""
     options = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     options.add_argument("--out", type=Path, default=Path("runs/tinker"), help="where the figures and the model go")
-    options.add_argument("--skyrl", required=True, help="a Python with SkyRL's server, see docs/tinker.md")
+    options.add_argument("--skyrl", required=True, help="a Python with SkyRL's server, see docs/guides/tinker.md")
     options.add_argument("--batches", type=int, default=80)
     options.add_argument("--warm-up", type=int, default=400, help="supervised steps before the training")
     options.add_argument("--rate", type=float, default=3e-3, help="of the optimizer")

@@ -47,7 +47,7 @@ def matching_parser(name: str, parsers: Mapping[str, Parser], chat: Chat, *, too
         shown = " ".join(written[0].text.split())[:200]
         raise ConfigError(
             f"no parser reads the calls that the chat template of {chat.name} writes: {shown}",
-            hint="write one (docs/parsers.md), or set chat_template to one whose calls a parser reads",
+            hint="write one (docs/reference/parsers.md), or set chat_template to one whose calls a parser reads",
         )
     if name != AUTO:
         raise ConfigError(

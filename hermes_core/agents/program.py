@@ -312,7 +312,7 @@ class ProgramAgent:
                 if gateway.failure is not None:
                     raise gateway.failure from error
                 if not gateway.log:
-                    hint = error.hint or "it must be in the sandbox: docs/agent-programs.md says how it gets there"
+                    hint = error.hint or "it must be in the sandbox: docs/guides/agent-programs.md says how"
                     raise SetupFailed(f"{self.name} can't be run: {error.message}", hint=hint) from error
                 task.result.stop(StopReason.PROGRAM_FAILED)  # what its own work made of the slot is its result
         return task.result
@@ -483,7 +483,7 @@ class Running:
         raise SetupFailed(
             f"{self.program.name} {failed or 'ended'} before {missed}: "
             f"{'; '.join(filter(None, said)) or 'it said nothing'}",
-            hint="see in docs/agent-programs.md what a program is given, and how it asks the model",
+            hint="see in docs/guides/agent-programs.md what a program is given, and how it asks the model",
         )
 
     @property

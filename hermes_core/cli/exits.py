@@ -1,4 +1,4 @@
-"""The exit codes of every command; docs/configuration.md has the table."""
+"""The exit codes of every command; docs/reference/configuration.md has the table."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ TOKENS = "tokens"
 
 @dataclass(frozen=True)
 class Rolled:
-    """A rollout that ended, as a trainer may have it. Every adapter goes by this: see `docs/trainers.md`."""
+    """A rollout that ended, as a trainer may have it. Every adapter goes by this: see `docs/reference/trainers.md`."""
 
     record: Record
     failure_kind: str | None = None

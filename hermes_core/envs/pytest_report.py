@@ -9,9 +9,9 @@ Two processes, both started with this file's text as an argument, so that nothin
   an outcome is bound by then: tests may replace functions of the standard library, and builtins, also for longer than a
   test, and may close descriptors.
 
-What code under test can still do, as it runs in the same process as pytest, is to change pytest itself in memory.
-`docs/threat-model.md` says so. What it can't do is to be counted as passed by dying, by hanging, by writing a file, or
-by printing something: an outcome that did not arrive is a failure, and so is everything if the last word is missing.
+What code under test can still do, as it runs in the same process as pytest, is to change pytest itself in memory, as
+the threat model says. What it can't do is to be counted as passed by dying, by hanging, by writing a file, or by
+printing something: an outcome that did not arrive is a failure, and so is everything if the last word is missing.
 
 Protocol: the driver sends one JSON object (`root`, `import_path`, `args`, `ids`, `doctests`, `timeout_s`, `env`,
 `output_bytes`, `cwd`, `with_parameters`) on standard input and reads two lines: one as soon as the supervisor runs,

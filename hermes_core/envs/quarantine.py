@@ -66,7 +66,7 @@ class QuarantinedDataset(_Part):
 
 
 class QuarantineFile(_Part):
-    """A quarantine file. See docs/validating.md."""
+    """A quarantine file. See docs/guides/validating.md."""
 
     format: Literal["hermes-rl/quarantine"]
     version: int

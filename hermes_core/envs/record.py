@@ -72,7 +72,7 @@ class SandboxCommand:
 
 @dataclass(frozen=True)
 class Record:
-    """The record of one rollout: plain values, without secrets, long texts cut. See `docs/records.md`."""
+    """The record of one rollout: plain values, without secrets, long texts cut. See `docs/reference/records.md`."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(
         extra="forbid", allow_inf_nan=False, coerce_numbers_to_str=True, arbitrary_types_allowed=True

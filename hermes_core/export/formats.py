@@ -112,4 +112,4 @@ FORMATS = {
     "harbor": Format(_nothing, write=harbor.write_job, failures=FAILURES),
     "eval": Format(_nothing, write=_write_eval, failures=FAILURES),
 }
-"""The formats by name; `docs/export.md` says what each is for."""
+"""The formats by name; `docs/guides/export.md` says what each is for."""

@@ -17,8 +17,8 @@ from hermes_core.sandbox.watchdog import watchdog_command
 
 
 class Isolation(IntEnum):
-    """How the slots of one sandbox are separated, from weakest to strongest. `docs/threat-model.md` says what each
-    level promises."""
+    """How the slots of one sandbox are separated, from weakest to strongest. The threat model says what each level
+    promises."""
 
     SHARED = 0
     USER = 1

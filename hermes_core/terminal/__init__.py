@@ -29,7 +29,7 @@ def terminal_tool(
     """Run a command in the task's sandbox, which is made on first use. Blocks; safe inside a running event loop.
 
     The working directory and the files are kept between calls, until `cleanup_vm`, or TERMINAL_LIFETIME_SECONDS after
-    the task's last command. Settings are the TERMINAL_… variables, read once; `docs/terminal.md` lists them.
+    the task's last command. Settings are the TERMINAL_… variables, read once; `docs/guides/terminal.md` lists them.
 
     Args:
         background: start the command and return at once.

@@ -1,5 +1,5 @@
 """An endpoint that misbehaves in every way that we know, before `hermes-rl rollout`: never a reward, never the agent's
-time, an end in a known time, and words that say what is wrong. docs/endpoints.md has the table.
+time, an end in a known time, and words that say what is wrong. docs/reference/endpoints.md has the table.
 
 The times are short here; tests/stress/test_endpoint_tortures.py has real ones.
 """

@@ -62,6 +62,6 @@ def test_a_sandbox_that_can_not_be_ended(monkeypatch):
 
 
 def test_the_table_in_the_docs_has_every_code():
-    page = (Path(__file__).parents[2] / "docs/configuration.md").read_text().split("## Exit codes")[1]
+    page = (Path(__file__).parents[2] / "docs/reference/configuration.md").read_text().split("## Exit codes")[1]
     codes = {value for name, value in vars(exits).items() if name.startswith("EXIT_")}
     assert {int(code) for code in re.findall(r"^\| (\d+) \|", page, re.M)} == codes | {0}

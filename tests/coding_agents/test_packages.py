@@ -214,7 +214,7 @@ def test_the_command_line_shows_and_installs_them(npm_package: str) -> None:
 
 
 def test_the_page_has_every_agent_and_its_version() -> None:
-    page = (ROOT / "docs" / "agent-programs.md").read_text("utf-8")
+    page = (ROOT / "docs" / "guides" / "agent-programs.md").read_text("utf-8")
     runtime = Runtime(Settings(), load_entry_points=False, plugins=[hermes_agents])
     for name in NAMES:
         assert f"| `{name}` | {runtime.agents.entry(name).load().program.version} |" in page

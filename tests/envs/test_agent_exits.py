@@ -1,7 +1,7 @@
 """No way out: what an agent does, leaves, says or runs as a test ends in a reward, and never in a record without one.
 
 Each row of `WAYS` is tried by an agent that has not done its work, in real sandboxes, beside others that have.
-docs/threat-model.md has the table. What the infrastructure does by itself still is no reward.
+docs/how-it-works/threat-model.md has the table. What the infrastructure does by itself still is no reward.
 """
 
 import asyncio

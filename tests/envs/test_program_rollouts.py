@@ -452,7 +452,7 @@ async def test_a_command_that_the_slot_does_not_have_is_named_with_what_to_do(tm
     record = await rollout(tmp_path, agent=Missing)
     assert record["failure"]["kind"] == "setup"
     said = record["failure"]["message"]
-    assert "command not found: no-such-agent (it must be in the sandbox: docs/agent-programs.md" in said
+    assert "command not found: no-such-agent (it must be in the sandbox: docs/guides/agent-programs.md" in said
 
 
 class Lists(Reads):

@@ -256,7 +256,7 @@ def test_the_schema_describes_the_line(record: Record) -> None:
 
 
 def test_the_page_about_records_names_every_field() -> None:
-    page = (Path(__file__).resolve().parents[2] / "docs" / "records.md").read_text()
+    page = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "records.md").read_text()
     schema = record_schema()
     parts = [schema, *(part for part in schema["$defs"].values() if "properties" in part)]
     missing = [name for part in parts for name in part["properties"] if f"`{name}`" not in page]

@@ -1,4 +1,4 @@
-"""The worked example of docs/writing-a-backend.md: installed as a distribution of its own, it passes the kit."""
+"""The worked example of docs/guides/writing-a-backend.md: installed as a distribution of its own, it passes the kit."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_it_is_under_a_hundred_lines() -> None:
 
 
 def test_the_document_shows_the_very_file() -> None:
-    text = (EXAMPLE.parents[1] / "docs" / "writing-a-backend.md").read_text()
+    text = (EXAMPLE.parents[1] / "docs" / "guides" / "writing-a-backend.md").read_text()
     assert f"```python\n{(EXAMPLE / 'backend_unshare.py').read_text()}```" in text
 
 

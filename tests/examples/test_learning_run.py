@@ -1,4 +1,4 @@
-"""The learning run of docs/learning-run.md: a sound environment, a trainer that learns, parts that fit together."""
+"""The run of docs/guides/learning-run.md: a sound environment, a trainer that learns, parts that fit together."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_tinker_trains_on_the_same_environment(
     there = importlib.util.find_spec("tinker") is not None
     require("tinker", None if there else "tinker is not installed; `make setup EXTRAS=tinker`")
     skyrl = os.environ.get("HERMES_SKYRL")
-    require("skyrl", None if skyrl else "HERMES_SKYRL names no Python with SkyRL's server, see docs/tinker.md")
+    require("skyrl", None if skyrl else "HERMES_SKYRL names no Python with SkyRL's server, see docs/guides/tinker.md")
     command = [sys.executable, EXAMPLE / "with_tinker.py", "--out", tmp_path / "run", "--batches", "2"]
     environment = {**os.environ, "HERMES_PLUGINS": "", "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Every command and every program of docs/export.md works as it is written."""
+"""Every command and every program of docs/guides/export.md works as it is written."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from hermes_core.cli.main import main
 from tests.export.conftest import MakeRun, rollout
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "export.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "guides" / "export.md"
 
 BLOCKS = re.findall(r"^```(bash|python)\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
 

@@ -25,7 +25,7 @@ REFUSED = {
         "test_write_binary_file_without_permissions": ROOT_MAY,
     },
 }
-"""The checks that can't pass, each with the reason; docs/inspect.md lists them."""
+"""The checks that can't pass, each with the reason; docs/guides/inspect.md lists them."""
 
 
 def checks() -> list[str]:

@@ -1,4 +1,4 @@
-"""What each level promises between the slots of one sandbox: the table of docs/threat-model.md, cell by cell."""
+"""What each level promises between the slots of one sandbox: the table of the threat model, cell by cell."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-MODEL = Path(__file__).resolve().parents[2] / "docs" / "threat-model.md"
+MODEL = Path(__file__).resolve().parents[2] / "docs" / "how-it-works" / "threat-model.md"
 
 FILES, PROCESSES, TMP, NAMES, NETWORK, DRIVER = COLUMNS = (
     "files",

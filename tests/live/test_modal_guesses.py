@@ -122,6 +122,6 @@ except BlockingIOError:
 
 
 async def test_system_v_objects_can_be_switched_off(create: Create) -> None:
-    """Else slots of one sandbox share them, and docs/threat-model.md has to say so."""
+    """Else slots of one sandbox share them, and docs/how-it-works/threat-model.md has to say so."""
     sandbox = await create()
     assert (await run(sandbox, "echo 0 >/proc/sys/kernel/shmmni && cat /proc/sys/kernel/shmmni")) == (b"0\n", 0)

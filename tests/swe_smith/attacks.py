@@ -1,7 +1,7 @@
 """What code under test does to pytest from within its process, beside the attacks that are cheats of the plugin.
 
 None of it mends the bug. With `EFFECTIVE`, every test passes if nothing looks for tampering. `IN_VAIN` gains nothing
-anyhow. `OPEN` is not found out: docs/threat-model.md has the same code.
+anyhow. `OPEN` is not found out: docs/how-it-works/threat-model.md has the same code.
 """
 
 from hermes_swe_smith.cheats import ATTACKS, QUIET, REPORTER

@@ -86,7 +86,7 @@ async def test_what_gains_nothing(demo, name):
 async def test_what_is_open_is_written_down(demo):
     spoil(demo, code=OPEN)
     assert (await checked(demo))[:2] == (1.0, [])
-    assert OPEN in (Path(__file__).parents[2] / "docs/threat-model.md").read_text()
+    assert OPEN in (Path(__file__).parents[2] / "docs/how-it-works/threat-model.md").read_text()
 
 
 UNITTEST = """\

@@ -499,7 +499,7 @@ class MakesLater(FindsNothingWrong):
 
 
 class WaitsForItsThread(FindsNothingWrong):
-    """Ends what a thread makes after a cancellation, in the way of docs/writing-a-backend.md."""
+    """Ends what a thread makes after a cancellation, in the way of docs/guides/writing-a-backend.md."""
 
     async def create(self, spec: SandboxSpec) -> Sandbox:
         try:

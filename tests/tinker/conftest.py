@@ -87,7 +87,7 @@ def skyrl(
     from hermes_core.testing.tiny_model.folder import FORMATS, make_model
 
     python = os.environ.get("HERMES_SKYRL", "")
-    require("skyrl", None if python else "HERMES_SKYRL names no Python with SkyRL's server, see docs/tinker.md")
+    require("skyrl", None if python else "HERMES_SKYRL names no Python with SkyRL's server, see docs/guides/tinker.md")
     out = tmp_path_factory.mktemp("skyrl")
     folder, warm = out / "model", example("warm_up")
     tokenizer = warm.tokenizer_of(folder)

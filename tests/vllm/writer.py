@@ -49,7 +49,7 @@ def make_writer(folder: Path, tool: tuple[str, str, dict[str, Any]]) -> tuple[An
     call = json.dumps({"name": name, "arguments": {argument: "COMMAND", **others}})
     before, after = f"<tool_call>\n{call}\n</tool_call>".split("COMMAND")
     commands = [json.dumps(command)[1:-1] for command in COMMANDS]
-    texts = [path.read_text("utf-8") for path in sorted(DOCS.glob("*.md"))]
+    texts = [path.read_text("utf-8") for path in sorted(DOCS.rglob("*.md"))]
     tokenizer = make_tokenizer(folder, "qwen3", texts, vocabulary=4000)
     random = ordinary(tokenizer)
     tokenizer.add_tokens([THINK, THOUGHT, before, f"\n{before}", *commands, after, *ENDS])

@@ -1,4 +1,4 @@
-"""Checks of what separates the slots of a sandbox, for each isolation level: the table of docs/threat-model.md."""
+"""Checks of what separates the slots of a sandbox, for each isolation level: the table of the threat model."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from hermes_core.testing.conformance.checks import check
 from hermes_core.testing.conformance.expect import expect, same, until
 from hermes_core.testing.conformance.kit import Kit
 
-SHARED = {Isolation.SHARED: "shared is directories; it keeps nothing apart (docs/threat-model.md)"}
-NETWORK = {**SHARED, Isolation.USER: "at user a sandbox has one network (docs/threat-model.md)"}
-NAMES = {**SHARED, Isolation.USER: "at user process names and command lines may be visible (docs/threat-model.md)"}
-TMP = {**SHARED, Isolation.USER: "at user a sandbox has one /tmp: names are visible (docs/threat-model.md)"}
+SHARED = {Isolation.SHARED: "shared is directories; it keeps nothing apart (see the threat model)"}
+NETWORK = {**SHARED, Isolation.USER: "at user a sandbox has one network (see the threat model)"}
+NAMES = {**SHARED, Isolation.USER: "at user process names and command lines may be visible (see the threat model)"}
+TMP = {**SHARED, Isolation.USER: "at user a sandbox has one /tmp: names are visible (see the threat model)"}
 
 PYTHON = "isolation between slots above shared"
 """What a sandbox without Python lacks. The attacks are written in Python, so they can't be run there."""

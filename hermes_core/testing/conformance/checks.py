@@ -74,7 +74,7 @@ def check(
         needs: what it requires, in words of `DirectClient.missing`.
         least: the weakest level of a run at which it applies.
         levels: whether it runs once for every isolation level, as `name[level]`, independent of the run's level.
-        documented: with `levels`, the levels that don't make the promise by design, and why (`docs/threat-model.md`).
+        documented: with `levels`, the levels that don't make the promise by design, and why (see the threat model).
         limit_s: time limit in seconds, after which it has failed.
     """
     words = (needs,) if isinstance(needs, str) else tuple(needs)

@@ -1,7 +1,7 @@
 """Cheats on Harbor's tasks: shell scripts that forge the reward, or plant what the tests might run.
 
 The agent is root where the tests run, so it can replace any program that they use. That is true of every task with a
-shared verifier, whatever its tests, and not tried here: docs/harbor.md says so.
+shared verifier, whatever its tests, and not tried here: docs/guides/harbor.md says so.
 """
 
 from __future__ import annotations

@@ -207,7 +207,7 @@ def checked(table: Mapping[str, object], where: str) -> TaskToml:
         first = error.errors(include_url=False)[0]
         key = ".".join(str(part) for part in first["loc"]) or "the file"
         reason = first["msg"].removeprefix("Value error, ")
-        raise DatasetError(f"{where}, key {key!r}: {reason}", hint="see docs/harbor.md for the keys") from error
+        raise DatasetError(f"{where}, key {key!r}: {reason}", hint="see docs/guides/harbor.md for the keys") from error
 
 
 def made_task(folder: Path, toml: TaskToml, config: HarborConfig, instruction: str | None = None) -> Task:

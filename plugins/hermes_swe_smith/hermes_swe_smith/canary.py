@@ -1,7 +1,7 @@
 """The canary among a task's tests: a file of ours with two tests that fail, whatever the code under test is.
 
 Code under test runs in pytest's process, so it can make tests pass that fail. Who does so for all of them lets these
-pass too. Who looks for a canary finds it, and can always win: `docs/threat-model.md` says so, with figures.
+pass too. Who looks for a canary finds it, and can always win: the threat model has figures.
 """
 
 from __future__ import annotations

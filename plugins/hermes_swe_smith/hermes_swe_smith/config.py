@@ -21,8 +21,8 @@ class SweSmithConfig(EnvironmentConfig):
     dataset_split: str = "train"
     """The split of a hub dataset; in a folder, the files whose names start with it."""
     variant: Literal["auto", "swe-smith", "swe-smith-2025", "oracle", "swe-bench", "r2e"] = "auto"
-    """The kind of rows: `auto` decides by the fields present and refuses rows that fit two kinds. docs/swe-datasets.md
-    has the fields."""
+    """The kind of rows: `auto` decides by the fields present and refuses rows that fit two kinds. Their fields are
+    in docs/guides/swe-datasets.md."""
     patch_is: Literal["auto", "bug", "fix"] = "auto"
     """Whether a row's `patch` makes the bug or fixes it. `auto` means `bug` for the SWE-smith variants, `fix` for
     `swe-bench` and `r2e`, and is refused for `oracle`, which has both. A row's own field `patch_is` decides for that

@@ -318,4 +318,4 @@ def _field_hint(place: str) -> str:
         "repo": "owner/name, or swesmith/<owner>__<name>.<commit8>",
         "patch_is": "bug or fix: what `patch` makes of the tree",
         "base_commit": "a full commit id: 40 hexadecimal digits",
-    }.get(place, "the fields of each kind of row are in the plugin's README, and in docs/swe-datasets.md")
+    }.get(place, "the fields of each kind of row are in the plugin's README, and in docs/guides/swe-datasets.md")

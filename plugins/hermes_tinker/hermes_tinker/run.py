@@ -81,7 +81,7 @@ class TinkerRun:
         """Roll out the next items, each `size` times, all at the same time. After the last item comes the first.
 
         Returns:
-            The groups. What failed is not in `kept`; see `docs/trainers.md`.
+            The groups. What failed is not in `kept`; see `docs/reference/trainers.md`.
 
         Raises:
             HermesError: as `GroupRoller.roll` says.

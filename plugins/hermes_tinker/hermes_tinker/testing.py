@@ -43,7 +43,7 @@ def skyrl_server(
     """Serve a model until the block ends, and yield the server's URL.
 
     Args:
-        python: an interpreter with `skyrl==0.4.0`, its Tinker server and JAX; see `docs/tinker.md`.
+        python: an interpreter with `skyrl==0.4.0`, its Tinker server and JAX; see `docs/guides/tinker.md`.
         model: a folder with a small Llama 3 or Qwen 3 model and its tokenizer.
         state: a folder for its log, its database and its checkpoints.
         adapters: number of LoRA adapters at the same time, one more than the training clients.

@@ -57,7 +57,7 @@ def vllm(
     """What vLLM makes of each text, by format and number."""
     python = os.environ.get("HERMES_VLLM", "")
     request.getfixturevalue("require")(
-        "vllm", None if python else f"HERMES_VLLM names no Python with vllm {VERSION}, see docs/parsers.md"
+        "vllm", None if python else f"HERMES_VLLM names no Python with vllm {VERSION}, see docs/reference/parsers.md"
     )
     numbered = [(name, number, text) for name, of in texts.items() for number, text in enumerate(of)]
     asked = {"tools": tools, "texts": [(NAMES.get(name, name), text) for name, _, text in numbered]}

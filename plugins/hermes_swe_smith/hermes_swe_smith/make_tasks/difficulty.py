@@ -16,7 +16,7 @@ EASY, MEDIUM = 4.0, 6.5
 
 
 def estimate(candidate: Candidate, broken: Sequence[SurveyedTest], sources: Mapping[str, Source]) -> dict[str, Any]:
-    """Return the estimate and what it is made of; docs/make-tasks.md explains it."""
+    """Return the estimate and what it is made of; docs/guides/make-tasks.md explains it."""
     functions = candidate.functions
     files = {path for path, _ in functions}
     distance = min((_functions_run(test, sources) for test in broken), default=1)

@@ -67,7 +67,7 @@ class ExampleBackend(Backend):
     name = "example-backend"
     config_class = ExampleBackendConfig
     # Without `attach=True` and the method of that name, `hermes-rl reap` can't end what dead drivers left.
-    # `shared` keeps nothing apart; docs/writing-a-backend.md says what the other levels take.
+    # `shared` keeps nothing apart; docs/guides/writing-a-backend.md says what the other levels take.
     capabilities = Capabilities(isolation=frozenset({Isolation.SHARED}), on_driver_host=True)
 
     def __init__(self, settings: Settings) -> None:

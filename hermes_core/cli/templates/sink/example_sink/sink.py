@@ -30,7 +30,7 @@ class ExampleSink:
             raise ConfigError(f"example-sink can't write {target}: {error}", hint="choose another file") from error
 
     async def write(self, record: Mapping[str, Any]) -> None:
-        """Take one record; docs/records.md of hermes-rl has its fields. Rollouts that end together call it together."""
+        """Take one record, whose fields docs/reference/records.md of hermes-rl has. Calls may overlap."""
         async with self._writing:
             await asyncio.to_thread(self._append, [record[column] for column in COLUMNS])
 
