@@ -17,7 +17,7 @@ from hermes_core.agents.base import (
 from hermes_core.agents.calls import run_calls as run_calls
 from hermes_core.agents.chat import Chat as Chat
 from hermes_core.agents.exact import ExactAgent as ExactAgent
-from hermes_core.agents.failures import BadCompletion as BadCompletion
+from hermes_core.agents.endpoint.errors import BadCompletion as BadCompletion
 from hermes_core.agents.generate import Served as Served, TokenServer as TokenServer
 from hermes_core.agents.opening import (
     AgentContext as AgentContext,
@@ -36,7 +36,7 @@ from hermes_core.agents.program import (
     ProgramAgent as ProgramAgent,
     ProgramSettings as ProgramSettings,
 )
-from hermes_core.agents.retries import Endpoint as Endpoint
+from hermes_core.agents.endpoint.request import Endpoint as Endpoint
 from hermes_core.aio import (
     BrokenOff as BrokenOff,
     LoopThread as LoopThread,

@@ -9,11 +9,11 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import UnionType
-from typing import Annotated, Any, Protocol, Self, Union, get_args, get_origin, runtime_checkable
+from typing import Any, Protocol, Self, Union, get_args, get_origin, runtime_checkable
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
-from hermes_core.agents.prices import TokenPrices, read_prices
+from hermes_core.agents.endpoint.settings import EndpointSettings
 from hermes_core.sandbox.commands import SlotCommands
 
 Message = dict[str, Any]
@@ -449,24 +449,15 @@ class ModelChoice(BaseModel):
         return {"weight": value} if isinstance(value, int | float | str) else value
 
 
-class AgentSettings(BaseModel):
+class AgentSettings(EndpointSettings):
     """Settings of an agent. Frozen; unknown keys are errors. `oracle` and `nop` use none of them.
 
     Agents subclass it to add settings of their own.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    model: str | None = None
-    """Name of the model, as its endpoint knows it."""
     models: dict[str, ModelChoice] | None = None
     """Several models by name, instead of `model`: each rollout draws one, by its weight (`{"small": 3, "large": 1}`).
     The draw depends on `seed`, the item and the number of the rollout, so it is the same when a run is resumed."""
-    base_url: str | None = None
-    """OpenAI-compatible endpoint, which usually ends in `/v1`; its key comes from `OPENAI_API_KEY`. None is OpenAI's
-    own."""
-    api_key: SecretStr | None = None
-    """The endpoint's key. None is for an endpoint that needs none."""
     max_turns: int = Field(default=30, ge=1)
     """Maximum number of model answers in one rollout."""
     temperature: float | None = Field(default=1.0, ge=0)
@@ -477,44 +468,9 @@ class AgentSettings(BaseModel):
     """More keys for the JSON body of each request, such as provider preferences and template arguments."""
     seed: int | None = None
     """Sampling seed. Each rollout sends a seed that is derived from this one and its task's `seed_key`."""
-    request_timeout_s: float = Field(default=600.0, gt=0)
-    """Time limit in seconds for one request, from the first byte sent to the last byte received."""
-    endpoint_patience_s: float = Field(default=300.0, ge=0)
-    """Seconds for which requests to a failing endpoint are repeated, from the first failure on. Then the run ends."""
-    check_patience_s: float = Field(default=30.0, gt=0)
-    """Seconds for which the check before the first sandbox waits for an endpoint that does not answer."""
-    max_retries: int | None = Field(default=None, ge=0)
-    """Maximum number of retries of one request after a temporary failure. None retries for `endpoint_patience_s`."""
-    max_retry_wait_s: float = Field(default=60.0, ge=0)
-    """Maximum wait in seconds before a request, whatever the endpoint says in `Retry-After` and of its limits."""
-    requests_per_minute: float | None = Field(default=None, gt=0)
-    """Maximum number of requests per minute, of all rollouts together. Limits that the endpoint names in its headers
-    are kept in any case."""
-    tokens_per_minute: float | None = Field(default=None, gt=0)
-    """Maximum number of tokens per minute, of prompts and answers, of all rollouts together."""
-    max_response_bytes: int = Field(default=32 * 1024 * 1024, ge=1024)
-    """Maximum size of one response in bytes."""
     cache_control: bool = False
     """Whether to mark in each request what the endpoint is to keep in its cache. Anthropic's models need it, for
     example behind OpenRouter; other endpoints may refuse such requests."""
-    prices: Annotated[dict[str, TokenPrices] | None, BeforeValidator(read_prices)] = None
-    """Prices of each model's tokens in US dollars per million: `{MODEL: {prompt, cached, completion}}`, or the name of
-    a YAML or JSON file with that. Without the model's prices, the cost that the endpoint reports is recorded."""
-
-    @property
-    def settings_prefix(self) -> str:
-        """Return what the names of the settings of `Settings` begin with that give the endpoint and its key."""
-        return ""
-
-    @property
-    def key_variable(self) -> str:
-        """Return the environment variable with the endpoint's key."""
-        return f"{self.settings_prefix or 'openai_'}api_key".upper()
-
-    @property
-    def price(self) -> TokenPrices | None:
-        """Return the prices of the model; None if they are not known."""
-        return (self.prices or {}).get(self.model or "")
 
     def each_model(self) -> dict[str, Self]:
         """Return the settings for each of `models`, by its name."""

@@ -14,12 +14,12 @@ from typing import Any, overload
 
 from hermes_core.agents.base import AgentResult, AgentSettings, AgentTask, Message
 from hermes_core.agents.chat import Chat, Prompt
-from hermes_core.agents.failures import BadCompletion, ContextLengthExceeded, public_url
+from hermes_core.agents.endpoint.balancer import LoadBalancer
+from hermes_core.agents.endpoint.errors import BadCompletion, ContextLengthExceeded, public_url
 from hermes_core.agents.generate import TokenServer
 from hermes_core.agents.model import ModelAgent, derived_seed
 from hermes_core.agents.parsers.base import Parser
 from hermes_core.agents.replies import Reply
-from hermes_core.agents.retries import Choice
 from hermes_core.agents.token_tree import Asked, Node, TokenTree, tokens_after
 from hermes_core.agents.trial import try_out
 from hermes_core.agents.wires import Sampled
@@ -249,7 +249,7 @@ class ExactAgent:
         self._parser = parser
         self._end_thinking = end_thinking
         self._servers = servers
-        self._choice = Choice([server.endpoint for server in servers])
+        self._balancer = LoadBalancer([server.endpoint for server in servers])
 
     def on(self, server: TokenServer) -> ExactAgent:
         """Return the same agent on another server."""
@@ -269,7 +269,7 @@ class ExactAgent:
         Args:
             options: further arguments of `ExactSession`.
         """
-        with self._choice.one() as chosen:
+        with self._balancer.choose() as chosen:
             server = self._servers[chosen]
             options = {"max_length": await self._length(server), "end_thinking": self._end_thinking, **options}
             yield ExactSession(server, self._chat, self._parser, **options)

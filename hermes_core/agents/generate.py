@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from hermes_core.agents.base import AgentSettings
-from hermes_core.agents.failures import BadCompletion, HttpRefusal, public_url
-from hermes_core.agents.model import derived_seed, read_bounded
-from hermes_core.agents.retries import Endpoint, is_loopback
+from hermes_core.agents.endpoint.errors import BadCompletion, HttpRefusal, public_url
+from hermes_core.agents.endpoint.http import is_loopback, read_bounded
+from hermes_core.agents.endpoint.request import Endpoint
+from hermes_core.agents.model import derived_seed
 from hermes_core.agents.wires import WIRES, Sampled, Wire, checked
 from hermes_core.errors import ConfigError, ModelError, UnknownNameError, nearest_hint
 
@@ -233,14 +234,14 @@ class GenerateServer:
 
     async def _ask(self, bodies: Mapping[Wire, bytes], sent: int, max_tokens: int) -> Sampled:
         """Return the completion from the first wire that the server knows. The others are not tried again."""
-        closed: _Refused | None = None
+        closed: HttpRefusal | None = None
         for wire in self._wires:
             try:
                 content = await self._request(wire.path, bodies[wire])
-            except _Refused as refused:
+            except HttpRefusal as refused:
                 if refused.status_code == 403:  # for this path, or for the key: then it is so for all
                     closed = closed or refused
-                elif len(self._wires) == 1 or not refused.no_such_path:
+                elif len(self._wires) == 1 or not _lacks_path(refused):
                     raise
                 continue
             try:
@@ -273,17 +274,17 @@ class GenerateServer:
             asyncio.timeout(self.settings.request_timeout_s),
             self._session().request("GET" if body is None else "POST", f"{self.url}{path}", data=body) as response,
         ):
-            self.endpoint.traffic.learn(response.headers)
+            self.endpoint.learn_limits(response.headers)
             content = await read_bounded(response.content.iter_any(), self.settings.max_response_bytes)
         if response.status >= 400:
-            raise _Refused.of(response.status, content, response)
+            raise HttpRefusal.of(response.status, content, response)
         return content
 
     async def _request_if_there(self, path: str, body: bytes | None = None) -> bytes:
         """Return the answer, or nothing if the server does not have this path or does not allow it."""
         try:
             return await self._request(path, body)
-        except _Refused as refused:
+        except HttpRefusal as refused:
             if refused.status_code in (400, 403, 404, 405, 501):
                 return b""
             raise
@@ -304,15 +305,10 @@ class GenerateServer:
         return self._client
 
 
-class _Refused(HttpRefusal):
-    """The server answered with an error status."""
-
-    @property
-    def no_such_path(self) -> bool:
-        """Return whether the server lacks the path, as opposed to the path lacking the model."""
-        body = self.body.get("error", self.body) if isinstance(self.body, dict) else None
-        named = isinstance(body, dict) and body.get("type") == "NotFoundError"  # vLLM's type for a missing model
-        return self.status_code in (404, 405) and not named
+def _lacks_path(refusal: HttpRefusal) -> bool:
+    """Return whether the server lacks the path, as opposed to the path lacking the model."""
+    # vLLM has this type for a missing model.
+    return refusal.status_code in (404, 405) and refusal.type != "NotFoundError"
 
 
 def _no_tokens(url: str, wire: Wire, content: bytes, error: Exception) -> NoReturn:

@@ -12,10 +12,15 @@ from typing import Any, Protocol, runtime_checkable
 from hermes_core.agents.base import AgentResult, Message, StopReason, ToolHandler, nothing_more
 from hermes_core.agents.calls import CallRunner, NumberedCall
 from hermes_core.agents.compaction import REQUEST, Context, refuse_call
-from hermes_core.agents.failures import ContextLengthExceeded, ConversationRefused, ResponseTooLarge, as_model_error
-from hermes_core.agents.prices import TokenPrices
+from hermes_core.agents.endpoint.errors import (
+    ContextLengthExceeded,
+    ConversationRefused,
+    ResponseTooLarge,
+    as_model_error,
+)
+from hermes_core.agents.endpoint.prices import TokenPrices
+from hermes_core.agents.endpoint.request import count_waits
 from hermes_core.agents.replies import Reply, read_reply
-from hermes_core.agents.traffic import counted_waits
 from hermes_core.errors import HermesError, ModelError, UsageError
 
 _ENDS: dict[type[Exception], StopReason] = {
@@ -214,12 +219,12 @@ class HermesAgentLoop:
 
     async def _completion(self, messages: Sequence[Message]) -> Any:
         """Return the server's completion, and count the time that it was waited for."""
-        with counted_waits() as waits:
+        with count_waits() as waits:
             try:
                 async with self._waiting():
                     return await self.server.chat_completion(messages=messages, n=1, **self._options)
             finally:
-                self.result.waited_s += waits.seconds
+                self.result.waited_s += sum(waits)
 
     def _record(self, reply: Reply, started: float, waited_s: float, *, compacted: bool = False) -> list[NumberedCall]:
         """Add the answer to the result, and return its calls.

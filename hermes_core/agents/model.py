@@ -6,21 +6,20 @@ import asyncio
 import hashlib
 import json
 import math
-import os
 import re
-import ssl
+import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from hermes_core.agents.base import AgentResult, AgentSettings, AgentTask, Message
-from hermes_core.agents.failures import BadCompletion, EndpointDown, ResponseTooLarge, is_timeout, status_of
+from hermes_core.agents.endpoint.errors import BadCompletion, EndpointDown, ResponseTooLarge, is_timeout, status_of
+from hermes_core.agents.endpoint.http import client_options, read_bounded
+from hermes_core.agents.endpoint.request import Endpoint
 from hermes_core.agents.loop import ChatServer, HermesAgentLoop, KeepsState
 from hermes_core.agents.replies import count_tokens, decode_arguments, read_reply
-from hermes_core.agents.retries import Endpoint, is_loopback
 from hermes_core.errors import ConfigError, ModelError, UsageError, nearest_hint
 
 if TYPE_CHECKING:
@@ -35,7 +34,7 @@ _GATEWAY = frozenset({502, 503, 504})
 such list."""
 
 _NO_KEY = "none"  # the SDK needs a key, and would otherwise send OPENAI_API_KEY to any endpoint
-
+_OF_THE_TRANSFER = frozenset({"content-encoding", "content-length", "transfer-encoding"})
 
 _ROLES = ("system", "user", "assistant", "tool")
 _UNRECORDED = frozenset({"ephemeral_system_prompt", "prefill_messages"})
@@ -247,9 +246,13 @@ class OpenAIServer:
 
     Connection failures, time-outs, HTTP 408, 409, 425, 429 and 5xx, and answers that are not chat completions are
     retried by `Endpoint`. It waits as long as `Retry-After` says, or longer each time, at most `max_retry_wait_s`.
+
+    Args:
+        settings: the model, its endpoint, the limits and the patience.
+        at_once: maximum number of completions at the same time; more of them wait here.
     """
 
-    def __init__(self, settings: AgentSettings) -> None:
+    def __init__(self, settings: AgentSettings, *, at_once: int = sys.maxsize) -> None:
         if not settings.model:
             raise ConfigError(
                 "no model is named for the model agent", hint="give --model and, for your own, --base-url"
@@ -268,6 +271,7 @@ class OpenAIServer:
         self._client = _open_client(settings, self._learn)
         url = settings.base_url or str(self._client.base_url)
         self.endpoint = Endpoint(settings, url, self.model, self._list_models)
+        self._room = asyncio.Semaphore(at_once)
         self._turnstile = asyncio.Lock()
 
     async def chat_completion(self, *, messages: Sequence[Message], **request: Any) -> Any:
@@ -284,10 +288,11 @@ class OpenAIServer:
         sent = sendable(messages)
         if self.settings.cache_control:
             sent = with_cache_marks(sent)
-        return await self.endpoint.ask(
-            lambda: self._ask_in_time({"model": self.model, "messages": sent, **request}),
-            tokens=count_tokens,
-        )
+        async with self._room:
+            return await self.endpoint.ask(
+                lambda: self._ask_in_time({"model": self.model, "messages": sent, **request}),
+                tokens=count_tokens,
+            )
 
     async def check(self) -> None:
         """Check that the endpoint answers, and accepts the key and the model, within about twice `check_patience_s`.
@@ -339,7 +344,7 @@ class OpenAIServer:
         await self._client.close()
 
     def _learn(self, headers: Mapping[str, str]) -> None:
-        self.endpoint.traffic.learn(headers)
+        self.endpoint.learn_limits(headers)
 
     async def _ask_in_time(self, body: dict[str, Any]) -> Any:
         """Return one completion, or a short, cut one if the model does not come to an end.
@@ -351,7 +356,7 @@ class OpenAIServer:
         try:
             return await self._ask_once(body)
         except Exception as late:
-            if not is_timeout(late) or self.endpoint.paused or _sets_length(body):
+            if not is_timeout(late) or not self.endpoint.circuit.closed or _sets_length(body):
                 raise
             try:
                 short = await self._ask_once({**body, "max_tokens": SHORT_TOKENS}, SHORT_S)
@@ -472,44 +477,3 @@ def _open_client(settings: AgentSettings, learn: Callable[[Mapping[str, str]], N
             ),  # rollouts are limited instead
         ),
     )
-
-
-async def read_bounded(chunks: AsyncIterator[bytes], limit: int) -> bytes:
-    """Return an answer of an endpoint.
-
-    Raises:
-        ResponseTooLarge: it is longer than the limit. The rest is not read.
-    """
-    body = bytearray()
-    async for chunk in chunks:
-        body += chunk
-        if len(body) > limit:
-            raise ResponseTooLarge(
-                f"the endpoint's answer is longer than {limit} bytes",
-                hint="check the base URL, set max_tokens, or raise max_response_bytes",
-            )
-    return bytes(body)
-
-
-def client_options(url: str | None) -> dict[str, Any]:
-    """Return the options of an HTTP client for the endpoint at this URL. A proxy from the environment is never meant
-    for a server on this host."""
-    trust_env = not is_loopback(url)
-    certificates = (os.environ.get(name) for name in ("SSL_CERT_FILE", "SSL_CERT_DIR"))
-    return {"trust_env": trust_env, "verify": _tls(trust_env, *certificates)}
-
-
-@lru_cache(maxsize=8)
-def _tls(trust_env: bool, *certificates: str | None) -> ssl.SSLContext:
-    """Return the TLS settings of all clients. To read the certificates takes 20 ms, and some trainers' adapters make a
-    client for each rollout.
-
-    Args:
-        certificates: where the environment says that they are.
-    """
-    import httpx
-
-    return httpx.create_ssl_context(trust_env=trust_env)
-
-
-_OF_THE_TRANSFER = frozenset({"content-encoding", "content-length", "transfer-encoding"})

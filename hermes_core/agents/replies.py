@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from hermes_core.agents.base import Message, Part
-from hermes_core.agents.failures import BadCompletion, does_not_fit, says_too_long
+from hermes_core.agents.endpoint.errors import BadCompletion, context_exceeded, is_about_context
 
 
 @dataclass(frozen=True)
@@ -284,8 +284,8 @@ def _refuse(completion: Any) -> NoReturn:
         completion if isinstance(completion, str) else next(filter(None, (get(completion, p) for p in places)), "")
     )
     said = f": it says {str(problem)[:300]}" if problem else ""
-    if says_too_long(said):
-        raise does_not_fit(str(get(completion, "model") or ""), said)
+    if is_about_context(said):
+        raise context_exceeded(str(get(completion, "model") or ""), said)
     raise BadCompletion(
         f"the endpoint's answer is not a chat completion with choices{said}",
         hint="check that the base URL is that of an OpenAI-compatible API; it usually ends in /v1",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from hermes_core.agents.failures import public_url
+from hermes_core.agents.endpoint.errors import public_url
 from hermes_core.agents.generate import TokenServer
 from hermes_core.agents.wires import Sampled
 from hermes_core.errors import ConfigError

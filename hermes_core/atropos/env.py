@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 from atroposlib.envs.base import BaseEnv
 from atroposlib.envs.server_handling.server_baseline import APIServerConfig
 
+from hermes_core.agents.balanced import BalancedAgent
 from hermes_core.agents.base import MASKED, AgentResult
-from hermes_core.agents.endpoints import SharedAgent
 from hermes_core.agents.exact import ExactAgent
 from hermes_core.atropos.adapter import AdaptedEnvironment
 from hermes_core.atropos.commands import run_class
@@ -121,7 +121,7 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
         calls it too."""
         self.evaluate = partial(evaluating, self.evaluate)  # type: ignore[method-assign]
         self._roller: GroupRoller | None = None
-        self._model: SharedAgent | ExactAgent | None = None
+        self._model: BalancedAgent | ExactAgent | None = None
         self._put_back: Counter[str] = Counter()
         if config.data_path_to_save_groups is not None:
             # Atropos made it, but may not need it. Its writer has a buffer, which a killed run would lose.

@@ -9,8 +9,8 @@ from typing import Any
 from atroposlib.envs.server_handling.server_baseline import APIServerConfig
 from pydantic import SecretStr
 
+from hermes_core.agents.balanced import BalancedAgent
 from hermes_core.agents.base import Agent, AgentSettings
-from hermes_core.agents.endpoints import SharedAgent
 from hermes_core.agents.exact import ExactAgent
 from hermes_core.agents.generate import GenerateServer
 from hermes_core.agents.matching import matching_parser
@@ -122,7 +122,7 @@ def open_servers(
     *,
     max_length: int,
     tools: bool,
-) -> tuple[SharedAgent | ExactAgent, list[AgentSettings]]:
+) -> tuple[BalancedAgent | ExactAgent, list[AgentSettings]]:
     """Return the agent `model` on these servers, which closes them, and the settings of each server.
 
     Raises:
@@ -133,7 +133,7 @@ def open_servers(
     each = [_settings(settings, server) for server in servers]
     room = [server.num_max_requests_at_once for server in servers]
     if servers[0].server_type not in EXACT:
-        return SharedAgent([(one, OpenAIServer(one), most) for one, most in zip(each, room, strict=True)]), each
+        return BalancedAgent([OpenAIServer(one, at_once=most) for one, most in zip(each, room, strict=True)]), each
     parsers = parsers_with(runtime, config.tool_call_parser)
     alone = config.agent != ModelAgent.name  # a program has tools and a system prompt of its own
     tools = tools or alone
@@ -154,7 +154,7 @@ def open_servers(
 
 
 def open_agent(
-    runtime: Runtime, config: HermesAgentEnvConfig, model: SharedAgent | ExactAgent, settings: AgentSettings
+    runtime: Runtime, config: HermesAgentEnvConfig, model: BalancedAgent | ExactAgent, settings: AgentSettings
 ) -> Agent:
     """Return the agent that the configuration names, on this model.
 

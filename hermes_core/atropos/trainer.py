@@ -17,7 +17,7 @@ from typing import Any
 
 import httpx
 
-from hermes_core.agents.retries import is_loopback
+from hermes_core.agents.endpoint.http import is_loopback
 from hermes_core.aio import SingleFlight, TaskSet
 from hermes_core.atropos.json_lines import group_json
 from hermes_core.errors import ConfigError, InfraError

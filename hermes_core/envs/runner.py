@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
 from hermes_core.agents.base import Agent, AgentSettings, is_in_slot
-from hermes_core.agents.failures import EndpointDown
+from hermes_core.agents.endpoint.errors import EndpointDown
 from hermes_core.aio import alongside, together
 from hermes_core.environment import Environment, Item
 from hermes_core.envs.options import RunOptions, agent_settings, check_price

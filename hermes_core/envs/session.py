@@ -12,10 +12,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from hermes_core.agents.balanced import BalancedAgent
 from hermes_core.agents.base import Agent, AgentSettings, CanCheckEndpoint, is_in_slot, takes_mcp
 from hermes_core.agents.baselines import CHEAT, OracleAgent
 from hermes_core.agents.chat import Chat
-from hermes_core.agents.endpoints import SharedAgent
 from hermes_core.agents.exact import ExactAgent
 from hermes_core.agents.generate import TokenServer
 from hermes_core.agents.model import ModelAgent
@@ -397,7 +397,7 @@ async def open_agent(
         yield opened
 
 
-def agent_on(runtime: Runtime, agent: str, settings: Mapping[str, Any], model: ExactAgent | SharedAgent) -> Agent:
+def agent_on(runtime: Runtime, agent: str, settings: Mapping[str, Any], model: ExactAgent | BalancedAgent) -> Agent:
     """Return the agent with this name, whose model is a trainer's: for `model` that is all, and a program asks it. The
     caller closes the model.
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hermes_core.agents.base import AgentResult, CallRecord, TurnRecord
-from hermes_core.agents.failures import EndpointDown
+from hermes_core.agents.endpoint.errors import EndpointDown
 from hermes_core.aio import exits_are_errors
 from hermes_core.envs.command_log import CommandLog
 from hermes_core.envs.plain import Cleaner, Redact, short_fields

@@ -11,8 +11,8 @@ import pytest
 
 from hermes_core.agents.base import AgentSettings, TurnRecord
 from hermes_core.agents.chat import Chat
+from hermes_core.agents.endpoint.errors import BadCompletion
 from hermes_core.agents.exact import ExactSession
-from hermes_core.agents.failures import BadCompletion
 from hermes_core.agents.generate import GenerateServer
 from hermes_core.agents.loop import HermesAgentLoop
 from hermes_core.agents.replies import read_reply

@@ -11,7 +11,7 @@ import pytest
 
 from hermes_core.agents.base import AgentResult, CallErrorKind, StopReason
 from hermes_core.agents.compaction import CONTINUED, REQUEST, contexts, continued
-from hermes_core.agents.failures import ContextLengthExceeded
+from hermes_core.agents.endpoint.errors import ContextLengthExceeded
 from hermes_core.agents.loop import HermesAgentLoop
 from hermes_core.agents.model import ModelAgent, ModelSettings
 from hermes_core.errors import ConfigError, ModelError

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from hermes_core.agents.chat import Chat
+from hermes_core.agents.endpoint.errors import ContextLengthExceeded
 from hermes_core.agents.exact import ExactSession
-from hermes_core.agents.failures import ContextLengthExceeded
 from hermes_core.agents.loop import HermesAgentLoop
 from hermes_core.agents.replies import Reply
 from hermes_core.agents.token_tree import TokenTree

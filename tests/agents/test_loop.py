@@ -12,7 +12,7 @@ import pytest
 from openai.types.chat import ChatCompletion
 
 from hermes_core.agents.base import AgentResult, CallError, CallErrorKind, StopReason, ToolAnswer
-from hermes_core.agents.failures import ContextLengthExceeded
+from hermes_core.agents.endpoint.errors import ContextLengthExceeded
 from hermes_core.agents.loop import HermesAgentLoop
 from hermes_core.errors import InfraError, ModelError, SandboxLost, StaleSlotError, UsageError
 

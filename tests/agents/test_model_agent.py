@@ -12,7 +12,7 @@ import time
 import pytest
 
 from hermes_core.agents.base import Agent, AgentResult, AgentSettings, AgentTask, StopReason
-from hermes_core.agents.failures import BadCompletion, ContextLengthExceeded, ResponseTooLarge
+from hermes_core.agents.endpoint.errors import BadCompletion, ContextLengthExceeded, ResponseTooLarge
 from hermes_core.agents.model import ModelAgent, OpenAIServer, with_cache_marks
 from hermes_core.errors import ConfigError, ModelError
 from hermes_core.testing import Call, Fault, Reply, ScriptedServer, ToolScript, call

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai.types.chat import ChatCompletion
 
-from hermes_core.agents.failures import BadCompletion
+from hermes_core.agents.endpoint.errors import BadCompletion
 from hermes_core.agents.replies import decode_arguments, read_reply, sayable
 from hermes_core.errors import ModelError
 

@@ -10,8 +10,8 @@ import pytest
 
 from hermes_core.agents.base import AgentSettings
 from hermes_core.agents.chat import Chat
+from hermes_core.agents.endpoint.errors import BadCompletion
 from hermes_core.agents.exact import ExactSession
-from hermes_core.agents.failures import BadCompletion
 from hermes_core.agents.generate import GenerateServer
 from hermes_core.agents.trial import check_tokenizer, try_out
 from hermes_core.agents.wires import WIRES, Sampled, checked

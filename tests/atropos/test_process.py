@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from hermes_core.agents.failures import EndpointDown
+from hermes_core.agents.endpoint.errors import EndpointDown
 from hermes_core.errors import UsageError
 from hermes_core.sandbox.pool.cost import CostLimitReached
 from hermes_core.testing.scripted_server import Fault, Reply, ScriptedServer, ToolScript, call

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from hermes_core.agents.failures import EndpointDown
+from hermes_core.agents.endpoint.errors import EndpointDown
 from hermes_core.atropos.trainer import TrainerGone
 from hermes_core.errors import ConfigError, InfraError, PluginError
 

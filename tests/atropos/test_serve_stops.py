@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from hermes_core.agents import retries
-from hermes_core.agents.failures import EndpointDown
+from hermes_core.agents.endpoint import balancer
+from hermes_core.agents.endpoint.circuit import CircuitState
+from hermes_core.agents.endpoint.errors import EndpointDown
 from hermes_core.plugins.hookspecs import hookimpl
 from hermes_core.runtime import Runtime
 from hermes_core.sandbox.pool.cost import CostLimitReached, Meter
@@ -148,7 +149,7 @@ async def test_one_of_two_servers_dies_and_the_other_goes_on_until_it_is_back(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(retries, "SPARED_S", 2.0)
+    monkeypatch.setattr(balancer, "AVOID_S", 2.0)
     async with contextlib.AsyncExitStack() as stack:
         other = await stack.enter_async_context(type(token_server)(tokenizers("chatml"), token_server.script))
         env = make_env(token_server.base_url, "vllm", rollout_server_url=run_api.url, total_steps=1000)
@@ -167,16 +168,16 @@ async def test_one_of_two_servers_dies_and_the_other_goes_on_until_it_is_back(
             other.trouble = 503
             seen["roller"] = env.roller
             servers = env.roller.context.agent._servers
-            while not servers[1].endpoint.down:
+            while servers[1].endpoint.circuit.state is not CircuitState.OPEN:
                 await asyncio.sleep(0.02)
-                assert not servers[0].endpoint.spared
+                assert not balancer.avoided(servers[0].endpoint.circuit)
             asked, batches = token_server.requests, len(trainer.batches)
             while len(trainer.batches) < batches + 6:
                 await asyncio.sleep(0.02)
-                assert not servers[0].endpoint.spared
+                assert not balancer.avoided(servers[0].endpoint.circuit)
             seen["alone"] = token_server.requests - asked
             other.trouble, before = None, other.requests
-            while other.requests < before + 12 or servers[1].endpoint.down:
+            while other.requests < before + 12 or servers[1].endpoint.circuit.state is CircuitState.OPEN:
                 await asyncio.sleep(0.02)
             seen["ended"] = True
             serving.cancel()

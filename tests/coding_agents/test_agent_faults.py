@@ -18,7 +18,7 @@ import hermes_agents
 import pytest
 
 from hermes_core.agents.base import AgentResult, AgentTask
-from hermes_core.agents.failures import EndpointDown
+from hermes_core.agents.endpoint.errors import EndpointDown
 from hermes_core.agents.program import ProgramAgent
 from hermes_core.envs.runner import run_rollouts
 from hermes_core.errors import ModelError
@@ -26,7 +26,7 @@ from hermes_core.runtime import Runtime
 from hermes_core.settings import Settings
 from hermes_core.testing.scripted_server import Reply, ScriptedServer, call
 from tests.coding_agents.test_real_agents import END, TOOLS
-from tests.envs.test_program_faults import FAULTS, ROW, SETTINGS, TOO_LONG, Endpoint, outcome
+from tests.envs.test_program_faults import FAULTS, ROW, SETTINGS, TOO_LONG, FaultyEndpoint, outcome
 
 pytestmark = [pytest.mark.full, pytest.mark.long, pytest.mark.loop_stall(2.0)]
 
@@ -59,7 +59,7 @@ Terminus 2 then asks three times more for each way that it knows."""
 class Cell:
     """A rollout in which some requests meet a fault, and what is to become of it."""
 
-    endpoint: Endpoint
+    endpoint: FaultyEndpoint
     outcomes: tuple[Any, ...]
     calls: int
     """The most calls that the agent may make."""
@@ -93,21 +93,21 @@ def cells(agent: str) -> dict[str, Cell]:
     scored: tuple[Any, ...] = (TOO_MUCH, DONE, (1.0, None, "max_turns"), (1.0, None, "program_failed"))
     scored = scored if agent != "aider" else ((0.0, None, "context_length"),)
     late = replace(TOO_LONG, delay_s=LATE_S)
-    found = {name: Cell(Endpoint(short, {1: fault}), (MODEL,), ENDS, SETTINGS) for name, fault in FAULTS.items()}
+    found = {name: Cell(FaultyEndpoint(short, {1: fault}), (MODEL,), ENDS, SETTINGS) for name, fault in FAULTS.items()}
     found["500, in a stream that has begun"] = Cell(
-        Endpoint(short, {1: FAULTS["500"]}), (MODEL,), ENDS, {**SETTINGS, **LATE}
+        FaultyEndpoint(short, {1: FAULTS["500"]}), (MODEL,), ENDS, {**SETTINGS, **LATE}
     )
     found |= {
-        "too long, once": Cell(Endpoint(short, {1: TOO_LONG}, times=1), scored, SHORTENS, SETTINGS),
-        "too long": Cell(Endpoint(short, {1: TOO_LONG}), scored, SHORTENS, SETTINGS),
+        "too long, once": Cell(FaultyEndpoint(short, {1: TOO_LONG}, times=1), scored, SHORTENS, SETTINGS),
+        "too long": Cell(FaultyEndpoint(short, {1: TOO_LONG}), scored, SHORTENS, SETTINGS),
         "too long, in a stream that has begun": Cell(
-            Endpoint(short, {1: late}, times=1), scored, SHORTENS, {**SETTINGS, **LATE}
+            FaultyEndpoint(short, {1: late}, times=1), scored, SHORTENS, {**SETTINGS, **LATE}
         ),
-        "a task that is too long": Cell(Endpoint(short, {0: TOO_LONG}), (MODEL,), SHORTENS, SETTINGS),
+        "a task that is too long": Cell(FaultyEndpoint(short, {0: TOO_LONG}), (MODEL,), SHORTENS, SETTINGS),
     }
     for names in _parts(FAULTS, 3 if agent == "aider" else len(FAULTS)):  # it asks again three times at most
         turns = len(names) + 1
-        endpoint = Endpoint(work(agent, turns), {n: FAULTS[name] for n, name in enumerate(names, 1)}, times=2)
+        endpoint = FaultyEndpoint(work(agent, turns), {n: FAULTS[name] for n, name in enumerate(names, 1)}, times=2)
         found[f"passing: {', '.join(names)}"] = Cell(endpoint, (DONE,), turns, {**SETTINGS, **PASSES})
     return found
 

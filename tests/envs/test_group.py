@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from hermes_core.agents.base import AgentTask, StopReason
-from hermes_core.agents.failures import EndpointDown
+from hermes_core.agents.endpoint.errors import EndpointDown
 from hermes_core.environment import Environment, EnvironmentConfig
 from hermes_core.envs import running
 from hermes_core.envs.group import Group, GroupRoller, Rolled

@@ -37,7 +37,7 @@ SETTINGS: dict[str, Any] = {"endpoint_patience_s": 1.5, "request_timeout_s": 1.0
 TOO_LONG = Fault(400, "This model's maximum context length is 10 tokens.", "context_length_exceeded")
 
 
-class Endpoint:
+class FaultyEndpoint:
     """A model that says what is in `work`, turn by turn, and whose requests meet faults.
 
     Args:
@@ -70,7 +70,7 @@ class Endpoint:
 
 
 async def rolled_out(
-    tmp_path: Path, endpoint: Endpoint, *, limits: Mapping[str, float] | None = None, **settings: Any
+    tmp_path: Path, endpoint: FaultyEndpoint, *, limits: Mapping[str, float] | None = None, **settings: Any
 ) -> dict[str, Any]:
     """The only record."""
     (tmp_path / "tasks.jsonl").write_text(json.dumps(ROW) + "\n")
@@ -102,7 +102,7 @@ def outcome(record: Mapping[str, Any]) -> tuple[float | None, str | None, str]:
 @pytest.mark.parametrize("fault", FAULTS)
 async def test_a_fault_that_lasts_is_no_reward(tmp_path: Path, fault: str) -> None:
     """Although the work was done by then, and whatever the program's exit status is."""
-    record = await rolled_out(tmp_path, Endpoint(WORK, {1: FAULTS[fault]}))
+    record = await rolled_out(tmp_path, FaultyEndpoint(WORK, {1: FAULTS[fault]}))
     assert outcome(record) == (None, "model", "model_error"), record
     assert record["program"]["requests"]["answered"] == 1
     assert record["program"]["requests"]["calls"] == 2  # it ends with the first refusal
@@ -110,7 +110,7 @@ async def test_a_fault_that_lasts_is_no_reward(tmp_path: Path, fault: str) -> No
 
 @pytest.mark.parametrize("fault", FAULTS)
 async def test_a_fault_that_passes_does_not_reach_the_program(tmp_path: Path, fault: str) -> None:
-    endpoint = Endpoint(WORK, {1: FAULTS[fault]}, times=1)
+    endpoint = FaultyEndpoint(WORK, {1: FAULTS[fault]}, times=1)
     record = await rolled_out(tmp_path, endpoint, endpoint_patience_s=30.0)
     assert outcome(record) == (1.0, None, "finished"), record
     assert endpoint.met == {1: 1} and endpoint.asked == 3
@@ -119,7 +119,7 @@ async def test_a_fault_that_passes_does_not_reach_the_program(tmp_path: Path, fa
 
 
 async def test_a_conversation_that_is_too_long_is_scored(tmp_path: Path) -> None:
-    record = await rolled_out(tmp_path, Endpoint(WORK, {1: TOO_LONG}))
+    record = await rolled_out(tmp_path, FaultyEndpoint(WORK, {1: TOO_LONG}))
     assert outcome(record) == (1.0, None, "context_length"), record
 
 
@@ -142,7 +142,7 @@ SUMMARISES = (
 @pytest.mark.parametrize("goes_on", [True, False])
 async def test_a_program_may_go_on_from_a_summary(tmp_path: Path, goes_on: bool) -> None:
     command = SUMMARISES if goes_on else SUMMARISES.replace("continue", "return")
-    record = await rolled_out(tmp_path, Endpoint(WORK, {1: TOO_LONG}, times=1), command=command)
+    record = await rolled_out(tmp_path, FaultyEndpoint(WORK, {1: TOO_LONG}, times=1), command=command)
     assert outcome(record) == (1.0, None, "finished" if goes_on else "context_length"), record
     assert [turn["compacted"] for turn in record["turns"]] == ([False, True, False] if goes_on else [False])
     texts = [message["content"] for message in record["messages"][4:]]
@@ -150,7 +150,7 @@ async def test_a_program_may_go_on_from_a_summary(tmp_path: Path, goes_on: bool)
 
 
 async def test_a_task_that_is_too_long_is_no_reward(tmp_path: Path) -> None:
-    record = await rolled_out(tmp_path, Endpoint(WORK, {0: TOO_LONG}))
+    record = await rolled_out(tmp_path, FaultyEndpoint(WORK, {0: TOO_LONG}))
     assert outcome(record)[:2] == (None, "model"), record
 
 
@@ -162,7 +162,9 @@ async def test_a_program_that_does_not_end_after_the_endpoint_failed_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gateway, "GRACE_S", 0.1)
-    record = await rolled_out(tmp_path, Endpoint(WORK, {1: FAULTS["401"]}), command=WAITS, endpoint_patience_s=0.0)
+    record = await rolled_out(
+        tmp_path, FaultyEndpoint(WORK, {1: FAULTS["401"]}), command=WAITS, endpoint_patience_s=0.0
+    )
     assert outcome(record) == (None, "model", "model_error"), record
     assert record["program"]["exit_code"] is None and "fault-401" in record["failure"]["message"]
 
@@ -170,6 +172,6 @@ async def test_a_program_that_does_not_end_after_the_endpoint_failed_is_ended(
 @pytest.mark.full
 @pytest.mark.parametrize("limit", [{"rollout_timeout": 5.0}, {"deadline": 10.0}], ids=str)
 async def test_a_time_limit_after_the_endpoint_failed_is_no_reward(tmp_path: Path, limit: dict[str, float]) -> None:
-    endpoint = Endpoint(WORK, {1: FAULTS["401"]})
+    endpoint = FaultyEndpoint(WORK, {1: FAULTS["401"]})
     record = await rolled_out(tmp_path, endpoint, limits=limit, command=WAITS, endpoint_patience_s=0.0)
     assert outcome(record) == (None, "model", "model_error"), record

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from hermes_core.agents.base import AgentSettings, StopReason
 from hermes_core.agents.baselines import NopAgent, OracleAgent
-from hermes_core.agents.failures import EndpointDown
+from hermes_core.agents.endpoint.errors import EndpointDown
 from hermes_core.environment import Environment, FollowUp
 from hermes_core.envs.options import Limits
 from hermes_core.envs.rollout import RolloutContext, begin, run_rescoring, run_rollout

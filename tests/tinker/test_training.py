@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from hermes_core import ConfigError, LoopThread, ModelError
-from hermes_core.agents import silence
+from hermes_core.agents.endpoint import liveness
 from hermes_core.agents.exact import ExactSession
 from hermes_core.agents.replies import Reply, ToolCall
 from hermes_core.runtime import Runtime
@@ -278,8 +278,8 @@ class Gate:
 def test_a_server_that_is_gone_ends_the_training(
     skyrl: Open, opened: Callable[..., Any], troubled: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(silence, "QUIET_S", 1.0)
-    monkeypatch.setattr(silence, "SIGN_S", 1.0)
+    monkeypatch.setattr(liveness, "QUIET_S", 1.0)
+    monkeypatch.setattr(liveness, "PROBE_S", 1.0)
     gate = Gate(skyrl.url)
     try:
         run = opened(troubled(), training=skyrl.client(gate.url), agent={**AGENT, "endpoint_patience_s": 2.0})

@@ -18,13 +18,14 @@ from types import MappingProxyType, TracebackType
 from typing import Any
 
 from hermes_core.agents.base import AgentSettings, AgentTask, StopReason, Usage
-from hermes_core.agents.failures import (
+from hermes_core.agents.endpoint.errors import (
     ContextLengthExceeded,
     ConversationRefused,
     EndpointDown,
     ResponseTooLarge,
     as_model_error,
 )
+from hermes_core.agents.endpoint.request import count_waits
 from hermes_core.agents.loop import ChatServer
 from hermes_core.agents.replies import Reply
 from hermes_core.agents.serving.anthropic import AnthropicDialect
@@ -46,7 +47,6 @@ from hermes_core.agents.serving.responses import ResponsesDialect
 from hermes_core.agents.serving.sampling import Sampling
 from hermes_core.agents.serving.shared_time import SharedTime
 from hermes_core.agents.serving.upstream import Upstream
-from hermes_core.agents.traffic import counted_waits
 from hermes_core.aio import BrokenOff, SingleFlight, TaskSet, cancel, together
 from hermes_core.errors import ModelError, UsageError
 from hermes_core.sandbox.commands import Connection
@@ -393,11 +393,11 @@ class Gateway:
         finally:
             self._waiting -= 1
         try:
-            with counted_waits() as waits:
+            with count_waits() as waits:
                 try:
                     reply, written = await self._time.measured(self._sampling.ask(request, call.number + 1))
                 finally:
-                    self._note_wait(call, waits.seconds)
+                    self._note_wait(call, sum(waits, 0.0))
             return self._record(call, request, reply, written)
         except Exception as error:
             return self._failed(call, error)

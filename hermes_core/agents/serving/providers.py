@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from hermes_core.agents.base import Message
 from hermes_core.agents.canonical import joined
-from hermes_core.agents.failures import BadCompletion, HttpRefusal
+from hermes_core.agents.endpoint.errors import BadCompletion, HttpRefusal
 from hermes_core.agents.replies import count
 from hermes_core.agents.serving.anthropic import read_answer
 from hermes_core.agents.serving.dialects import Asked, BadRequest, mappings, string

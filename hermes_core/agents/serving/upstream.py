@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from hermes_core.agents.base import AgentSettings
-from hermes_core.agents.failures import BadCompletion, HttpRefusal
-from hermes_core.agents.model import client_options, read_bounded
+from hermes_core.agents.endpoint.errors import BadCompletion, EndpointDown, HttpRefusal
+from hermes_core.agents.endpoint.http import client_options, read_bounded
+from hermes_core.agents.endpoint.request import Endpoint
 from hermes_core.agents.replies import Reply, read_reply
-from hermes_core.agents.retries import Endpoint
 from hermes_core.agents.serving.dialects import Asked, mappings
 from hermes_core.agents.serving.providers import PROVIDERS, one_message_each
 from hermes_core.errors import ConfigError, ModelError
@@ -105,9 +105,11 @@ class Upstream:
 
         try:
             await self.endpoint.ask(ask, patience_s=patience_s)
+        except EndpointDown:
+            raise
         except ModelError as error:
             refusal = error.__cause__
-            if not (isinstance(refusal, HttpRefusal) and refusal.status_code in (400, 422) and not self.endpoint.down):
+            if not (isinstance(refusal, HttpRefusal) and refusal.status_code in (400, 422)):
                 raise  # else it refused only this request, which says nothing about others
 
     async def aclose(self) -> None:
@@ -199,7 +201,7 @@ class Upstream:
             asyncio.timeout(min(limit_s, self.settings.request_timeout_s)),
             self._client.stream(method, url, content=body, headers=sent) as response,
         ):
-            self.endpoint.traffic.learn(response.headers)
+            self.endpoint.learn_limits(response.headers)
             content = await read_bounded(response.aiter_bytes(), self.settings.max_response_bytes)
         if response.status_code >= 400:
             raise HttpRefusal.of(response.status_code, content, response)

@@ -12,17 +12,17 @@ import httpx
 import pytest
 
 from hermes_core.agents.base import StopReason
-from hermes_core.agents.failures import (
+from hermes_core.agents.endpoint.errors import (
     BadCompletion,
     ContextLengthExceeded,
     ConversationRefused,
     EndpointDown,
     RequestTooLarge,
 )
-from hermes_core.agents.prices import TokenPrices
+from hermes_core.agents.endpoint.prices import TokenPrices
+from hermes_core.agents.endpoint.request import record_wait
 from hermes_core.agents.replies import Reply
 from hermes_core.agents.serving.bounds import Bounds
-from hermes_core.agents.traffic import count_wait
 from hermes_core.errors import ModelError, UsageError
 from tests.agents.serving.slot import TASK, Answer, Slot, call, reply, slot, task_of
 
@@ -509,7 +509,7 @@ async def test_time_that_a_program_has_used_up_by_its_calls_is_its_end(whose: st
     async def answer(_: Any) -> Reply:
         await asyncio.sleep(0.01)
         if busy:
-            count_wait(10.0)
+            record_wait(10.0)
         await asyncio.Event().wait()
         raise AssertionError
 

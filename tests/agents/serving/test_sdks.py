@@ -16,7 +16,7 @@ import pytest
 from google import genai
 from google.genai import types
 
-from hermes_core.agents.failures import ContextLengthExceeded
+from hermes_core.agents.endpoint.errors import ContextLengthExceeded
 from hermes_core.agents.replies import Reply
 from hermes_core.agents.serving.bounds import Bounds
 from tests.agents.serving.slot import TASK, Slot, call, reply, slot

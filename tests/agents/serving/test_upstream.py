@@ -15,7 +15,7 @@ import openai
 import pytest
 
 from hermes_core.agents.base import AgentSettings, StopReason
-from hermes_core.agents.prices import TokenPrices
+from hermes_core.agents.endpoint.prices import TokenPrices
 from hermes_core.agents.program import AgentProgram, CommandAgent, ProgramAgent
 from hermes_core.agents.serving.bounds import Bounds
 from hermes_core.agents.serving.upstream import Upstream
@@ -431,7 +431,7 @@ async def test_trouble_for_good_ends_the_agent_with_one_call(kind: str) -> None:
             {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "toolu_1", "content": "x"}]},
         ]
         if reason is StopReason.MODEL_ERROR and kind != "no credit":
-            one.model.endpoint.traffic.answered = False  # else a key that was good once is waited for
+            one.model.endpoint.circuit.proven = False  # else a key that was good once is waited for
         refused = await post(one, asked(messages=more, tools=[TOOL]))
         assert (refused.status_code, refused.headers["x-should-retry"]) == (400, "false")
         assert one.gateway.stop_reason is reason

@@ -3,9 +3,9 @@
 import pytest
 
 from hermes_core.agents.base import AgentSettings
+from hermes_core.agents.endpoint.prices import TokenPrices
 from hermes_core.agents.loop import HermesAgentLoop
 from hermes_core.agents.model import OpenAIServer
-from hermes_core.agents.prices import TokenPrices
 from hermes_core.errors import ConfigError
 from hermes_core.testing.scripted_server import Fault, Reply, ScriptedServer, call
 from hermes_core.validation import validated

@@ -1,4 +1,4 @@
-"""Turns exceptions of a model's endpoint or client into a `ModelError` that says what to do."""
+"""The errors of a model server: what they mean for other requests, and the `ModelError` that says what to do."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from hermes_core.errors import ModelError
 
-_PASSING_STATUS = frozenset({408, 409, 425, 429})
+_TRANSIENT_STATUS = frozenset({408, 409, 425, 429})
 _ABOUT_THE_REQUEST = frozenset({400, 413, 422})
 _NOT_ABOUT_LENGTH = frozenset({401, 403, 404, 408, 429})
 _TOO_LONG = re.compile(
@@ -91,10 +91,7 @@ def root_failure(error: BaseException) -> BaseException:
     """Return the failure that a retrying client gave up on, from inside the wrapper that it raised."""
     for _ in range(5):
         attempt = getattr(error, "last_attempt", None)
-        inner = attempt.exception() if attempt is not None else None
-        if inner is None:
-            break
-        error = inner
+        error = (attempt is not None and attempt.exception()) or error
     return error
 
 
@@ -103,28 +100,32 @@ def is_timeout(error: BaseException) -> bool:
     return isinstance(error, TimeoutError) or "Timeout" in type(error).__name__
 
 
-def may_pass(error: BaseException) -> bool:
-    """Return whether sending the same request again can help."""
+def is_unanswered(error: BaseException) -> bool:
+    """Return whether there was no answer at all, not even a refusal."""
+    return status_of(error) is None and (is_timeout(error) or _is_connection_failure(error))
+
+
+def is_transient(error: BaseException, *, proven: bool) -> bool:
+    """Return whether sending the same request again can help.
+
+    Args:
+        proven: whether the server ever accepted the key and the model. Then it will accept them again: it restarts, or
+            its gateway does not reach it.
+    """
     status = status_of(error)
     if status is None:
-        return isinstance(error, BadCompletion | TimeoutError | OSError | ValueError) or _is_connection_failure(error)
-    for_good = _has_no_quota(error) or _exceeds_limit(status, _said(error)) or _too_long(status, error)
-    return (status in _PASSING_STATUS or status >= 500) and not for_good
+        return isinstance(error, BadCompletion | ValueError) or _is_connection_failure(error)
+    permanent = _has_no_quota(error) or _exceeds_limit(status, _message(error)) or _exceeds_context(status, error)
+    return ((status in _TRANSIENT_STATUS or status >= 500) and not permanent) or (proven and status in (401, 404))
 
 
-def refuses_now(error: BaseException) -> bool:
-    """Return whether this refusal is temporary at a server that has answered before, such as one that restarts or is
-    behind a gateway."""
-    return status_of(error) in (401, 404)
-
-
-def refuses_all(error: BaseException, *, answered: bool) -> bool:
+def is_fatal(error: BaseException, *, proven: bool) -> bool:
     """Return whether every request would be refused in the same way, until somebody changes something.
 
     Args:
-        answered: whether the server ever answered one.
+        proven: as for `is_transient`.
     """
-    return _has_no_quota(error) or (not answered and status_of(error) in (401, 403, 404))
+    return _has_no_quota(error) or (not proven and status_of(error) in (401, 403, 404))
 
 
 def as_model_error(error: BaseException, *, endpoint: str = "", model: str = "", attempts: int = 1) -> ModelError:
@@ -134,58 +135,40 @@ def as_model_error(error: BaseException, *, endpoint: str = "", model: str = "",
     it is, with the number of attempts added.
     """
     error = root_failure(error)
-    place = f"the model endpoint {public_url(endpoint)}" if endpoint else "the model endpoint"
     tries = f" after {attempts} attempts" if attempts > 1 else ""
     if isinstance(error, ModelError):
-        if not tries:
-            return error
-        counted = error.twin()
-        counted.message = f"{error.message}{tries}"
-        counted.args = (counted.message,)
+        counted = error.twin() if tries else error
+        counted.message += tries
         return counted
-    status = status_of(error)
+    status, place = status_of(error), f"the model endpoint {public_url(endpoint)}" if endpoint else "the model endpoint"
     if status is not None:
         return _for_status(status, error, place, model, tries)
+    kind = ModelError
     if isinstance(error, NoSignOfLife):
-        return ModelError(
-            f"{place} answers nothing{tries}, not even a request for its models",
-            hint="check that the server runs, and the network; if it may be away for longer, raise endpoint_patience_s",
-        )
-    if is_timeout(error):
-        return ModelError(
-            f"{place} did not answer in time{tries}",
-            hint="lower the concurrency or the number of tokens asked for, or raise request_timeout_s",
-        )
-    if isinstance(error, OSError) or _is_connection_failure(error):
-        return ModelError(
-            f"{place} could not be reached or broke off{tries}: {_innermost(error)}",
-            hint="check that the server runs and that the base URL (host, port, /v1) is right",
-        )
-    if isinstance(error, ValueError):
-        return BadCompletion(
-            f"{place} answered with something that is not JSON{tries}: {_short(error)}",
-            hint="check that the base URL is that of an OpenAI-compatible API; it usually ends in /v1",
-        )
-    return ModelError(
-        f"asking {place} failed{tries}: {type(error).__name__}: {_short(error)}",
-        hint="look at the cause below: endpoints are not known to fail in this way",
-    )
+        message = f"{place} answers nothing{tries}, not even a request for its models"
+        hint = "check that the server runs, and the network; if it may be away for longer, raise endpoint_patience_s"
+    elif is_timeout(error):
+        message = f"{place} did not answer in time{tries}"
+        hint = "lower the concurrency or the number of tokens asked for, or raise request_timeout_s"
+    elif _is_connection_failure(error):
+        message = f"{place} could not be reached or broke off{tries}: {_innermost(error)}"
+        hint = "check that the server runs and that the base URL (host, port, /v1) is right"
+    elif isinstance(error, ValueError):
+        kind, message = BadCompletion, f"{place} answered with something that is not JSON{tries}: {_short(error)}"
+        hint = "check that the base URL is that of an OpenAI-compatible API; it usually ends in /v1"
+    else:
+        message = f"asking {place} failed{tries}: {type(error).__name__}: {_short(error)}"
+        hint = "look at the cause below: endpoints are not known to fail in this way"
+    return kind(message, hint=hint)
 
 
-def says_nothing(error: BaseException) -> bool:
-    """Return whether there was no answer at all, not even a refusal."""
-    return status_of(error) is None and (
-        is_timeout(error) or isinstance(error, OSError) or _is_connection_failure(error)
-    )
-
-
-def brief(error: BaseException) -> str:
+def short_reason(error: BaseException) -> str:
     """Return what went wrong, in a few words."""
     if (status := status_of(error)) is not None:
         return f"HTTP {status}"
     if is_timeout(error):
         return "no answer in time"
-    if isinstance(error, OSError) or _is_connection_failure(error):
+    if _is_connection_failure(error):
         return "no connection"
     if isinstance(error, ValueError):
         return "no JSON"
@@ -207,71 +190,67 @@ def public_url(url: str) -> str:
 
 
 def _for_status(status: int, error: BaseException, place: str, model: str, tries: str) -> ModelError:
-    said = _said(error)
-    if _too_long(status, error):
-        return does_not_fit(model, said)
-    if _exceeds_limit(status, said):
-        return RequestTooLarge(
-            f"{place} takes no request of this size, however long one waits (HTTP {status}): {said}",
-            hint="lower max_tokens or max_turns, shorten tool results, or have the limit on tokens per minute raised",
-        )
-    if _has_no_quota(error):
-        message = f"{place} has no quota left for this key (HTTP {status}): {said}"
+    reason, kind = _message(error), ModelError
+    if _exceeds_context(status, error):
+        return context_exceeded(model, reason)
+    if _exceeds_limit(status, reason):
+        kind, problem = RequestTooLarge, "takes no request of this size, however long one waits"
+        hint = "lower max_tokens or max_turns, shorten tool results, or have the limit on tokens per minute raised"
+    elif _has_no_quota(error):
+        problem = "has no quota left for this key"
         hint = "top up the account or use another key; waiting does not help"
     elif status in (401, 403):
-        message = f"{place} refused the API key (HTTP {status}): {said}"
+        problem = "refused the API key"
         hint = "set a key that is valid for this endpoint and may use this model"
     elif status == 404:
-        message = f"{place} does not know the model {model!r}, or has no such API there (HTTP 404): {said}"
+        problem = f"does not know the model {model!r}, or has no such API there"
         hint = (
             "ask it for its models (GET …/models), and check that the base URL is whole: that of an OpenAI-compatible "
             "endpoint usually ends in /v1"
         )
     elif status == 429:
-        message = f"{place} still limits the rate{tries} (HTTP 429): {said}"
-        hint = "lower the concurrency, or raise endpoint_patience_s"
-    elif status >= 500 or status in _PASSING_STATUS:
-        message = f"{place} failed{tries} (HTTP {status}): {said}"
-        hint = "look at the server's own log"
+        problem, hint = f"still limits the rate{tries}", "lower the concurrency, or raise endpoint_patience_s"
+    elif status >= 500 or status in _TRANSIENT_STATUS:
+        problem, hint = f"failed{tries}", "look at the server's own log"
     else:
-        message = f"{place} refused the request (HTTP {status}): {said}"
+        kind = ConversationRefused if status in _ABOUT_THE_REQUEST else ModelError
+        problem = "refused the request"
         hint = "check that the model takes tools and the sampling parameters that are set"
-        if status in _ABOUT_THE_REQUEST:
-            return ConversationRefused(message, hint=hint)
-    return ModelError(message, hint=hint)
+    return kind(f"{place} {problem} (HTTP {status}): {reason}", hint=hint)
 
 
-def says_too_long(said: str) -> bool:
-    """Return whether these words of an endpoint say that the conversation no longer fits."""
-    return _TOO_LONG.search(said) is not None
+def is_about_context(message: str) -> bool:
+    """Return whether a server's message says that the conversation no longer fits."""
+    return _TOO_LONG.search(message) is not None
 
 
-def does_not_fit(model: str, said: str) -> ContextLengthExceeded:
-    """Return the error for a conversation that no longer fits, with what the endpoint said."""
+def context_exceeded(model: str, message: str) -> ContextLengthExceeded:
+    """Return the error for a conversation that no longer fits, with the server's message."""
     return ContextLengthExceeded(
-        f"the conversation no longer fits the context of model {model!r}: {said}",
+        f"the conversation no longer fits the context of model {model!r}: {message}",
         hint="allow fewer turns or shorter tool results, or use a model with a longer context",
     )
 
 
-def _too_long(status: int, error: BaseException) -> bool:
+def _exceeds_context(status: int, error: BaseException) -> bool:
     """Return whether this refusal says that the conversation no longer fits, in its message, code or type."""
-    said = f"{_said(error)} {_code(error)} {getattr(error, 'type', '')}"  # not the body, which may repeat the request
-    return status not in _NOT_ABOUT_LENGTH and says_too_long(said)
+    # Not in the body, which may repeat the request.
+    words = f"{_message(error)} {getattr(error, 'code', '')} {getattr(error, 'type', '')}"
+    return status not in _NOT_ABOUT_LENGTH and is_about_context(words)
 
 
-def _exceeds_limit(status: int, said: str) -> bool:
+def _exceeds_limit(status: int, message: str) -> bool:
     """Return whether the endpoint refused a request that is by itself larger than its limit on tokens per minute."""
     if status not in (413, 429):
         return False
-    if numbers := _LIMIT_AND_SIZE.search(said):
+    if numbers := _LIMIT_AND_SIZE.search(message):
         limit, size = (int(number.replace(",", "")) for number in numbers.groups())
         return size > limit
-    return status == 429 and _TOO_LARGE.search(said) is not None
+    return status == 429 and _TOO_LARGE.search(message) is not None
 
 
-def _said(error: BaseException) -> str:
-    """Return what the endpoint itself said about the failure."""
+def _message(error: BaseException) -> str:
+    """Return the server's own message about the failure."""
     body = getattr(error, "body", None)
     inner = body.get("error", body) if isinstance(body, dict) else body
     message: Any = inner.get("message", inner) if isinstance(inner, dict) else inner
@@ -280,20 +259,14 @@ def _said(error: BaseException) -> str:
 
 def _has_no_quota(error: BaseException) -> bool:
     """Return whether the account can't pay. Anthropic says so with status 400, as if the request were wrong."""
-    known = _code(error) == "insufficient_quota" or getattr(error, "type", None) == "billing_error"
-    return known or (status_of(error) == 400 and _NO_QUOTA.search(_said(error)) is not None)
-
-
-def _code(error: BaseException) -> str | None:
-    """Return the endpoint's own code for the failure."""
-    code = getattr(error, "code", None)
-    return code if isinstance(code, str) else None
+    coded = getattr(error, "code", "") == "insufficient_quota" or getattr(error, "type", "") == "billing_error"
+    return coded or (status_of(error) == 400 and _NO_QUOTA.search(_message(error)) is not None)
 
 
 def _is_connection_failure(error: BaseException) -> bool:
-    """Return whether the connection failed, by the names of the classes: every HTTP client has its own error tree."""
+    """Return whether the connection failed. Every HTTP client has its own error tree, so the names of classes tell."""
     names = {kind.__name__ for kind in type(error).__mro__}
-    return bool(names & {"APIConnectionError", "TransportError", "ClientConnectionError", "ServerDisconnectedError"})
+    return bool(names & {"OSError", "APIConnectionError", "TransportError", "ClientConnectionError"})
 
 
 def _innermost(error: BaseException) -> str:

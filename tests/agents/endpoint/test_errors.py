@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from hermes_core.agents.failures import (
+from hermes_core.agents.endpoint.errors import (
     BadCompletion,
     ContextLengthExceeded,
     RequestTooLarge,
     as_model_error,
-    may_pass,
+    is_transient,
 )
 from hermes_core.agents.loop import HermesAgentLoop
 from hermes_core.agents.replies import read_reply
@@ -101,14 +101,14 @@ SAID = {
 
 @pytest.mark.parametrize("status", [400, 413, 422, 500])
 @pytest.mark.parametrize("said", [said for words in SAID.values() for said in words])
-def test_a_conversation_that_no_longer_fits_is_told_by_any_provider_s_words(said: str, status: int) -> None:
+def test_the_words_of_every_provider_tell_that_a_conversation_no_longer_fits(said: str, status: int) -> None:
     error = Refusal(status, said)
     assert isinstance(as_model_error(error), ContextLengthExceeded)
-    assert not may_pass(error), "to send it again does not help"
+    assert not is_transient(error, proven=False), "to send it again does not help"
 
 
 @pytest.mark.parametrize("code", ["context_length_exceeded", "tokens_limit_reached", "exceed_context_size_error"])
-def test_or_by_a_code(code: str) -> None:
+def test_a_code_tells_that_a_conversation_no_longer_fits(code: str) -> None:
     assert isinstance(as_model_error(Refusal(400, "no", code)), ContextLengthExceeded)
 
 
@@ -119,7 +119,7 @@ def test_or_by_a_code(code: str) -> None:
         {"error": {"message": "This endpoint's maximum context length is 32768 tokens.", "code": 400}},
     ],
 )
-def test_or_in_an_answer_that_says_that_all_is_well(answer: Any) -> None:
+def test_an_answer_with_status_200_tells_that_a_conversation_no_longer_fits(answer: Any) -> None:
     with pytest.raises(ContextLengthExceeded, match="no longer fits"):
         read_reply(answer, 1)
 
@@ -140,13 +140,13 @@ def test_or_in_an_answer_that_says_that_all_is_well(answer: Any) -> None:
         ),
     ],
 )
-def test_another_refusal_is_not_taken_for_that(status: int, said: str, kind: Any) -> None:
+def test_other_refusals_are_not_taken_for_a_conversation_that_no_longer_fits(status: int, said: str, kind: Any) -> None:
     failure = as_model_error(Refusal(status, said))
     assert not isinstance(failure, ContextLengthExceeded)
     assert kind is None or isinstance(failure, kind)
 
 
-def test_an_answer_without_choices_is_still_none() -> None:
+def test_an_answer_without_choices_is_no_completion() -> None:
     with pytest.raises(BadCompletion):
         read_reply({"error": {"message": "overloaded"}}, 1)
 

@@ -1,0 +1,54 @@
+"""Several equal model servers: each user stays on one of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from hermes_core.agents.endpoint.circuit import CircuitBreaker, CircuitState
+from hermes_core.agents.endpoint.errors import EndpointDown
+from hermes_core.agents.endpoint.request import Endpoint
+from hermes_core.errors import ModelError
+
+AVOID_S = 60.0
+"""Seconds for which a server that was given up is not chosen if there is another."""
+
+
+class LoadBalancer:
+    """Chooses the least busy server that works."""
+
+    def __init__(self, endpoints: Sequence[Endpoint]) -> None:
+        self._endpoints = endpoints
+        self._users = [0] * len(endpoints)
+
+    @contextmanager
+    def choose(self) -> Iterator[int]:
+        """Yield the index of the server to use in the block.
+
+        Raises:
+            EndpointDown: the block raised it, and all servers are down. If not all are, another `ModelError` is raised
+                instead.
+        """
+        chosen = min(
+            range(len(self._users)), key=lambda index: (avoided(self._endpoints[index].circuit), self._users[index])
+        )
+        self._users[chosen] += 1
+        try:
+            yield chosen
+        except EndpointDown as error:
+            if all(endpoint.circuit.state is CircuitState.OPEN for endpoint in self._endpoints):
+                raise
+            failure = ModelError(error.message, hint=error.hint, trajectory_id=error.trajectory_id)
+            failure.result = error.result
+            raise failure from error
+        finally:
+            self._users[chosen] -= 1
+
+
+def avoided(circuit: CircuitBreaker) -> bool:
+    """Return whether to choose another server if there is one: this one fails. It is tried again some time after it
+    was given up."""
+    return not circuit.closed and (
+        circuit.state is CircuitState.HALF_OPEN or time.monotonic() - circuit.last_failure <= AVOID_S
+    )

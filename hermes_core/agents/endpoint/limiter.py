@@ -1,0 +1,205 @@
+"""A rate limiter: sends requests to a model server in order, as soon as its limits have room."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+
+from hermes_core.agents.endpoint.circuit import CircuitBreaker
+from hermes_core.agents.endpoint.errors import EndpointDown
+from hermes_core.agents.endpoint.headers import LONGEST_S, ReportedLimit, read_limits
+
+logger = logging.getLogger(__name__)
+
+MINUTE_S = 60.0
+"""The time in which a limit is available again, if the server does not say it."""
+
+
+class Bucket:
+    """One limit, as a bucket that is refilled at a constant rate.
+
+    The server's count and ours are kept apart. Only ours has the requests that are still on their way to the server.
+    Only the server's has those of other processes with the same key. The lower one counts.
+
+    Args:
+        limit: what the full bucket has, and what is refilled in a minute.
+    """
+
+    def __init__(self, limit: float) -> None:
+        self.limit = limit
+        self._rate = limit / MINUTE_S
+        self._ours, self._theirs = limit, math.inf
+        self._refilled_at = time.monotonic()
+
+    def take(self, amount: float) -> None:
+        """Take this amount, even if there is less."""
+        self.correct(amount)
+        self._theirs -= amount
+
+    def correct(self, amount: float) -> None:
+        """Take this amount from our count only, or give it back if it is negative: the server's was right at once."""
+        self._refill()
+        self._ours -= amount
+
+    def wait_s(self, amount: float) -> float:
+        """Return the seconds until this amount is there, or until the bucket is full if it is more than that."""
+        self._refill()
+        return max(0.0, (min(amount, self.limit) - min(self._ours, self._theirs)) / self._rate)
+
+    def learn(self, reported: ReportedLimit) -> None:
+        """Set the limit, the rate and the server's count to what the server reports."""
+        self._refill()
+        used = reported.limit - reported.remaining
+        if reported.reset_s and used:
+            self._rate = max(used / reported.reset_s, reported.limit / LONGEST_S)
+        elif reported.limit != self.limit:
+            self._rate = reported.limit / MINUTE_S
+        self._ours += reported.limit - self.limit
+        self.limit, self._theirs = reported.limit, reported.remaining
+
+    def _refill(self) -> None:
+        now = time.monotonic()
+        more = (now - self._refilled_at) * self._rate
+        self._ours = min(self.limit, self._ours + more)
+        if self._theirs < self.limit:
+            self._theirs = min(self.limit, self._theirs + more)
+        self._refilled_at = now
+
+
+@dataclass(frozen=True)
+class Permit:
+    """The permission for one request."""
+
+    sent_at: float
+    generation: int
+    """The circuit's generation when it was sent."""
+    tokens: float
+    """The tokens that were expected of it."""
+    overdrawn: list[str]
+    """The server's limits that had no room for it, by what the server had reported."""
+
+
+class RateLimiter:
+    """Limits the requests and tokens per minute, and the number of requests in flight.
+
+    The limits per minute are those that are set and those that the server reports. A server that answers 429 gets half
+    as many requests at a time, and then slowly more again. One whose circuit is not closed gets one at a time.
+
+    Args:
+        circuit: says whether the server works.
+        changed: set when the first request in line may have to wait no longer.
+    """
+
+    def __init__(self, circuit: CircuitBreaker, changed: asyncio.Event) -> None:
+        self._circuit = circuit
+        self._changed = changed
+        self._line = asyncio.Lock()
+        self._in_flight: Counter[int] = Counter()
+        """Requests in flight by generation."""
+        self._max_in_flight = math.inf
+        """As learnt from answers 429."""
+        self._halved_at = 0.0
+        self._hold_until = 0.0
+        self._set: dict[str, Bucket] = {}
+        self._reported: dict[str, Bucket] = {}
+        self._disproven: set[str] = set()
+        """Limits that the server reported, and does not have."""
+        self._mean_tokens = 0.0
+
+    @property
+    def in_flight(self) -> int:
+        """Return the number of requests in flight. Those of earlier generations do not count, because they may hang."""
+        return self._in_flight[self._circuit.generation]
+
+    def set_limit(self, kind: str, per_minute: float | None) -> None:
+        """Set a limit on `requests` or `tokens`, beside those that the server reports. None changes nothing."""
+        if per_minute is not None and (kind not in self._set or self._set[kind].limit != per_minute):
+            self._set[kind] = Bucket(per_minute)
+
+    def learn(self, headers: Mapping[str, str]) -> None:
+        """Take over the limits that the headers of an answer report."""
+        for reported in read_limits(headers):
+            if reported.kind not in self._disproven:
+                self._reported.setdefault(reported.kind, Bucket(reported.limit)).learn(reported)
+        self._changed.set()
+
+    def hold(self, seconds: float) -> None:
+        """Send nothing for this time."""
+        self._hold_until = max(self._hold_until, time.monotonic() + seconds)
+
+    @asynccontextmanager
+    async def turn(self, max_wait_s: float, known: EndpointDown | None) -> AsyncIterator[Permit]:
+        """Wait until a request may be sent, which is in flight in the block.
+
+        Args:
+            max_wait_s: maximum seconds to wait for limits that the server reported, because they may be wrong.
+            known: the circuit's `error` when the caller began to wait.
+
+        Raises:
+            EndpointDown: the server was given up in the meantime.
+        """
+        async with self._line:
+            permit = await self._acquire(max_wait_s, known)
+        try:
+            yield permit
+        finally:
+            self._in_flight -= Counter([permit.generation])
+            self._changed.set()
+
+    async def _acquire(self, max_wait_s: float, known: EndpointDown | None) -> Permit:
+        circuit, deadline = self._circuit, time.monotonic() + max_wait_s
+        while True:
+            if circuit.error is not None and circuit.error is not known:
+                raise circuit.error.twin() from circuit.error
+            now = time.monotonic()
+            for_reported = min(self._wait_s(self._reported), deadline - now)
+            wait = max(0.0, self._hold_until - now, self._wait_s(self._set), for_reported)
+            crowded = self.in_flight >= (self._max_in_flight if circuit.closed else 1)
+            if not crowded and not wait:
+                break
+            self._changed.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(None if crowded else wait):
+                    await self._changed.wait()
+        overdrawn = [kind for kind, bucket in self._reported.items() if bucket.wait_s(self._cost(kind))]
+        for kind, bucket in (*self._set.items(), *self._reported.items()):
+            bucket.take(self._cost(kind))
+        self._in_flight[circuit.generation] += 1
+        return Permit(now, circuit.generation, self._mean_tokens, overdrawn)
+
+    def _cost(self, kind: str) -> float:
+        """Return what the next request is expected to take of a limit."""
+        return self._mean_tokens if kind == "tokens" else 1.0
+
+    def _wait_s(self, buckets: Mapping[str, Bucket]) -> float:
+        """Return the seconds until all of these limits have room."""
+        return max((bucket.wait_s(self._cost(kind)) for kind, bucket in buckets.items()), default=0.0)
+
+    def record_success(self, permit: Permit, tokens: int = 0) -> None:
+        """Note that the server answered a request.
+
+        Args:
+            tokens: how many it used, prompt and answer; 0 is not known.
+        """
+        for kind in permit.overdrawn:
+            if self._reported.pop(kind, None) is not None:
+                self._disproven.add(kind)
+                logger.warning("a model endpoint names a limit of %s that it does not have: it is ignored", kind)
+        if tokens:
+            self._mean_tokens += (tokens - self._mean_tokens) * (0.2 if self._mean_tokens else 1.0)
+            for buckets in (self._set, self._reported):
+                if "tokens" in buckets:
+                    buckets["tokens"].correct(tokens - permit.tokens)
+        self._max_in_flight += 1 / self._max_in_flight
+
+    def record_refusal(self, permit: Permit) -> None:
+        """Note that the server refused a request because it gets too many."""
+        if permit.sent_at > self._halved_at:  # the others that were sent before are refused for the same reason
+            self._max_in_flight = max(1.0, min(self._max_in_flight, self.in_flight) / 2)
+            self._halved_at = time.monotonic()

@@ -1,0 +1,120 @@
+"""A liveness probe: finds out that a model server no longer answers, long before a request reaches its time limit."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+
+from hermes_core.agents.endpoint.circuit import CircuitBreaker
+from hermes_core.agents.endpoint.errors import NoSignOfLife, is_timeout, is_unanswered
+from hermes_core.aio import alongside
+
+logger = logging.getLogger(__name__)
+
+QUIET_S = 60.0
+"""Seconds without any answer after which a server is probed."""
+
+PROBE_S = 15.0
+"""Time limit of a probe, and the time between two of them."""
+
+
+class LivenessProbe:
+    """Probes a server while none of its requests is answered, with a request that it can answer at once.
+
+    A server that answers the probe may only be slow, so its requests go on. One that does not is silent: its circuit is
+    half-open, and it is dead if this lasts for as long as the patience.
+
+    Args:
+        name: the server's name, for messages.
+        circuit: what is told of silence and of its end.
+    """
+
+    def __init__(self, name: str, circuit: CircuitBreaker) -> None:
+        self._name = name
+        self._circuit = circuit
+        self._quiet_since = 0.0
+        """When the server last gave any answer, also a refusal, or else when it was first asked."""
+        self._unanswered = False
+        """Whether a request since then is in flight, or reached its time limit."""
+        self._silent = False
+        """Whether it answered neither requests nor the last probe."""
+        self._probing = False
+        self._called_slow = False
+
+    def record_answer(self) -> None:
+        """Note that the server gave any answer, also a refusal."""
+        self._quiet_since, self._unanswered, self._silent = time.monotonic(), False, False
+
+    @asynccontextmanager
+    async def watch(
+        self, probe: Callable[[], Awaitable[object]], patience_s: float, request_timeout_s: float
+    ) -> AsyncIterator[None]:
+        """Watch the server while a request is in flight in the block.
+
+        Args:
+            probe: sends a request that the server can answer at once. Any answer is a sign of life, also a refusal.
+            patience_s: how long the server may be silent.
+            request_timeout_s: time limit of the request in the block, for messages.
+
+        Raises:
+            NoSignOfLife: the server was silent for longer.
+        """
+        if not self._unanswered:
+            self._quiet_since, self._unanswered = time.monotonic(), True
+        limit = asyncio.timeout(None)
+        probing = partial(self._probe, probe, patience_s, request_timeout_s)
+        try:
+            async with limit, alongside(self._watch(limit, patience_s, probing)):
+                yield
+        except BaseException as error:
+            if isinstance(error, TimeoutError) and limit.expired():
+                raise NoSignOfLife from error
+            if not is_timeout(error):  # refused, not reached, or cancelled: the server does not work on an answer
+                self._unanswered = False
+            raise
+
+    async def _watch(self, limit: asyncio.Timeout, patience_s: float, probe: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            now = time.monotonic()
+            if self._silent and now - self._circuit.failing_since >= patience_s:
+                limit.reschedule(asyncio.get_running_loop().time())
+                return
+            if not self._silent and now - self._quiet_since < QUIET_S:
+                await asyncio.sleep(self._quiet_since + QUIET_S - now)
+                continue
+            if not self._probing:  # one probe is enough for all requests
+                await probe()
+            await asyncio.sleep(PROBE_S)
+
+    async def _probe(self, send: Callable[[], Awaitable[object]], patience_s: float, request_timeout_s: float) -> None:
+        self._probing, alive = True, True
+        try:
+            async with asyncio.timeout(PROBE_S):
+                await send()
+        except Exception as error:
+            alive = not is_unanswered(error)
+        finally:
+            self._probing = False
+        if alive:
+            if self._silent:
+                self._circuit.record_success(proves=False)
+            elif not self._called_slow:
+                self._called_slow = True
+                logger.warning(
+                    "the model endpoint %s has answered no request for %g s, but it still lists its models: it is "
+                    "slow, or its model hangs; a request is repeated after %g s (request_timeout_s)",
+                    *(self._name, QUIET_S, request_timeout_s),
+                )
+            self.record_answer()
+        elif not self._silent:
+            self._silent = True
+            logger.warning(
+                "the model endpoint %s is silent: no request was answered for %g s, and neither was one for its "
+                "models; it is given up after %g s more; check that the server runs, and the network",
+                *(self._name, QUIET_S, patience_s),
+            )
+            self._circuit.record_silence()
