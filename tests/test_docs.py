@@ -81,8 +81,8 @@ def test_the_guide_to_environments_makes_a_package_that_installs(tmp_path: Path)
         assert b"count-lines = my_env" in archive.read(entry_points)
 
 
-def test_the_readme_s_tasks_are_sound(tmp_path: Path) -> None:
-    shell = blocks("README.md", "bash")[1]
+def test_the_first_run_s_tasks_are_sound(tmp_path: Path) -> None:
+    shell = blocks("docs/start/first-run.md", "bash")[0]
     row = re.search(r"^(\{.*\})$", shell, re.MULTILINE)
     assert row is not None
     (tmp_path / "tasks.jsonl").write_text(row[1] + "\n")
@@ -102,7 +102,7 @@ def of_the_site(name: str) -> Any:
 
 
 def test_every_link_between_the_documents_leads_to_a_file_of_a_checkout() -> None:
-    places = ("*.md", ".github/*.md", "docs/*/*.md", "plugins/*/README.md", "benchmarks/*.md", "examples/*.md")
+    places = ("*.md", ".github/*.md", "docs/**/*.md", "plugins/*/README.md", "benchmarks/*.md", "examples/*.md")
     documents = [document for place in places for document in ROOT.glob(place)]
     links = [
         (document, link)
@@ -233,7 +233,7 @@ async def test_the_guide_to_sinks_sends_records_again(tmp_path: Path) -> None:
 
 def test_the_guides_show_files_as_they_are() -> None:
     included = of_the_site("included")
-    guides = [ROOT / "README.md", *sorted(ROOT.glob("docs/*/*.md"))]
+    guides = sorted(ROOT.glob("docs/*/*.md"))
     assert sum(len(included.SHOWN.findall(guide.read_text())) for guide in guides) >= 7
     stale = [guide.name for guide in guides if guide.read_text() != included.written(guide)]
     assert not stale, "`python docs/site/included.py` writes them again"
@@ -269,3 +269,23 @@ def test_every_page_that_code_and_settings_name_is_there() -> None:
     ).stdout.split()
     assert len(named) > 40
     assert [page for page in named if not (ROOT / page).exists()] == []
+
+
+def test_the_code_to_read_in_an_hour_is_there() -> None:
+    page = (ROOT / "docs/how-it-works/read-the-code.md").read_text()
+    rows = re.findall(r"^\| \d+ \| \[`(\S+)`\]\(\.\./\.\./\1\) \| (.*?) \|", page, re.MULTILINE)
+    assert len(rows) == 10
+    for path, names in rows:
+        code = (ROOT / path).read_text()
+        missing = [name for name in re.findall(r"`(\w+)`", names) if not re.search(rf"(class|def) {name}\b", code)]
+        assert not missing, path
+
+
+def test_all_pages_are_listed_in_the_index_and_on_the_site() -> None:
+    pages = {path.relative_to(ROOT / "docs").as_posix() for path in ROOT.glob("docs/*/*.md")}
+    index, site = ((ROOT / name).read_text() for name in ("docs/README.md", "mkdocs.yml"))
+    assert [page for page in sorted(pages) if f"({page})" not in index or f": {page}\n" not in site] == []
+
+
+def test_the_readme_has_two_screens() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) < 90

@@ -24,5 +24,5 @@ def written(guide):
 
 
 if __name__ == "__main__":
-    for each in [ROOT / "README.md", *sorted(ROOT.glob("docs/*/*.md"))]:
+    for each in sorted(ROOT.glob("docs/*/*.md")):
         each.write_text(written(each), encoding="utf-8")

@@ -20,6 +20,7 @@ COPIED = {
     "RELEASING.md": "releasing.md",
     "SECURITY.md": "security.md",
     "benchmarks/README.md": "benchmarks.md",
+    "docs/README.md": "pages.md",
     "examples/README.md": "examples/index.md",
     "benchmarks/RESULTS.md": "benchmark-results.md",
     **{f"plugins/{path.name}/README.md": f"plugins/{path.name}.md" for path in sorted(ROOT.glob("plugins/hermes_*"))},
@@ -54,15 +55,26 @@ _LINK = re.compile(r"(\]\()([^)#:\s]+)(#[^)\s]*)?(\))")
 
 
 def on_files(files, config):
-    """Add the copied and the generated pages, and the programs that the gallery of examples leads to."""
+    """Add the copied and the generated pages, and the files of the checkout that documents lead to."""
     for source, page in COPIED.items():
         add(files, config, page, (ROOT / source).read_text(encoding="utf-8"))
     for page, text in reference.pages().items():
         add(files, config, page, text)
         generated.add(page)
-    for program in sorted(ROOT.glob("examples/**/*.py")):
-        add(files, config, program.relative_to(ROOT).as_posix(), program.read_text(encoding="utf-8"))
+    for path in sorted(linked_files()):
+        add(files, config, path, (ROOT / path).read_text(encoding="utf-8"))
     return files
+
+
+def linked_files():
+    """Return the files to which documents lead and for which there is no page."""
+    found = set()
+    for document in [*COPIED, *(path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/*/*.md"))]:
+        for _, target, *_ in _LINK.findall((ROOT / document).read_text(encoding="utf-8")):
+            path = posixpath.normpath(posixpath.join(posixpath.dirname(document), target))
+            if path not in PAGES and not path.startswith("docs/") and (ROOT / path).is_file():
+                found.add(path)
+    return found
 
 
 def add(files, config, page, text):
