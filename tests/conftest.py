@@ -366,7 +366,8 @@ def change_guest() -> Iterator[Callable[[str, str], None]]:
         def changed(path: Path, *encoding: str) -> str:
             return read(path, *encoding).replace(old, new)
 
-        assert any(old in read(path) for path in Path(bundle.__file__).parents[1].glob("guest/*.py"))
+        sandbox = Path(bundle.__file__).parents[1]
+        assert any(old in read(path) for sent in ("guest", "linux") for path in (sandbox / sent).glob("*.py"))
         patch.setattr(Path, "read_text", changed)
         patch.setattr(bundle, "_compiled", lambda *_: None)
         bundle.payload.cache_clear()

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from hermes_core.envs.record import SandboxCommand
 from hermes_core.sandbox.commands import CommandResult, ExecutionResult
-from hermes_core.sandbox.guest.output import join_capture, trim_end, trim_start
+from hermes_core.sandbox.linux.output import join_capture, trim_end, trim_start
 
 MOST_COMMANDS = 200
 """Maximum number of commands that are kept: the first half and the last half of them."""

@@ -22,9 +22,9 @@ from hermes_core.sandbox import uids
 from hermes_core.sandbox.channels.blocking import AsyncioStreamChannel
 from hermes_core.sandbox.commands import SlotCommands
 from hermes_core.sandbox.contract import Channel, Isolation, Sandbox, SandboxStatus
-from hermes_core.sandbox.guest.probe import what_works
 from hermes_core.sandbox.guest_client.client import GuestClient
 from hermes_core.sandbox.guest_client.connection import GuestSettings
+from hermes_core.sandbox.linux.probe import what_works
 from hermes_core.sandbox.local import processes
 
 ROOT = os.geteuid() == 0

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from hermes_core.sandbox.guest import mounts, namespaces, probe
+from hermes_core.sandbox.linux import mounts, namespaces, probe
 
 SOURCE = Path(namespaces.__file__)
 ROOT = os.geteuid() == 0
@@ -22,8 +22,8 @@ ROOT = os.geteuid() == 0
 
 def in_child(program: str, *arguments: str, python: str = sys.executable) -> subprocess.CompletedProcess[str]:
     """Run a program in which everything of the module is a global, in a process without threads."""
-    text = f"import sys\nsys.path.insert(0, {str(SOURCE.parents[1])!r})\nfrom guest import mounts, namespaces\n"
-    text += "from guest.mounts import *\nfrom guest.namespaces import *\nfrom guest.probe import what_works\n"
+    text = f"import sys\nsys.path.insert(0, {str(SOURCE.parents[1])!r})\nfrom linux import mounts, namespaces\n"
+    text += "from linux.mounts import *\nfrom linux.namespaces import *\nfrom linux.probe import what_works\n"
     text += "import os, json, errno\n" + textwrap.dedent(program)
     return subprocess.run([python, "-I", "-S", "-c", text, *arguments], capture_output=True, text=True, timeout=60)
 
@@ -124,7 +124,7 @@ def test_probing_says_why_not() -> None:
 @pytest.mark.parametrize("mounted", ["a directory", "a mount"])
 def test_a_chroot_can_have_no_namespaces(mounted: str, place: Path) -> None:
     program = """
-    from guest.probe import CHROOT, what_a_host_allows
+    from linux.probe import CHROOT, what_a_host_allows
     place, mounted = sys.argv[1:]
     unshare(mount=True)
     make_private()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hermes_core.sandbox.guest.output import HeadTail, Rolling, join_capture, trim_end, trim_start
+from hermes_core.sandbox.linux.output import HeadTail, Rolling, join_capture, trim_end, trim_start
 
 
 @given(st.lists(st.binary(max_size=20)), st.integers(0, 40))

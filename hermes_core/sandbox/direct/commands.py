@@ -29,7 +29,7 @@ from hermes_core.sandbox.direct import sh
 from hermes_core.sandbox.direct.files import CLEAR, ScriptedFiles, with_path
 from hermes_core.sandbox.direct.run import GRACE_S, RunningCommand, exit_or_signal
 from hermes_core.sandbox.guest.background import KEEP_S, MOST
-from hermes_core.sandbox.guest.output import Rolling
+from hermes_core.sandbox.linux.output import Rolling
 
 MAX_WORD = 100_000
 """Maximum number of bytes of a command line that fit into one parameter of a program. Longer ones are sent as a

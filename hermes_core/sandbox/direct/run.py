@@ -11,7 +11,7 @@ from hermes_core.errors import ChannelLost, CommandError, InfraError
 from hermes_core.sandbox.commands import CommandResult, Sink
 from hermes_core.sandbox.contract import Channel
 from hermes_core.sandbox.direct import sh
-from hermes_core.sandbox.guest.output import HeadTail
+from hermes_core.sandbox.linux.output import HeadTail
 
 GRACE_S = 2.0
 """Seconds between TERM and KILL at a time limit."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from .output import Rolling
+from ..linux.output import Rolling
 from .wire import WINDOW, Refusal
 
 TYPE_CHECKING = False  # `typing` is slow to import

@@ -12,10 +12,10 @@ import sys
 import time
 from types import SimpleNamespace
 
-from . import descriptors, landlock, mounts, namespaces, removal, syscalls
+from ..linux import descriptors, landlock, mounts, namespaces, removal, syscalls
+from ..linux.probe import kernel_version
 from .layers import import_nothing_more
 from .parent import Parent, close_all_but, encode_message
-from .probe import kernel_version
 
 TYPE_CHECKING = False  # `typing` is slow to import
 if TYPE_CHECKING:
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any, NoReturn
 
+    from ..linux.users import Lists
     from .layers import Layers
-    from .users import Lists
     from .workspace import Workspace
 
 _SHM_BYTES = 64 << 20

@@ -7,7 +7,8 @@ import itertools
 import os
 import select
 
-from . import descriptors, wire
+from ..linux import descriptors
+from . import wire
 
 TYPE_CHECKING = False  # `typing` is slow to import
 if TYPE_CHECKING:

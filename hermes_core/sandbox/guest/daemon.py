@@ -11,14 +11,15 @@ import struct
 import sys
 import time
 
-from . import confine, processes, wire
+from ..linux import processes
+from ..linux.probe import boot_id
+from . import confine, wire
 from .background import BackgroundProcesses
 from .connection import Connection
 from .housekeeping import Heartbeat, complain
 from .loop import Loop
 from .operations import Operations
 from .parent import close_all_but
-from .probe import boot_id
 from .request import Requests
 from .site import DEDICATED, NAMESPACE, PRIVATE_ROOT, SHARED, USER, Site
 from .slot import Slot

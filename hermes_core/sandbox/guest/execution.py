@@ -8,9 +8,9 @@ import select
 import signal
 import time
 
+from ..linux.output import HeadTail, Rolling
 from . import terminal
 from .masking import Mask
-from .output import HeadTail, Rolling
 from .streams import Drains, Input, Spool, Stream
 from .wire import CAPTURE_LIMIT, CHUNK
 

@@ -11,9 +11,9 @@ import os
 import signal
 import stat
 
+from ..linux.removal import remove_tree, sweep
 from . import archives
 from .archives import BLOCK, Refused, write_all
-from .removal import remove_tree, sweep
 
 TYPE_CHECKING = False  # `typing` is slow to import
 if TYPE_CHECKING:

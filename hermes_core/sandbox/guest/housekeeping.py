@@ -8,7 +8,8 @@ import select
 import signal
 import sys
 
-from . import confine, removal
+from ..linux import removal
+from . import confine
 
 TYPE_CHECKING = False  # `typing` is slow to import
 if TYPE_CHECKING:

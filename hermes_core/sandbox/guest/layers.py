@@ -12,10 +12,10 @@ import stat
 import sys
 from importlib.machinery import PathFinder
 
-from . import mounts, namespaces
-from .mounts import is_below
-from .probe import in_child
-from .removal import remove_tree
+from ..linux import mounts, namespaces
+from ..linux.mounts import is_below
+from ..linux.probe import in_child
+from ..linux.removal import remove_tree
 
 TYPE_CHECKING = False  # `typing` is slow to import
 if TYPE_CHECKING:

@@ -10,7 +10,8 @@ import signal
 import socket
 import time
 
-from . import descriptors, parent
+from ..linux import descriptors
+from . import parent
 from .confine import parent_main
 
 TYPE_CHECKING = False  # `typing` is slow to import

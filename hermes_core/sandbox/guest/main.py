@@ -9,7 +9,7 @@ import select
 import socket
 import sys
 
-from . import descriptors
+from ..linux import descriptors
 
 TYPE_CHECKING = False  # `typing` is slow to import
 if TYPE_CHECKING:

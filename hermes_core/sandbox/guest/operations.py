@@ -5,10 +5,10 @@ from __future__ import annotations
 import errno
 import os
 
+from ..linux.output import HeadTail
 from . import terminal
 from .execution import Execution
 from .forward import Carrier, Forward
-from .output import HeadTail
 from .slot import Slot
 from .streams import Spool
 from .wire import Refusal

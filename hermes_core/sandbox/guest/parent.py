@@ -16,7 +16,8 @@ import socket
 import sys
 import time
 
-from . import descriptors, files, processes, terminal
+from ..linux import descriptors, processes
+from . import files, terminal
 
 TYPE_CHECKING = False  # `typing` is slow to import
 if TYPE_CHECKING:

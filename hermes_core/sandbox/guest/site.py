@@ -7,10 +7,11 @@ import resource
 import signal
 import sys
 
-from . import layers, masking, namespaces, removal, users, workspace
+from ..linux import namespaces, removal, users
+from ..linux.probe import system_identity, what_works
+from . import layers, masking, workspace
 from .connection import Outlet
 from .housekeeping import Search, Trash, complain
-from .probe import system_identity, what_works
 from .wire import Refusal
 from .workspace import PREPARE, uid_offset
 

@@ -8,7 +8,8 @@ import signal
 import sys
 import time
 
-from . import peers, processes, removal, users
+from ..linux import processes, removal, users
+from . import peers
 from .confine import Plan
 from .link import Link, Spawn, out_of_resources
 from .parent import encode_message, in_parts

@@ -5,8 +5,8 @@ from __future__ import annotations
 import errno
 import os
 
-from . import users
-from .removal import remove_tree
+from ..linux import users
+from ..linux.removal import remove_tree
 
 TYPE_CHECKING = False  # `typing` is slow to import
 if TYPE_CHECKING:

@@ -37,15 +37,13 @@ src, magic, code = marshal.loads(zlib.decompress(rd(int.from_bytes(rd(4), "big")
 code = marshal.loads(code) if magic == importlib._bootstrap_external.MAGIC_NUMBER else {}
 class Finder:
     def find_spec(self, name, path=None, target=None):
-        top, _, key = name.partition(".")
-        key = key or "__init__"
-        if top == "hermes_guest" and key in src: return ModuleSpec(name, self, is_package=key == "__init__")
+        if name in src: return ModuleSpec(name, self, is_package=name.count(".") < 2)
     def create_module(self, spec): return None
     def exec_module(self, m):
-        key = m.__name__.partition(".")[2] or "__init__"
-        exec(code.get(key) or compile(src[key], "<guest>/" + key + ".py", "exec"), m.__dict__)
+        key = m.__name__
+        exec(code.get(key) or compile(src[key], "<" + key + ">", "exec"), m.__dict__)
 sys.meta_path.insert(0, Finder())
-from hermes_guest.main import main
+from hermes_guest.guest.main import main
 main(sys.argv[1], sys.argv[2] == "join")
 sys.stderr.flush()
 os._exit(0)
@@ -62,8 +60,13 @@ _OLD_MARSHAL = 2
 @functools.cache
 def payload() -> bytes:
     """Return the guest's modules as the loader expects them: a 32-bit big-endian length, then compressed data."""
-    modules = {path.stem: path for path in sorted((Path(__file__).parents[1] / "guest").glob("*.py"))}
-    return packed(modules, "<guest>/{}.py")
+    sandbox = Path(__file__).parents[1]
+    modules = {"hermes_guest": sandbox / "guest" / "__init__.py"}
+    for package in ("guest", "linux"):
+        for path in sorted((sandbox / package).glob("*.py")):
+            name = f"hermes_guest.{package}.{path.stem}"
+            modules[name.removesuffix(".__init__")] = path
+    return packed(modules, "<{}>")
 
 
 def packed(modules: Mapping[str, Path], shown: str, *more: str, same_bytecode: bool | None = None) -> bytes:

@@ -31,10 +31,10 @@ from hermes_core.sandbox.commands import (
     operation,
     unguarded,
 )
-from hermes_core.sandbox.guest.output import HeadTail
 from hermes_core.sandbox.guest.wire import CAPTURE_LIMIT, CHUNK, WINDOW
 from hermes_core.sandbox.guest_client.forward import forwarded
 from hermes_core.sandbox.guest_client.streams import Answer, InputStream, OutputStream, SendRequest, fed, once
+from hermes_core.sandbox.linux.output import HeadTail
 
 GRACE_S = 2.0
 """Seconds between TERM and KILL at a time limit."""

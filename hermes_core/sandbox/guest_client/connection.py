@@ -26,8 +26,8 @@ from hermes_core.errors import (
 )
 from hermes_core.sandbox.contract import Channel, Isolation, Network, Sandbox
 from hermes_core.sandbox.guest import wire
-from hermes_core.sandbox.guest.probe import system_identity
 from hermes_core.sandbox.guest_client.bundle import NO_GUEST, TOO_OLD, guest_argv, payload
+from hermes_core.sandbox.linux.probe import system_identity
 
 _NO_PYTHON = (TOO_OLD, 126, 127)
 _GREETING = re.compile(rb'.{8}\{"ev":"(?:hello|refused)"', re.DOTALL)

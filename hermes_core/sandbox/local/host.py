@@ -21,8 +21,8 @@ from importlib._bootstrap_external import MAGIC_NUMBER
 from typing import NamedTuple
 
 from hermes_core.errors import ConfigError, HermesError, InfraError, PolicyError
-from hermes_core.sandbox.guest import mounts
-from hermes_core.sandbox.guest.probe import CHROOT, what_a_host_allows
+from hermes_core.sandbox.linux import mounts
+from hermes_core.sandbox.linux.probe import CHROOT, what_a_host_allows
 from hermes_core.sandbox.local import directories, processes, supervisor, view
 
 TYPE_CHECKING = False

@@ -21,9 +21,10 @@ def _bare_packages() -> None:
         package.__path__ = [directory]
         sys.modules[name] = package
         directory = os.path.dirname(directory)
-    guest = type(sys)("hermes_core.sandbox.guest")
-    guest.__path__ = [sys.modules["hermes_core.sandbox"].__path__[0] + "/guest"]
-    sys.modules["hermes_core.sandbox.guest"] = guest
+    for beside in ("guest", "linux"):
+        package = type(sys)("hermes_core.sandbox." + beside)
+        package.__path__ = [sys.modules["hermes_core.sandbox"].__path__[0] + "/" + beside]
+        sys.modules[package.__name__] = package
 
 
 def main(arguments: list[str]) -> None:

@@ -17,8 +17,8 @@ import os
 import time
 
 from hermes_core.sandbox import uids
-from hermes_core.sandbox.guest import mounts, namespaces, users
-from hermes_core.sandbox.guest.probe import what_a_host_allows
+from hermes_core.sandbox.linux import mounts, namespaces, users
+from hermes_core.sandbox.linux.probe import what_a_host_allows
 from hermes_core.sandbox.local import directories, processes
 
 TYPE_CHECKING = False  # `typing` is slow to import

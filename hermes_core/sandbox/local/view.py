@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from hermes_core.errors import ConfigError, PolicyError
-from hermes_core.sandbox.guest import mounts
-from hermes_core.sandbox.guest.mounts import is_below
+from hermes_core.sandbox.linux import mounts
+from hermes_core.sandbox.linux.mounts import is_below
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 

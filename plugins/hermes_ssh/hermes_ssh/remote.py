@@ -15,10 +15,10 @@ from hermes_core.sandbox.guest_client.bundle import packed
 
 _CORE = (
     "errors",
-    "sandbox.guest.mounts",
-    "sandbox.guest.namespaces",
-    "sandbox.guest.probe",
-    "sandbox.guest.users",
+    "sandbox.linux.mounts",
+    "sandbox.linux.namespaces",
+    "sandbox.linux.probe",
+    "sandbox.linux.users",
     *(f"sandbox.local.{name}" for name in ("directories", "host", "supervisor", "processes", "removal", "view")),
     "sandbox.uids",
 )

@@ -35,7 +35,7 @@ def test_a_parent_that_is_dead_and_reaped_is_not_signalled(mechanism):
 # What /proc hides for a moment: a child between its spawn and the end of its exec, which may not be dumped then.
 HIDDEN = """\
 import os, socket, sys
-from hermes_core.sandbox.guest import descriptors, processes
+from hermes_core.sandbox.linux import descriptors, processes
 from hermes_core.sandbox.guest.parent import Parent, encode_message, receive_message
 
 look = processes._fields

@@ -14,11 +14,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from hermes_core.sandbox.guest import background, processes, removal
+from hermes_core.sandbox.guest import background
 from hermes_core.sandbox.guest.loop import Loop
 from hermes_core.sandbox.guest.parent import Parent
 from hermes_core.sandbox.guest.streams import Drains, Input, Spool, Stream
 from hermes_core.sandbox.guest.wire import CHUNK, WINDOW
+from hermes_core.sandbox.linux import processes, removal
 
 ROOT = os.geteuid() == 0
 NOBODY, SOMEBODY = 54_331, 54_332
@@ -333,7 +334,7 @@ def test_world_writable_directories_are_found(tmp_path, monkeypatch):
 
 
 MOUNTED = """
-from hermes_core.sandbox.guest import mounts, namespaces, removal
+from hermes_core.sandbox.linux import mounts, namespaces, removal
 namespaces.unshare(mount=True)
 mounts.make_private()
 top = "/mnt"  # of this mount namespace alone

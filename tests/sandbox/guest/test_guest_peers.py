@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from hermes_core.sandbox.guest import peers
-from hermes_core.sandbox.guest.processes import have_socket
+from hermes_core.sandbox.linux.processes import have_socket
 
 USER = 61_234
 BY_ANOTHER = "import socket, sys; s = socket.create_connection(('127.0.0.1', int(sys.argv[1]))); input(); s.close()"

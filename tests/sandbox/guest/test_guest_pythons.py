@@ -72,5 +72,5 @@ async def test_an_interpreter_that_is_too_old(host_sandbox):
 
 def test_what_is_sent_names_no_path_of_the_driver():
     sent = zlib.decompress(payload()[4:])
-    assert b"<guest>/slot.py" in sent
+    assert b"<hermes_guest.guest.slot>" in sent
     assert str(Path(hermes_core.__file__).parent).encode() not in sent

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from hermes_core.sandbox.guest import site as site_module
-from hermes_core.sandbox.guest import users, workspace
+from hermes_core.sandbox.guest import workspace
 from hermes_core.sandbox.guest.loop import Loop
-from hermes_core.sandbox.guest.probe import system_identity
 from hermes_core.sandbox.guest.site import Site
+from hermes_core.sandbox.linux import users
+from hermes_core.sandbox.linux.probe import system_identity
 
 PASSWD = b"root:x:0:0:root:/root:/bin/sh\nodd line\n+::::::\n:::\nagent0:x:1000:1000::/home/agent0:/bin/sh"
 GROUP = b"root:x:0:\nagent1:x:1001:\n"

@@ -20,7 +20,7 @@ import pytest
 import hermes_core
 from hermes_core.errors import ChannelLost, PolicyError, ProvisionError, SandboxLost
 from hermes_core.sandbox.contract import Isolation, Network, SandboxConfig, SandboxSpec, SandboxStatus
-from hermes_core.sandbox.guest.probe import CHROOT
+from hermes_core.sandbox.linux.probe import CHROOT
 from hermes_core.sandbox.local import directories, launch, processes
 from hermes_core.sandbox.local import host as sandboxes
 from hermes_core.sandbox.local.backend import LocalBackend, LocalConfig

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hermes_core.sandbox.guest import mounts
+from hermes_core.sandbox.linux import mounts
 from hermes_core.sandbox.local import packages, view
 
 Look = Callable[[], tuple[str, ...]]

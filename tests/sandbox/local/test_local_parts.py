@@ -162,7 +162,7 @@ def test_trees_are_removed_without_following_links(tmp_path: Path) -> None:
 def test_a_mount_inside_a_tree_is_left_alone(tmp_path: Path, isolates: None) -> None:
     script = """if 1:
         import sys; sys.path[:0] = sys.argv[2:]
-        from hermes_core.sandbox.guest import mounts, namespaces
+        from hermes_core.sandbox.linux import mounts, namespaces
         from hermes_core.sandbox.local import removal
         from pathlib import Path
         namespaces.unshare(mount=True); mounts.make_private()

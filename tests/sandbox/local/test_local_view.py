@@ -339,13 +339,13 @@ def test_files_in_memory_are_bounded(host, tools) -> None:
 
 def test_a_slots_namespace_can_be_built_inside(host, tools) -> None:
     """What the guest does for a slot of level `namespace`, in the sandbox of root and of an ordinary user."""
-    guest = Path(hermes_core.__file__).parent / "sandbox" / "guest"
-    mounts = (guest / "mounts.py").read_text()
+    linux = Path(hermes_core.__file__).parent / "sandbox" / "linux"
+    mounts = (linux / "mounts.py").read_text()
     for line in ("from __future__ import annotations\n", "from .namespaces import check, libc\n"):
         assert line in mounts
         mounts = mounts.replace(line, "")
     program = (
-        (guest / "namespaces.py").read_text()
+        (linux / "namespaces.py").read_text()
         + mounts
         + """
 import sys, traceback
