@@ -6,7 +6,6 @@ import asyncio
 import logging
 import math
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -100,7 +99,7 @@ class RateLimiter:
         self._circuit = circuit
         self._changed = changed
         self._line = asyncio.Lock()
-        self._in_flight: Counter[int] = Counter()
+        self._in_flight: dict[int, int] = {}
         """Requests in flight by generation."""
         self._max_in_flight = math.inf
         """As learnt from answers 429."""
@@ -115,7 +114,7 @@ class RateLimiter:
     @property
     def in_flight(self) -> int:
         """Return the number of requests in flight. Those of earlier generations do not count, because they may hang."""
-        return self._in_flight[self._circuit.generation]
+        return self._in_flight.get(self._circuit.generation, 0)
 
     def set_limit(self, kind: str, per_minute: float | None) -> None:
         """Set a limit on `requests` or `tokens`, beside those that the server reports. None changes nothing."""
@@ -149,7 +148,9 @@ class RateLimiter:
         try:
             yield permit
         finally:
-            self._in_flight -= Counter([permit.generation])
+            self._in_flight[permit.generation] -= 1
+            if not self._in_flight[permit.generation]:
+                del self._in_flight[permit.generation]
             self._changed.set()
 
     async def _acquire(self, max_wait_s: float, known: EndpointDown | None) -> Permit:
@@ -170,7 +171,7 @@ class RateLimiter:
         overdrawn = [kind for kind, bucket in self._reported.items() if bucket.wait_s(self._cost(kind))]
         for kind, bucket in (*self._set.items(), *self._reported.items()):
             bucket.take(self._cost(kind))
-        self._in_flight[circuit.generation] += 1
+        self._in_flight[circuit.generation] = self.in_flight + 1
         return Permit(now, circuit.generation, self._mean_tokens, overdrawn)
 
     def _cost(self, kind: str) -> float:
