@@ -27,16 +27,16 @@ from tests.vllm.writer import CONTEXT, make_writer
 
 @pytest.mark.stress
 @pytest.mark.timeout(7200)
-@pytest.mark.parametrize(("agent", "rollouts"), [("codex", 200)])
+@pytest.mark.parametrize("agent", ["codex", "pi", "claude-code", "mini-swe-agent", "kimi-code"])
 async def test_an_agent_is_trained_on_what_a_real_server_sampled(
     vllm_extra: None,
     isolates: None,
     indexes: None,  # noqa: F811
     tmp_path: Path,
     agent: str,
-    rollouts: int,
     record_property: Callable[[str, object], None],
 ) -> None:
+    rollouts = 200
     tokenizer, weights = make_writer(tmp_path / "model", TOOLS[agent])
     server = Server(tmp_path / "model", tmp_path)
     try:
