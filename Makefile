@@ -119,7 +119,7 @@ lock:
 # Each wheel is built from its sdist. What is in dist/ afterwards is what RELEASING.md uploads.
 release-check: setup
 	rm -rf dist
-	for project in . $(PLUGINS); do $(BIN)/python -m build --no-isolation --outdir dist "$$project" >build.log 2>&1 || { cat build.log; exit 1; }; done
+	for project in . $(PLUGINS); do $(BIN)/python -m build --quiet --no-isolation --outdir dist "$$project" || exit; done
 	HERMES_TEST_DIST=dist $(BIN)/python -m pytest -m 'full or not full' $(LIMIT) tests/test_wheels.py tests/test_project.py $(ARGS)
 
 clean:

@@ -431,7 +431,7 @@ def find(project: Path, folder: Path, target: str) -> Iterator[Path]:
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with all our distributions. They are built once, for all worker processes."""
     if DIST:
-        return Path(DIST)
+        return Path(DIST).resolve()
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent
