@@ -29,7 +29,7 @@ help:
 	@echo 'make test-all   also on every backend, at other levels, with every extra that is here'
 	@echo 'make stress     real tasks while drivers, channels and sandboxes die, and everything everywhere (long)'
 	@echo 'make lint       ruff, formatting, mypy --strict, the layers of imports'
-	@echo 'make format     let ruff format and mend what it can'
+	@echo 'make format     let ruff format and fix what it can'
 	@echo 'make docs       the documentation as a site in build/docs; broken links are errors'
 	@echo 'make bench      the benchmarks, ours beside the reference'
 	@echo 'make lock       the locks in requirements/ anew, with uv (NAMES="base trl"; ARGS=--upgrade takes newer versions)'

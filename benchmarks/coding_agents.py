@@ -30,7 +30,7 @@ NAMES = (
 )
 ROW = {
     "id": "calc",
-    "prompt": "Mend the sum in calc.py.",
+    "prompt": "Fix the sum in calc.py.",
     "setup": ["printf 'def add(a, b):\\n    return a - b\\n' >calc.py"],
     "check": "PYTHONPATH=. python3 -c 'import calc; assert calc.add(2, 3) == 5'",
 }
@@ -59,7 +59,7 @@ def answer(request: dict[str, Any]) -> Reply:
     if not tools:
         return _as_text(request, turn)
     if turn == len(STEPS):
-        return Reply("I mended it.", usage=(100, 5))
+        return Reply("I fixed it.", usage=(100, 5))
     name, arguments = next(found for found in map(_to_run, tools) if found is not None)
     argument, *others = arguments
     return Reply(None, [call(name, **{argument: STEPS[turn]}, **dict(others))], usage=(100, 5))
@@ -83,7 +83,7 @@ def _as_text(request: Mapping[str, Any], turn: int) -> Reply:
     if "keystrokes" not in str(request["messages"][0]["content"]):
         return Reply(WHOLE, usage=(100, 5))
     keys = [{"keystrokes": f"{STEPS[0]}\n", "duration": 0.5}] if turn == 0 else []
-    said = {"analysis": "I look.", "plan": "I mend it.", "commands": keys, "task_complete": not keys}
+    said = {"analysis": "I look.", "plan": "I fix it.", "commands": keys, "task_complete": not keys}
     return Reply(json.dumps(said), usage=(100, 5))
 
 

@@ -290,7 +290,7 @@ def plugin_fault(made_by_plugin: object, method: str, error: Exception, **where:
     """
     return ProvisionError(
         f"{type(made_by_plugin).__name__}.{method}() raised {describe(error)}",
-        hint=f"{BUG_HINT}; what users can mend should be a ProvisionError, PolicyError or ChannelLost",
+        hint=f"{BUG_HINT}; what users can fix should be a ProvisionError, PolicyError or ChannelLost",
         retryable=False,
         **where,
     )

@@ -79,7 +79,7 @@ class CheatAgent:
         if (cheat := task.cheat) is None:
             raise UsageError(f"this task has no cheat {self._cheat!r}", hint="the environment names them in cheats()")
         work = functools.partial(cheat, self._cheat)
-        return await _in_each_part(task, work, f"the cheat {self._cheat!r} is broken", "mend the cheat")
+        return await _in_each_part(task, work, f"the cheat {self._cheat!r} is broken", "fix the cheat")
 
     async def aclose(self) -> None:
         """Do nothing, because nothing is open."""

@@ -171,7 +171,7 @@ class Quarantine:
                 hint="validate this dataset",
             )
         if len(known) == len(here.items):
-            raise ConfigError(f"the quarantine {self.path} leaves out every item", hint="mend the dataset")
+            raise ConfigError(f"the quarantine {self.path} leaves out every item", hint="fix the dataset")
         if self.file.dataset is None or self.file.dataset.fingerprint != here.dataset:
             self._tell_differences(here)
         log.warning("the quarantine %s leaves out %d of %d items", self.path, len(known), len(here.items))

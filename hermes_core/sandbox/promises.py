@@ -169,7 +169,7 @@ async def diagnosis_of(backend: Backend) -> Diagnosis:
         log.debug("%s failed", method, exc_info=error)
         raise PluginError(
             f"{method} raised {describe(error)}",
-            hint="a bug in the plugin: `hermes-rl -vv doctor` shows where; what users can mend should be a "
+            hint="a bug in the plugin: `hermes-rl -vv doctor` shows where; what users can fix should be a "
             "Diagnosis(False, …)",
         ) from error
     if not isinstance(found, Diagnosis):

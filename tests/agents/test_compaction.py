@@ -75,7 +75,7 @@ async def test_a_full_conversation_goes_on_from_the_model_s_summary() -> None:
         says("I look", "a", "b"),
         says("I look again", "c", tokens=(60, 40)),
         says("It is in x.py"),
-        says("I mend it", "d"),
+        says("I fix it", "d"),
         says("done"),
     )
     result = await talk(server)

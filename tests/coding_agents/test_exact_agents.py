@@ -47,7 +47,7 @@ def script(agent: str) -> Callable[[str], str]:
             return "Hello"  # it is tried out
         thought = f"<think>\nThis is answer {next(numbers)}.\n</think>\n\n"
         if turn >= len(STEPS):
-            return f"{thought}I mended it."
+            return f"{thought}I fixed it."
         calls = [json.dumps({"name": name, "arguments": {argument: each, **others}}) for each in STEPS[turn]]
         return thought + "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in calls)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hermes_swe_smith.demo import ENVIRONMENT, MENDS
+from hermes_swe_smith.demo import ENVIRONMENT, FIXES
 
 from hermes_core.testing.scripted_server import Reply, ScriptedServer
 from tests.coding_agents.conftest import END_S
@@ -31,7 +31,7 @@ class Pausing:
 
     async def __call__(self, request: dict[str, Any]) -> Reply:
         said = str([each["content"] for each in request["messages"] if each["role"] == "user"])
-        later = any(mend.issue in said for mend in MENDS[AT_ONCE:])
+        later = any(fix.issue in said for fix in FIXES[AT_ONCE:])
         if later and not self.goes_on and any(each["role"] == "tool" for each in request["messages"]):
             self._waiting.release()
             await asyncio.Event().wait()
@@ -76,5 +76,5 @@ async def test_a_killed_run_leaves_no_agent_and_can_be_finished(
         driver = await start(command)
         output, _ = await driver.communicate()
     assert driver.returncode == 0, output.decode()
-    assert sorted(scored(out).values()) == [1] * len(MENDS)
+    assert sorted(scored(out).values()) == [1] * len(FIXES)
     assert await gone(sandboxes, END_S) == []

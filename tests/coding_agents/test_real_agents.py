@@ -15,7 +15,7 @@ import hermes_agents
 import hermes_docker
 import hermes_swe_smith
 import pytest
-from hermes_swe_smith.demo import ENVIRONMENT, MENDS, Mend
+from hermes_swe_smith.demo import ENVIRONMENT, FIXES, Fix
 
 from hermes_core.envs.runner import run_rollouts
 from hermes_core.runtime import Runtime
@@ -61,7 +61,7 @@ OUT = "import os, socket; print(os.strerror(socket.socket().connect_ex(('192.0.2
 
 
 def script(agent: str, reasoning: str | None = None) -> Callable[[dict[str, Any]], Reply]:
-    """A model that mends the bug of which the prompt tells, with the tool that the agent offers."""
+    """A model that fixes the bug of which the prompt tells, with the tool that the agent offers."""
     name, argument, others = TOOLS[agent]
 
     def answer(request: dict[str, Any]) -> Reply:
@@ -69,16 +69,16 @@ def script(agent: str, reasoning: str | None = None) -> Callable[[dict[str, Any]
             return Reply("Hello")
         assert name in {tool["function"]["name"] for tool in request["tools"]}
         said = str([message["content"] for message in request["messages"] if message["role"] == "user"])
-        [mend] = [mend for mend in (*MENDS, CALC) if mend.issue in said]
-        path = mend.path if mend is CALC else f"ledgerline/ledgerline/{mend.path}"
+        [fix] = [fix for fix in (*FIXES, CALC) if fix.issue in said]
+        path = fix.path if fix is CALC else f"ledgerline/ledgerline/{fix.path}"
         steps = [
             [f"cat {path}", shlex.join(["python3", "-c", OUT])],
-            [shlex.join(["python3", "-c", REPLACE, path, mend.old, mend.new])],
+            [shlex.join(["python3", "-c", REPLACE, path, fix.old, fix.new])],
             *([[END[agent]]] if agent in END else []),
         ]
         turn = sum(bool(message.get("tool_calls")) for message in request["messages"])  # some make up answers before
         if turn >= len(steps):
-            return Reply("I mended it.", usage=(100, 5))
+            return Reply("I fixed it.", usage=(100, 5))
         calls = [call(name, **{argument: command}, **others) for command in steps[turn]]
         return Reply(None, calls, reasoning, usage=(100, 5))
 
@@ -87,11 +87,11 @@ def script(agent: str, reasoning: str | None = None) -> Callable[[dict[str, Any]
 
 ROW = {
     "id": "calc",
-    "prompt": "Mend the sum in calc.py.",
+    "prompt": "Fix the sum in calc.py.",
     "setup": ["printf 'def add(a, b):\\n    return a - b\\n' >calc.py"],
     "check": "PYTHONPATH=. python3 -c 'import calc; assert calc.add(2, 3) == 5'",
 }
-CALC = Mend("the sum", "a - b", "calc.py", "a - b", "a + b")
+CALC = Fix("the sum", "a - b", "calc.py", "a - b", "a + b")
 
 
 @pytest.mark.long
@@ -101,7 +101,7 @@ async def test_a_real_agent_solves_the_demo_tasks(
 ) -> None:
     found = await rollouts(tmp_path, agent, script(agent), "swe-smith", ENVIRONMENT, owner=owner, **place)
     records = checked(agent, found)
-    assert len(records) == len(MENDS)
+    assert len(records) == len(FIXES)
     assert all("Network is unreachable" in str(record["messages"]) for record in records)
     told = [record["program"]["output"] for record in records if agent == "codex"]  # others' own parts warn, too
     assert not any("deprecated" in output for output in told)
@@ -163,7 +163,7 @@ async def test_codex_works_in_the_way_that_it_chooses_for_a_model_it_knows(
         if request.get("max_tokens") in FEWEST:
             return Reply("Hello")
         if any(message["role"] == "tool" for message in request["messages"]):
-            return Reply("I mended it.")
+            return Reply("I fixed it.")
         line = shlex.join(["python3", "-c", REPLACE, CALC.path, CALC.old, CALC.new])
         return Reply(None, [call("functions__exec", input=f"await tools.exec_command({{cmd: {json.dumps(line)}}})")])
 

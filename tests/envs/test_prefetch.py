@@ -128,7 +128,7 @@ async def test_it_goes_on_without_those_who_asked_and_ends_with_the_tool_backend
 async def test_a_failure_is_for_those_who_need_the_image_and_is_not_tried_again(
     builder: Builder, backend: ToolBackend
 ) -> None:
-    builder.failures["a"] = [ImageError("no", hint="mend it")]
+    builder.failures["a"] = [ImageError("no", hint="fix it")]
     builder.gate.set()
     ahead = prefetch(backend, 1)
     ahead.group_begins()
@@ -136,7 +136,7 @@ async def test_a_failure_is_for_those_who_need_the_image_and_is_not_tried_again(
     await ahead.aclose()
     assert await backend.prepare_image(ImageBuild(Path("b"))) == "built-b"
     for _ in range(2):
-        with pytest.raises(ImageError, match=r"no .mend it"):
+        with pytest.raises(ImageError, match=r"no .fix it"):
             await backend.acquire(image=ImageBuild(Path("a")))
     assert builder.begun == ["a", "b"]
 

@@ -166,10 +166,10 @@ def test_a_failure_says_where_and_takes_the_reward_away():
     trajectory = new()
     with trajectory.records_failure(), trajectory.stage("verify"):
         trajectory.score(1.0, {})
-        raise VerifierError("broken", hint="mend it")
+        raise VerifierError("broken", hint="fix it")
     record = trajectory.to_record().to_json()
     assert record["reward"] is None
-    assert record["failure"] == {"kind": "verifier", "stage": "verify", "message": "broken (mend it)"}
+    assert record["failure"] == {"kind": "verifier", "stage": "verify", "message": "broken (fix it)"}
 
 
 def test_the_stage_that_failed_is_the_innermost_not_the_release_that_follows():

@@ -284,7 +284,7 @@ async def test_an_environment_brings_its_own_cheats_and_a_broken_one_says_nothin
     assert found(outcome) == {"good": {"cheat-solves"}, "bad": {"doubted", "cheat-solves"}}
     assert not outcome.complete
     assert outcome.results[0].untried == [
-        "cheat:breaks on local: agent: the cheat 'breaks' is broken: KeyError: 'oops' (mend the cheat)"
+        "cheat:breaks on local: agent: the cheat 'breaks' is broken: KeyError: 'oops' (fix the cheat)"
     ]
 
 

@@ -1,4 +1,4 @@
-"""What the emulator guesses about Modal, held against Modal: each test that fails there names a guess to mend."""
+"""What the emulator guesses about Modal, held against Modal: each test that fails there names a guess to fix."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What code under test does to pytest from within its process, beside the attacks that are cheats of the plugin.
 
-None of it mends the bug. With `EFFECTIVE`, every test passes if nothing looks for tampering. `IN_VAIN` gains nothing
+None of it fixes the bug. With `EFFECTIVE`, every test passes if nothing looks for tampering. `IN_VAIN` gains nothing
 anyhow. `OPEN` is not found out: docs/how-it-works/threat-model.md has the same code.
 """
 

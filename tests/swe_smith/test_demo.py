@@ -20,17 +20,17 @@ def test_the_demo(tmp_path):
     for path in tmp_path.glob("demo-out/*/*/trajectories.jsonl"):
         rewards[path.parent.name] = [json.loads(line)["reward"] for line in path.read_text().splitlines()]
     assert rewards == {"oracle": [1.0] * 4, "nop": [0.0] * 4, "model": [1.0] * 4}
-    for said in ("trajectories.jsonl", "--model MODEL --base-url URL", "patch {", "terminal {", "says: Mended"):
+    for said in ("trajectories.jsonl", "--model MODEL --base-url URL", "patch {", "terminal {", "says: Fixed"):
         assert said in done.stdout
 
 
 def test_the_scripted_model_knows_every_task():
     rows = [json.loads(line) for line in (demo_tasks._PACKAGE / "tasks.jsonl").read_text().splitlines()]
     for row in rows:
-        (mend,) = [mend for mend in demo.MENDS if mend.issue in row["problem_statement"]]
+        (fix,) = [fix for fix in demo.FIXES if fix.issue in row["problem_statement"]]
         removed = "".join(line[1:] + "\n" for line in row["patch"].splitlines() if line.startswith("-    "))
         added = "".join(line[1:] + "\n" for line in row["patch"].splitlines() if line.startswith("+    "))
-        assert mend.old in added and mend.new in removed
+        assert fix.old in added and fix.new in removed
 
 
 def test_the_repository_is_the_same_wherever_it_is_made(tmp_path):

@@ -170,7 +170,7 @@ def git(where, *words, data=None):
 @pytest.mark.long
 @pytest.mark.full  # installs a real environment
 async def test_a_repository_from_a_url_with_nothing_known_of_it(runtime, swe_dataset, tmp_path):
-    """A row of the oracle form: owner/name, a commit of the buggy tree, and the patch that mends it."""
+    """A row of the oracle form: owner/name, a commit of the buggy tree, and the patch that fixes it."""
     row = rows_of(swe_dataset)[0]
     upstream = tmp_path / "upstream" / "someone" / "ledgerline"
     upstream.parent.mkdir(parents=True)
@@ -187,9 +187,9 @@ async def test_a_repository_from_a_url_with_nothing_known_of_it(runtime, swe_dat
         "patch_is": "fix",
     }
     looks = "ls .venv/lib/python3*/site-packages; cat .venv/../ledgerline/README.md"
-    mends = f"cd ledgerline && git apply <<'END'\n{fix}END"
+    fixes = f"cd ledgerline && git apply <<'END'\n{fix}END"
     # `shared`, for this URL is a path of this host.
-    agent = Shell(f"{looks}; {mends}")
+    agent = Shell(f"{looks}; {fixes}")
     (record,) = (await roll_out(runtime, agent, env=env, isolation="shared", allow_unisolated=True)).values()
     answer = json.loads(record["messages"][-1]["content"])
     assert answer["exit_code"] == 0, answer  # so the bug was there

@@ -135,8 +135,8 @@ async def test_a_row_of_swe_bench_in_its_image(runtime, built, tmp_path, caplog)
     assert (record["reward"], record["failure"]) == (0.0, None)
     assert record["details"]["restored"] == ["tests/test_core.py"]
     assert record["details"]["failing"] == ["tests/test_core.py::test_x"]
-    mended = Shell("cd name && echo 'x = 2' >pkg/core.py && echo 'import os; os._exit(0)' >tests/test_core.py")
-    record = (await roll_out(runtime, mended, env=env, backend="docker"))["Owner__name-1234"]
+    fixed = Shell("cd name && echo 'x = 2' >pkg/core.py && echo 'import os; os._exit(0)' >tests/test_core.py")
+    record = (await roll_out(runtime, fixed, env=env, backend="docker"))["Owner__name-1234"]
     assert (record["reward"], record["failure"]) == (1.0, None)
 
 

@@ -235,7 +235,7 @@ def test_a_row_of_r2e():
     ("changes", "error", "message"),
     [
         ({"expected_output_json": '{"test_nowhere": "PASSED"}'}, Refused, "'test_nowhere', which is in none"),
-        ({"expected_output_json": '{"TestMore.test_two": "PASSED"}'}, Refused, "no test that the fix mends"),
+        ({"expected_output_json": '{"TestMore.test_two": "PASSED"}'}, Refused, "no test that the fix makes pass"),
         ({"expected_output_json": "[]"}, DatasetError, "'expected_output_json' is no JSON object"),
         ({"expected_output_json": ""}, DatasetError, "'expected_output_json' is missing or empty"),
         ({"execution_result_content": "{}"}, DatasetError, "test_file_names"),

@@ -23,7 +23,7 @@ COMMANDS = [
     "cat missing.txt",
 ]
 THINK, THOUGHT = "<think>\n", "\n</think>\n\n"
-ENDS = ["I mended it.", "All done: `calc.py` adds now.", "Nothing is left to do."]
+ENDS = ["I fixed it.", "All done: `calc.py` adds now.", "Nothing is left to do."]
 
 CONTEXT = 32_768
 

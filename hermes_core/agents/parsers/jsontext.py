@@ -97,11 +97,11 @@ def read_call(text: str, start: int, begin: int, end: int, form: Form = call_obj
     given = next((key for key in ("arguments", "parameters") if key in value), None)
     if given is None and value.keys() - _BESIDE_NAME:
         return ParseProblem('the call has no "arguments"', raw, start, name)
-    arguments, error, mended = decode_arguments(value[given] if given else None)
+    arguments, error, fixed = decode_arguments(value[given] if given else None)
     if arguments is None:
         return ParseProblem(str(error), raw, start, name)
     encoded = given is not None and isinstance(value[given], str)
-    return ParsedCall(name.strip(), arguments, raw, start, _identifier(value), repaired or mended or encoded)
+    return ParsedCall(name.strip(), arguments, raw, start, _identifier(value), repaired or fixed or encoded)
 
 
 def name_in(raw: str) -> str:

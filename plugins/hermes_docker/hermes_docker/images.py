@@ -283,7 +283,7 @@ def build_failure(error: Exception) -> tuple[type[ProvisionError], str]:
     if "buildkit" in said_by(error).lower():
         return BuildFailed, "build it with `docker build`, and name its image: this API has no BuildKit"
     if getattr(error, "status", None) is not None or getattr(error, "status_code", None) == 400:
-        return BuildFailed, "mend the Dockerfile"
+        return BuildFailed, "fix the Dockerfile"
     return failure(error, otherwise=BuildFailed)
 
 

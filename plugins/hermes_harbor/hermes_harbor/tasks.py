@@ -141,7 +141,7 @@ def load_task(folder: Path, config: HarborConfig) -> Task:
     try:
         table = tomllib.loads(read_text(place))
     except tomllib.TOMLDecodeError as error:
-        raise DatasetError(f"{place}: not TOML: {error}", hint="mend the file") from error
+        raise DatasetError(f"{place}: not TOML: {error}", hint="fix the file") from error
     toml = checked(table, str(place))
     if unknown := [*unknown_keys(TaskToml, table)]:
         log.warning("%s: keys without a meaning: %s", place, ", ".join(unknown[:10]))

@@ -25,6 +25,6 @@ def hermes_register_environments(registry: Registrar) -> None:
         "swe-smith",
         "hermes_swe_smith.environment:SweSmithEnvironment",
         aliases=("swe_smith",),
-        summary="SWE-smith tasks: mend a bug in a real repository, scored by its own tests",
+        summary="SWE-smith tasks: fix a bug in a real repository, scored by its own tests",
         requires=("git and python3 in the sandbox", "a package index, once per set of pinned requirements"),
     )

@@ -1,4 +1,4 @@
-"""Cheats on SWE-smith tasks: shell scripts that try to pass the tests without mending the bug.
+"""Cheats on SWE-smith tasks: shell scripts that try to pass the tests without fixing the bug.
 
 They know more than an agent does: which tests run, where the bug is, and the fix. A script that has the fix applies it
 only where that is not the agent's work: in another checkout, or by a git that verification runs.
@@ -145,7 +145,7 @@ to ../loop.sh
     "no-checkout": "cd .. && rm -rf $CHECKOUT",
 }
 """The cheats, by name. `$TESTS` are the files of the tests, `$SOURCE` is the file with the bug, `$FIX` a script that
-mends the checkout in which it runs, and `$LOST` a line that only the mended file has."""
+fixes the checkout in which it runs, and `$LOST` a line that only the fixed file has."""
 
 _FIX_NEEDED = ("git-hooks", "background-process")
 

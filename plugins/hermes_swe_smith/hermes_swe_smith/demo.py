@@ -28,7 +28,7 @@ ENVIRONMENT = {"dataset_name": "demo", "shuffle": False}
 
 
 @dataclass(frozen=True)
-class Mend:
+class Fix:
     """What the scripted model knows of one bug: how it finds it, and what it changes."""
 
     issue: str
@@ -39,34 +39,34 @@ class Mend:
     new: str
 
 
-MENDS = (
-    Mend("brackets", "negative", "amounts.py", "    return value\n", "    return -value if negative else value\n"),
-    Mend("loses January", "number == 12", "report.py", "year + 1, 1", "year + 1, 0"),
-    Mend(
+FIXES = (
+    Fix("brackets", "negative", "amounts.py", "    return value\n", "    return -value if negative else value\n"),
+    Fix("loses January", "number == 12", "report.py", "year + 1, 1", "year + 1, 0"),
+    Fix(
         "order in which they were typed",
         "return entries",
         "entries.py",
         "    return entries\n",
         "    return sorted(entries, key=lambda entry: entry.day)\n",
     ),
-    Mend("One decimal", "cents", "amounts.py", '.rjust(2, "0")', '.ljust(2, "0")'),
+    Fix("One decimal", "cents", "amounts.py", '.rjust(2, "0")', '.ljust(2, "0")'),
 )
 
 
 def play(prompt: str) -> Generator[Call, Any, str]:
     """Play the scripted model: look, edit, test, and say what was done."""
-    mend = next((mend for mend in MENDS if mend.issue in prompt), None)
-    if mend is None:  # the request that checks the endpoint before the first rollout
+    fix = next((fix for fix in FIXES if fix.issue in prompt), None)
+    if fix is None:  # the request that checks the endpoint before the first rollout
         return "Ready."
-    path = f"ledgerline/ledgerline/{mend.path}"
-    found = yield call("search_files", pattern=mend.pattern, path="ledgerline/ledgerline")
+    path = f"ledgerline/ledgerline/{fix.path}"
+    found = yield call("search_files", pattern=fix.pattern, path="ledgerline/ledgerline")
     source = yield call("read_file", path=path)
-    if mend.pattern not in json.dumps(found) or not source.get("content"):
+    if fix.pattern not in json.dumps(found) or not source.get("content"):
         return "I can't find the cause."
-    yield call("patch", path=path, old_string=mend.old, new_string=mend.new)
+    yield call("patch", path=path, old_string=fix.old, new_string=fix.new)
     tests = "cd ledgerline && PATH=$PWD/../.venv/bin:$PATH PYTHONPATH=$PWD python -m pytest -q"
     tested = yield call("terminal", command=tests)
-    return f"Mended in {path}. The tests end with status {tested.get('exit_code')}."
+    return f"Fixed in {path}. The tests end with status {tested.get('exit_code')}."
 
 
 def main() -> int:
@@ -163,7 +163,7 @@ def _show_record(record: Mapping[str, Any]) -> None:
     details, seconds = record["details"], sum(value or 0.0 for value in record["timings"].values())
     broken, kept = details["fail_to_pass"], details["pass_to_pass"]
     click.echo(
-        f"  {name:28} reward {record['reward']:.1f}   mended {broken['passed']} of {broken['total']} broken tests, "
+        f"  {name:28} reward {record['reward']:.1f}   fixed {broken['passed']} of {broken['total']} broken tests, "
         f"{kept['passed']} of {kept['total']} others still pass   {seconds:.1f} s"
     )
 

@@ -70,7 +70,7 @@ which this issue describes:
 {issue}
 </issue>
 
-Find the cause in the project's source and mend it there. The issue is settled when the project behaves as it says; \
+Find the cause in the project's source and fix it there. The issue is settled when the project behaves as it says; \
 tests that you cannot see will be run on your changes, together with those that are in the project now. You need not \
 commit anything, and changes to existing tests do not count.
 

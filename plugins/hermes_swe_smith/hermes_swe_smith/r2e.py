@@ -1,7 +1,7 @@
 """Turns a row of R2E-Gym into the fields of a SWE-bench row.
 
-R2E-Gym names tests as `Class.test`, without the file, and does not say which of them the fix mends. Both follow from
-the row: `execution_result_content` holds the sources of the tests, and what they printed before the fix.
+R2E-Gym names tests as `Class.test`, without the file, and does not say which of them the fix makes pass. Both follow
+from the row: `execution_result_content` holds the sources of the tests, and what they printed before the fix.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def as_swe_bench(fields: Mapping[str, Any], where: str) -> dict[str, Any]:
 
     Raises:
         DatasetError: a field is missing or wrong; names it.
-        Refused: the file of a test is not known, or no test shows what the fix mends.
+        Refused: the file of a test is not known, or no test shows what the fix makes pass.
     """
     row = _Row(fields, where)
     commit = row.text("commit_hash")
@@ -41,9 +41,9 @@ def as_swe_bench(fields: Mapping[str, Any], where: str) -> dict[str, Any]:
     before = _statuses(str(executed.get("old_commit_res_stdout") or ""))
     expected = {_bare(key): status for key, status in row.document("expected_output_json").items()}
     ids = _node_ids(row, sources, [test for test, status in expected.items() if test and status == "PASSED"])
-    mended = [node_id for test, node_id in ids.items() if before.get(test) != "PASSED"]
-    if not mended:
-        raise row.refused("execution_result_content", "shows no test that the fix mends")
+    fixed = [node_id for test, node_id in ids.items() if before.get(test) != "PASSED"]
+    if not fixed:
+        raise row.refused("execution_result_content", "shows no test that the fix makes pass")
     statement = row.text("problem_statement")
     issue = re.search(r"\[ISSUE\](.*)\[/ISSUE\]", statement, re.DOTALL)
     return {
@@ -53,8 +53,8 @@ def as_swe_bench(fields: Mapping[str, Any], where: str) -> dict[str, Any]:
         "problem_statement": issue[1].strip() if issue else statement,
         "patch": _patch(row),
         "test_patch": "".join(_new_file(f"{FOLDER}/{path}", text) for path, text in sources.items()),
-        "FAIL_TO_PASS": mended,
-        "PASS_TO_PASS": [node_id for node_id in ids.values() if node_id not in mended],
+        "FAIL_TO_PASS": fixed,
+        "PASS_TO_PASS": [node_id for node_id in ids.values() if node_id not in fixed],
     }
 
 

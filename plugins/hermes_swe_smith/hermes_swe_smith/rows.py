@@ -6,7 +6,7 @@ What a row's `patch` and `base_commit` mean depends on where the row is from:
 |---|---|---|---|
 | `swe-smith` | no `base_commit` | the repository's own, clean | the bug |
 | `swe-smith-2025` | `base_commit`, `created_at`, no `text`, `repo` is `swesmith/…` | the buggy tree | the bug |
-| `oracle` | `base_commit`, `text`, `repo` is not `swesmith/…` | buggy if `patch` mends, else clean | to be said |
+| `oracle` | `base_commit`, `text`, `repo` is not `swesmith/…` | buggy if `patch` fixes, else clean | to be said |
 | `swe-bench` | `base_commit`, `test_patch`, no `text`, `repo` is not `swesmith/…` | the buggy tree | the fix |
 | `r2e` | `parsed_commit_content`, `expected_output_json` | none: the image's own commit | the fix |
 
@@ -299,7 +299,7 @@ def _patch_is(row: Row, variant: Variant, where: str, config: SweSmithConfig) ->
     said = row.patch_is or setting
     if said is None and variant == "oracle" and row.patch:
         raise DatasetError(
-            f"{where}, field 'patch' may make the bug or mend it in this variant",
+            f"{where}, field 'patch' may make the bug or fix it in this variant",
             hint="set patch_is to bug or fix, or give each row a field patch_is; `hermes-rl validate` tells which",
         )
     return said or ("bug" if variant.startswith("swe-smith") else "fix")

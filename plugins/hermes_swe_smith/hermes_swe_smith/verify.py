@@ -102,8 +102,8 @@ def score(task: Task, report: PytestReport, config: SweSmithConfig) -> Score:
     elif gone := _not_found(failing, report):
         details["reason"] = f"pytest found no test named {', '.join(gone[:5])}"
     if failing:
-        if mended := [node_id for node_id in task.fail_to_pass if report.passed(node_id)]:
-            details["passing"] = mended[:NAMED]
+        if fixed := [node_id for node_id in task.fail_to_pass if report.passed(node_id)]:
+            details["passing"] = fixed[:NAMED]
         details["failing"] = failing[:NAMED]
         details["outcomes"] = {node_id: report.outcomes[node_id] for node_id in failing[:NAMED]}
         details["texts"] = [list(text) for text in report.texts[:5]]

@@ -129,7 +129,7 @@ def _task(folder: Path, limit: float | None, config: EndlessConfig) -> Task:
     try:
         definition = parse(_text(place))
     except Unsupported as error:
-        raise Refused(f"{place}: {error}", hint="mend the file") from error
+        raise Refused(f"{place}: {error}", hint="fix the file") from error
     image = (config.image or definition.image) if config.use_images else None
     if image is None and config.use_images:
         raise Refused(
@@ -153,10 +153,10 @@ def _tests(path: Path) -> Tests:
     try:
         module = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError) as error:
-        raise Refused(f"{path} is no Python: {error}", hint="mend the file") from error
+        raise Refused(f"{path} is no Python: {error}", hint="fix the file") from error
     names = tuple(_names(module))
     if not names:
-        raise Refused(f"{path} has no tests", hint="mend the file")
+        raise Refused(f"{path} has no tests", hint="fix the file")
     return Tests(path.name, source, tuple(f"{path.name}::{name}" for name in names))
 
 
