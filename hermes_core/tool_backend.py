@@ -32,7 +32,7 @@ from hermes_core.errors import (
 )
 from hermes_core.events import Events
 from hermes_core.sandbox.as_user import AsUser
-from hermes_core.sandbox.commands import PREPARE, Around, Cwd, ExecutionResult, Slot, SlotCommands, start_directory
+from hermes_core.sandbox.commands import PREPARE, Cwd, ExecutionResult, Operation, Slot, SlotCommands, start_directory
 from hermes_core.sandbox.contract import Backend, CanBuild, Isolation, Network, SandboxConfig
 from hermes_core.sandbox.images import Image, ImageBuild
 from hermes_core.sandbox.pool.checkpoint import Checkpoint, SavedSandbox
@@ -422,22 +422,16 @@ class ToolBackend:
         finally:
             await self.release(slot, reset_workspace=True)
 
-    def commands(self, slot: Slot, *, around: Around | None = None) -> SlotCommands:
+    def commands(self, slot: Slot) -> SlotCommands:
         """Return the commands of the slot, which work until it is released.
-
-        Args:
-            around: wraps the `call` that carries out each command, for example to observe errors.
 
         Raises:
             StaleSlotError: it was released.
         """
-        return self._lease(slot).commands(around=around)
+        return self._lease(slot).commands
 
-    def preparation(self, slot: Slot, *, around: Around | None = None) -> SlotCommands:
+    def preparation(self, slot: Slot) -> SlotCommands:
         """Return the commands of the preparation user on the slot's sandbox, which work until the slot is released.
-
-        Args:
-            around: see `commands`.
 
         Raises:
             StaleSlotError: it was released.
@@ -451,7 +445,7 @@ class ToolBackend:
                 sandbox_id=slot.sandbox_id,
                 slot_id=slot.slot_id,
             )
-        return lease.commands(PREPARE, around)
+        return lease.pooled.client.commands(PREPARE, lease.call)
 
     def missing(self, slot: Slot) -> tuple[str, ...]:
         """Return what can't be done in the slot because its sandbox has no guest; empty if it has one.
@@ -470,7 +464,7 @@ class ToolBackend:
             SlotUnclean: it can't be proved within two minutes that they are dead; the slot can't be used any more.
         """
         lease = self._lease(slot)
-        await lease.call(lease.pooled.client.kill_slot, lease.seat.index)
+        await lease.call(Operation.of(lease.pooled.client.kill_slot, lease.seat.index))
 
     async def empty(self, slot: Slot) -> None:
         """Kill every process of the slot, and remove its files. The lease goes on.
@@ -479,7 +473,7 @@ class ToolBackend:
             StaleSlotError, InfraError, SlotUnclean: as `kill_everything` does.
         """
         lease = self._lease(slot)
-        await lease.call(lease.pooled.client.reset_slot, lease.seat.index)
+        await lease.call(Operation.of(lease.pooled.client.reset_slot, lease.seat.index))
 
     async def check_room(self, slot: Slot, *, preparation: bool = False) -> None:
         """Give no more slots of a sandbox whose disk others have filled, after something failed there for want of room.
@@ -494,10 +488,11 @@ class ToolBackend:
         lease = self._lease(slot)
         pooled, own = lease.pooled, lease.seat.index
         for index in (PREPARE, own) if preparation else (own,):
-            if not await lease.call(pooled.client.crowded, index):
+            if not await lease.call(Operation.of(pooled.client.crowded, index)):
                 return
-        await lease.call(pooled.client.kill_slot, own)  # a process can hold files that have no name any more
-        if await lease.call(pooled.client.crowded, own):
+        # A process can hold files that have no name any more.
+        await lease.call(Operation.of(pooled.client.kill_slot, own))
+        if await lease.call(Operation.of(pooled.client.crowded, own)):
             error = Disturbed(
                 "other slots have filled the disk of the sandbox",
                 hint="give the profile more room (tmpfs_size) or fewer slots_per_sandbox",
@@ -507,17 +502,12 @@ class ToolBackend:
             self._pools[slot.profile].quarantine(pooled, error)
             raise error
 
-    async def prepare(
-        self, slot: Slot, key: str, build: Build, *, private: bool = False, around: Around | None = None
-    ) -> str:
+    async def prepare(self, slot: Slot, key: str, build: Build, *, private: bool = False) -> str:
         """Return a directory that `build` fills as the preparation user, once per sandbox and key.
 
         Slots can read it but not write it; with `private` they can't read it either. All callers that ask for it while
         it is being built wait. If building fails, all of them get the error, the directory is removed, and the next
         call tries again.
-
-        Args:
-            around: see `commands`; for the commands of `build`.
 
         Raises:
             UsageError: the key can't be a file name.
@@ -526,7 +516,7 @@ class ToolBackend:
         """
         lease = self._lease(slot)
         check_key(key)
-        return await lease.call(prepare, self._tasks, lease.pooled, key, build, private=private, around=around)
+        return await lease.call(Operation.of(prepare, self._tasks, lease.pooled, key, build, private=private))
 
     @asynccontextmanager
     async def processor(self, slot: Slot, *, alone: bool = False) -> AsyncIterator[None]:
@@ -630,7 +620,7 @@ class ToolBackend:
         context = CallContext(
             trajectory_id=lease.slot.trajectory_id,
             timeout_s=limit,
-            commands=lease.commands() if user is None else AsUser(lease.commands(), user, lease.cwd),
+            commands=lease.commands if user is None else AsUser(lease.commands, user),
             slot=lease.slot,
             state=lease.state,
             watch=functools.partial(self._watchers.begin, lease),

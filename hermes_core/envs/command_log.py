@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import shlex
 import time
 from collections import deque
-from collections.abc import Awaitable, Iterator, Sequence
+from collections.abc import Awaitable, Iterator
 from typing import TypeVar
 
 from hermes_core.envs.record import SandboxCommand
@@ -22,8 +21,7 @@ MAX_COMMAND = 4000
 MAX_OUTPUT = 16_000
 """Maximum number of bytes of a command's output: half of them from its start, half from its end."""
 
-R = TypeVar("R", CommandResult, ExecutionResult)
-
+T = TypeVar("T")
 
 _Outcome = tuple[int | None, bytes, int]
 """How a command ended: its exit status, its output, and the number of bytes that the output lacks."""
@@ -44,21 +42,20 @@ class CommandLog:
         yield from self._first
         yield from self._last
 
-    async def run(self, command: str | Sequence[str], work: Awaitable[R]) -> R:
-        """Await a command's result and return it. The command is logged however it ends."""
+    async def run(self, line: str, work: Awaitable[T]) -> T:
+        """Await the result of a command line and return it. The command is logged however it ends."""
         stage, started = self.stage, time.time()
         try:
             result = await work
         except BaseException as error:
             said = "cancelled" if isinstance(error, asyncio.CancelledError) else str(error)
-            self._add(stage, command, started, (None, said.encode("utf-8", "replace"), 0))
+            self._add(stage, line, started, (None, said.encode("utf-8", "replace"), 0))
             raise
-        self._add(stage, command, started, _outcome(result))
+        self._add(stage, line, started, _outcome(result))
         return result
 
-    def _add(self, stage: str, command: str | Sequence[str], started: float, outcome: _Outcome) -> None:
+    def _add(self, stage: str, line: str, started: float, outcome: _Outcome) -> None:
         exit_code, output, lost = outcome
-        line = command if isinstance(command, str) else shlex.join(command)
         shown, dropped = _cut(output, MAX_OUTPUT)
         entry = SandboxCommand(
             stage=stage,
@@ -76,13 +73,14 @@ class CommandLog:
         self._last.append(entry)
 
 
-def _outcome(result: CommandResult | ExecutionResult) -> _Outcome:
+def _outcome(result: object) -> _Outcome:
     if isinstance(result, ExecutionResult):
         about = result.metadata
         output = f"{result.output}{result.error}".encode("utf-8", "replace")
         exit_code, signal, timed_out = about.get("exit_code"), about.get("signal"), about.get("timed_out", False)
         lost = about.get("bytes_dropped", 0)
     else:
+        assert isinstance(result, CommandResult)
         output, lost = result.stdout + result.stderr, result.bytes_dropped
         exit_code, signal, timed_out = result.exit_code, result.signal, result.timed_out
     if timed_out:

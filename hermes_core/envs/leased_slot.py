@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from enum import Enum
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 from hermes_core.envs.command_log import CommandLog
 from hermes_core.envs.pending import Calls, Pending, awaited
 from hermes_core.errors import CommandError, HermesError, InfraError, ModelError, ToolArgumentError, UsageError
 from hermes_core.handles import MAX_DIFF_BYTES, MAX_FILES_BYTES
 from hermes_core.sandbox.as_user import AsUser, is_root
-from hermes_core.sandbox.commands import Around, Call, CommandResult, ExecutionResult, Operation, Slot, SlotCommands
+from hermes_core.sandbox.commands import Call, CommandResult, ExecutionResult, Operation, Slot, SlotCommands
 from hermes_core.sandbox.pool.preparation import Build, as_build
 from hermes_core.tool_backend import ToolBackend
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 DIFF_TIMEOUT_S = 120.0
@@ -107,7 +106,7 @@ class LeasedSlot:
     @functools.cached_property
     def commands(self) -> SlotCommands:
         """Return the commands of the slot, run as the slot's user."""
-        return self._backend.commands(self.slot, around=self._awaited("commands", self.origin))
+        return self._observed("commands", self._backend.commands(self.slot), self.origin)
 
     def as_user(self, user: str) -> SlotCommands:
         """Implement `SlotHandle.as_user`."""
@@ -118,10 +117,10 @@ class LeasedSlot:
         """Return the id of the slot's sandbox."""
         return self.slot.sandbox_id
 
-    @property
+    @functools.cached_property
     def preparation(self) -> SlotCommands:
         """Return the preparation user's commands on this slot's sandbox."""
-        return self._backend.preparation(self.slot, around=self._awaited("preparation", Origin.PREPARATION))
+        return self._observed("preparation", self._backend.preparation(self.slot), Origin.PREPARATION)
 
     @awaited()
     async def exec_tool(
@@ -154,9 +153,13 @@ class LeasedSlot:
     @awaited()
     async def prepare(self, key: str, build: Build | str | Sequence[str], *, private: bool = False) -> str:
         """Implement `SlotHandle.prepare`."""
-        filling = self._backend.prepare(self.slot, key, as_build(build), private=private, around=self._logged)
+        fill = as_build(build)
+
+        async def logged(commands: SlotCommands, directory: str) -> None:
+            await fill(commands.around(self._log_run), directory)
+
         try:
-            return await self._watch(filling)
+            return await self._watch(self._backend.prepare(self.slot, key, logged, private=private))
         except HermesError as error:
             await self._check_room(error, Origin.PREPARATION)
             raise
@@ -218,28 +221,34 @@ class LeasedSlot:
             raise CommandError(f"the diff of {path!r} has {size}", code="too_large", slot_id=self.slot.slot_id)
         return done.stdout
 
-    def _awaited(self, name: str, origin: Origin, *, log: bool = True) -> Around:
-        """Make the commands called `name` remembered until they are awaited, and their errors noted."""
+    def _observed(self, name: str, commands: SlotCommands, origin: Origin, *, log: bool = True) -> SlotCommands:
+        """Return commands, known to hooks as `name`, that must be awaited and whose errors are noted."""
 
-        def around(call: Call) -> Call:
-            logged = self._logged(call) if log else call
+        def observe(call: Call, operation: Operation[T], /) -> Pending[T]:
+            work = self._note_errors(call, operation, origin, log=log)
+            return Pending(f"{name}.{operation.name}(…)", work, self.calls)
 
-            async def noted(operation: Operation[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-                try:
-                    outcome = await logged(operation, *args, **kwargs)
-                except (HermesError, asyncio.CancelledError) as error:
-                    self._note(error, origin)
-                    await self._check_room(error, origin)
-                    raise
-                await self._check_room(outcome, origin)
-                return outcome
+        return commands.around(observe)
 
-            def pending(operation: Operation[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Pending[T]:
-                return Pending(f"{name}.{operation.__name__}(…)", noted(operation, *args, **kwargs), self.calls)
+    async def _note_errors(self, call: Call, operation: Operation[T], origin: Origin, *, log: bool) -> T:
+        """Carry out an operation, and note how it fails.
 
-            return pending
+        Raises:
+            Disturbed: it failed because other slots have filled the disk.
+        """
+        try:
+            outcome = await (self._log_run(call, operation) if log else call(operation))
+        except (HermesError, asyncio.CancelledError) as error:
+            self._note(error, origin)
+            await self._check_room(error, origin)
+            raise
+        await self._check_room(outcome, origin)
+        return outcome
 
-        return around
+    def _log_run(self, call: Call, operation: Operation[T], /) -> Coroutine[Any, Any, T]:
+        """Carry out an operation. If it is a `run`, the command is logged."""
+        work = call(operation)
+        return work if operation.command is None else self.log.run(operation.command.line, work)
 
     async def _check_room(self, outcome: object, origin: Origin) -> None:
         """Raise `Disturbed` if something failed because other slots have filled the disk of the sandbox."""
@@ -252,19 +261,6 @@ class LeasedSlot:
             return
         check = self._backend.check_room(self.slot, preparation=origin is Origin.PREPARATION)
         await (check if origin is Origin.FRESH else self._watch(check))  # what fails in a fresh slot is repeated
-
-    def _logged(self, call: Call) -> Call:
-        """Make the commands that are run logged."""
-
-        async def logged(operation: Operation[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-            if operation.__name__ != SlotCommands.run.__name__:
-                return await call(operation, *args, **kwargs)
-            command: Any = args[0] if args else kwargs.get("command", "")
-            work: Any = call(operation, *args, **kwargs)
-            outcome: T = await self.log.run(command, work)
-            return outcome
-
-        return logged
 
     async def _watch(self, awaitable: Awaitable[T]) -> T:
         try:

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mappi
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 from hermes_core.agents.base import (
     Agent,
@@ -68,7 +68,6 @@ from hermes_core.tools.schema import function_schema
 
 log = logging.getLogger(__name__)
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 VERIFY_SHARE = 0.25
@@ -174,19 +173,14 @@ class Rollout(LeasedSlot):
             with self.clock_stopped():
                 return await self.prepare(key, build)
 
-        noted = self._awaited("commands", Origin.AGENT, log=False)
-        commands = self._backend.commands(self.slot, around=lambda call: noted(self._marked(call)))
+        def mark_used(call: Call, operation: Operation[T], /) -> Coroutine[Any, Any, T]:
+            self.used = True
+            return call(operation)
+
+        commands = self._backend.commands(self.slot).around(mark_used)
+        commands = self._observed("commands", commands, Origin.AGENT, log=False)
         user = self.agent_user
         return AgentSlot(commands if user is None else AsUser(commands, user), prepare)
-
-    def _marked(self, call: Call) -> Call:
-        """Make the slot known as used by the agent once a command is carried out."""
-
-        def marked(operation: Operation[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T]:
-            self.used = True
-            return call(operation, *args, **kwargs)
-
-        return marked
 
     async def tool_handler(self, tool_name: str, args: Mapping[str, Any], task_id: str) -> ToolAnswer:
         """Run one tool call of the model and return the answer to the model, as JSON text.

@@ -1,4 +1,4 @@
-"""The commands of a slot that is root, run as another user of its system: implements `SlotCommands` on those of root.
+"""The commands of a slot that is root, run as another user of its system.
 
 Works with a guest and without one, as it needs only `sh`, and `setpriv` or `su`. Files are read and written by the
 scripts of the direct mode, with the user's rights.
@@ -9,11 +9,12 @@ from __future__ import annotations
 import posixpath
 import re
 import shlex
-from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import TypedDict, Unpack
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Concatenate, ParamSpec, Self, TypeVar
 
 from hermes_core.errors import CommandError
-from hermes_core.sandbox.commands import CommandResult, ProcessStatus, Sink, SlotCommands, WindowSize, unguarded
+from hermes_core.sandbox.commands import Around, Command, CommandResult, ProcessStatus, SlotCommands, operation
 from hermes_core.sandbox.direct import files, sh
 
 MAX_COMMAND = 100_000
@@ -69,27 +70,20 @@ def is_root(user: str) -> bool:
     return user.partition(":")[0] in ("", "0", "root")
 
 
-class _Options(TypedDict, total=False):
-    cwd: str | None
-    env: Mapping[str, str] | None
-    spool: bool
-    pty: WindowSize | None
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
-class CommandOptions(_Options, total=False):
-    """What `SlotCommands.run` takes besides the command; it says what each means."""
+def _by_root(method: Callable[Concatenate[SlotCommands, P], T]) -> Callable[Concatenate[AsUser, P], T]:
+    """Return a method that does the same with root's commands."""
+    name = method.__name__
 
-    stdin: bytes | AsyncIterator[bytes] | None
-    timeout_s: float | None
-    output_limit: int
-    merge_stderr: bool
-    stdout: Sink | None
+    def call_root(self: AsUser, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        outcome: T = getattr(self._root, name)(*args, **kwargs)
+        return outcome
 
-
-class StartOptions(_Options, total=False):
-    """The same of `SlotCommands.start`."""
-
-    buffer_bytes: int
+    call_root.__name__, call_root.__doc__ = name, method.__doc__
+    return call_root
 
 
 class AsUser(files.ScriptedFiles):
@@ -99,39 +93,42 @@ class AsUser(files.ScriptedFiles):
     Args:
         commands: the slot's own, which run as root.
         user: as Docker writes it: a name or a number, or with a group, `user:group`.
-        cwd: where relative paths of files start; None is the slot's workspace.
 
     Raises:
         CommandError: `user` can't be a user's name.
     """
 
-    def __init__(self, commands: SlotCommands, user: str, cwd: str | None = None) -> None:
+    def __init__(self, commands: SlotCommands, user: str) -> None:
         if not _NAME.fullmatch(user):
             raise CommandError(f"{user[:100]!r} can't be a user's name", code="invalid")
+        super().__init__(commands.workspace_dir, commands.call, commands.cwd)
         self._root = commands
         self._user = user
-        self._cwd = cwd or ""
         self._aside = "/tmp/.hermes-"
-        self.call = unguarded
-        self.processes, self.poll, self.log, self.wait = commands.processes, commands.poll, commands.log, commands.wait
-        self.write, self.resize, self.kill = commands.write, commands.resize, commands.kill
-        self.forward = commands.forward
 
-    @property
-    def workspace_dir(self) -> str:
-        """Return the slot's workspace, as a path inside the sandbox."""
-        return self._root.workspace_dir
+    def around(self, wrap: Around) -> Self:
+        """Return the same commands, observed by `wrap`."""
+        return type(self)(self._root.around(wrap), self._user)
 
-    async def run(self, command: str | Sequence[str], **options: Unpack[CommandOptions]) -> CommandResult:
-        """Run a command and wait for its end."""
-        return await self._root.run(self._argv(command), **options)
+    processes = _by_root(SlotCommands.processes)
+    poll = _by_root(SlotCommands.poll)
+    log = _by_root(SlotCommands.log)
+    wait = _by_root(SlotCommands.wait)
+    write = _by_root(SlotCommands.write)
+    resize = _by_root(SlotCommands.resize)
+    kill = _by_root(SlotCommands.kill)
+    forward = _by_root(SlotCommands.forward)
 
-    async def start(self, command: str | Sequence[str], **options: Unpack[StartOptions]) -> ProcessStatus:
+    async def _run(self, command: Command) -> CommandResult:
+        """Run a command to its end."""
+        return await self._root._run(replace(command, args=self._argv(command.args)))
+
+    async def _start(self, command: Command) -> ProcessStatus:
         """Start a background process."""
-        return await self._root.start(self._argv(command), **options)
+        return await self._root._start(replace(command, args=self._argv(command.args)))
 
-    def _argv(self, command: str | Sequence[str]) -> list[str]:
-        words = ["sh", "-c", _SHELL, "sh", command] if isinstance(command, str) else command
+    def _argv(self, args: str | Sequence[str]) -> list[str]:
+        words = ["sh", "-c", _SHELL, "sh", args] if isinstance(args, str) else args
         if not words:
             raise CommandError("the command is empty", code="invalid")
         line = "exec " + shlex.join(words)
@@ -146,11 +143,11 @@ class AsUser(files.ScriptedFiles):
     async def _file(self, script: str, path: str, *args: str, stdin: bytes = b"", limit: int = 1 << 20) -> bytes:
         if not path:
             raise CommandError("a path has at least one character", code="invalid")
-        place = posixpath.join(self._root.workspace_dir, self._cwd, path)
+        place = posixpath.join(self.workspace_dir, self.cwd, path)
         sh.check_words(place, *args)
         source, word = files.with_path(script, place)
         argv = ["sh", "-c", _PRELUDE + source, "sh", word, *args]
-        done = await self.run(argv, cwd="/", env={"LC_ALL": "C"}, stdin=stdin, output_limit=limit)
+        done = await self._run(Command(argv, cwd="/", env={"LC_ALL": "C"}, stdin=stdin, output_limit=limit))
         if not done.ok:
             error = sh.failure(done.error_text)
             raise CommandError(f"{path}: {error.message}", code=error.code)
@@ -158,6 +155,7 @@ class AsUser(files.ScriptedFiles):
             raise CommandError(f"{path}: more than {limit} bytes", code="too_large")
         return done.stdout
 
+    @operation
     async def clear(self, keep: Sequence[str] = ()) -> None:
         """Refuse: the slot's files are root's."""
         raise CommandError("only root can remove all files of the slot", code="permission")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import functools
+import shlex
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from enum import Enum, StrEnum
-from types import MethodType
-from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, cast
+from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, Self, TypeVar
 
 from hermes_core.errors import ErrorKind
 
@@ -91,6 +93,38 @@ class Slot:
     """The image of the sandbox; None if its backend has no images."""
     state: SlotState = SlotState.ACQUIRED
     metadata: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class WindowSize:
+    """The size of a terminal in characters."""
+
+    rows: int = 30
+    columns: int = 120
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command, as `SlotCommands.run` and `start` make it from their arguments. They say what each means."""
+
+    args: str | Sequence[str]
+    """A text for the slot's shell, or a program and its arguments."""
+    _: KW_ONLY
+    cwd: str | None = None
+    env: Mapping[str, str] | None = None
+    stdin: bytes | AsyncIterator[bytes] | None = None
+    timeout_s: float | None = None
+    output_limit: int = OUTPUT_LIMIT
+    """Bytes of output that are kept: by `run` of each stream, head and tail; by `start` the last ones."""
+    merge_stderr: bool = False
+    spool: bool = False
+    pty: WindowSize | None = None
+    stdout: Sink | None = None
+
+    @property
+    def line(self) -> str:
+        """Return it as a line for a shell."""
+        return self.args if isinstance(self.args, str) else shlex.join(self.args)
 
 
 @dataclass(frozen=True)
@@ -180,14 +214,6 @@ class ExecutionResult:
 
 
 @dataclass(frozen=True)
-class WindowSize:
-    """The size of a terminal in characters."""
-
-    rows: int = 30
-    columns: int = 120
-
-
-@dataclass(frozen=True)
 class ProcessStatus:
     """One background process of a slot, as `processes` and `poll` return it."""
 
@@ -263,52 +289,41 @@ class ProcessUpdate:
 
 P = ParamSpec("P")
 T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
 
 
-class Operation(Protocol[P, T_co]):
-    """An operation of a slot: a method of its commands."""
+@dataclass(frozen=True)
+class Operation(Generic[T]):
+    """One operation of a slot, before it begins."""
 
-    __name__: str
+    name: str
+    """The method of `SlotCommands`."""
+    begin: Callable[[], Coroutine[Any, Any, T]]
+    command: Command | None = None
+    """What `run` runs. None for all other operations."""
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T_co]:
-        """Carry out the operation."""
+    @classmethod
+    def of(cls, method: Callable[P, Coroutine[Any, Any, T]], /, *args: P.args, **kwargs: P.kwargs) -> Operation[T]:
+        """Return the operation of calling `method(*args, **kwargs)`."""
+        return Operation(method.__name__, functools.partial(method, *args, **kwargs))
 
 
 class Call(Protocol):
     """Carries out an operation of a slot. The `Call` of a lease refuses it once the lease has ended."""
 
-    def __call__(self, operation: Operation[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T]:
-        """Await `operation(*args, **kwargs)` and return its outcome."""
+    def __call__(self, operation: Operation[T], /) -> Coroutine[Any, Any, T]:
+        """Await `operation.begin()` and return its outcome."""
 
 
-Around = Callable[[Call], Call]
-"""Wraps a `Call` in another one that uses it."""
+class Around(Protocol):
+    """Observes operations: carries out each with the `call` that it is given."""
+
+    def __call__(self, call: Call, operation: Operation[T], /) -> Coroutine[Any, Any, T]:
+        """Await `call(operation)` and return its outcome."""
 
 
-def unguarded(operation: Operation[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T]:
+def unguarded(operation: Operation[T], /) -> Coroutine[Any, Any, T]:
     """Carry out an operation without a check: the `Call` of commands that belong to no lease."""
-    return operation(*args, **kwargs)
-
-
-class _HasCall(Protocol):
-    @property
-    def call(self) -> Call:
-        """Return the `Call` that carries out its operations."""
-
-
-S = TypeVar("S", bound=_HasCall)
-Method = Callable[Concatenate[S, P], Coroutine[Any, Any, T]]
-
-
-def operation(method: Method[S, P, T]) -> Method[S, P, T]:
-    """Route a method through the `call` of its object. Every operation of a slot passes there exactly once."""
-
-    @functools.wraps(method)
-    def begin(self: S, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T]:
-        return self.call(cast("Operation[P, T]", MethodType(method, self)), *args, **kwargs)
-
-    return begin
+    return operation.begin()
 
 
 class Connection(Protocol):
@@ -348,19 +363,35 @@ class Forward:
         return f"http://127.0.0.1:{self.port}"
 
 
-class SlotCommands(Protocol):
+class SlotCommands(ABC):
     """The commands of one slot.
 
     Relative paths start at the slot's workspace, or at the `cwd` of its lease. Every method may be cancelled; what it
     started is then killed. All of them raise `InfraError` (`ChannelLost`, `SandboxLost`, `SlotLost`) if the sandbox
     can't be reached, `StaleSlotError` after release, and `CommandError` with a `code` if the operation itself fails.
+
+    Attributes:
+        workspace_dir: the slot's workspace, as a path inside the sandbox.
+        cwd: where relative paths start: relative to the workspace, or absolute.
+        call: carries out each operation, exactly once.
     """
 
-    @property
-    def workspace_dir(self) -> str:
-        """Return the slot's workspace, as a path inside the sandbox."""
+    def __init__(self, workspace_dir: str, call: Call = unguarded, cwd: str = "") -> None:
+        self.workspace_dir = workspace_dir
+        self.cwd = cwd
+        self.call = call
 
-    async def run(
+    def around(self, wrap: Around) -> Self:
+        """Return the same commands, observed by `wrap`."""
+        inner, observed = self.call, copy.copy(self)
+
+        def call(operation: Operation[T], /) -> Coroutine[Any, Any, T]:
+            return wrap(inner, operation)
+
+        observed.call = call
+        return observed
+
+    def run(
         self,
         command: str | Sequence[str],
         *,
@@ -373,7 +404,7 @@ class SlotCommands(Protocol):
         spool: bool = False,
         pty: WindowSize | None = None,
         stdout: Sink | None = None,
-    ) -> CommandResult:
+    ) -> Coroutine[Any, Any, CommandResult]:
         """Run a command and wait for its end. The slot's shell runs a string; a sequence is run without a shell.
 
         If the command can't be started, `CommandError` is raised. Its code is `not_found`, `permission` or similar for
@@ -395,8 +426,21 @@ class SlotCommands(Protocol):
             stdout: gets standard output piece by piece while the command runs, which waits while the sink is behind.
                 The result then has only its size. If the sink raises, the command is killed.
         """
+        made = Command(
+            command,
+            cwd=cwd,
+            env=env,
+            stdin=stdin,
+            timeout_s=timeout_s,
+            output_limit=output_limit,
+            merge_stderr=merge_stderr,
+            spool=spool,
+            pty=pty,
+            stdout=stdout,
+        )
+        return self.call(Operation("run", functools.partial(self._run, made), made))
 
-    async def start(
+    def start(
         self,
         command: str | Sequence[str],
         *,
@@ -405,7 +449,7 @@ class SlotCommands(Protocol):
         buffer_bytes: int = 200_000,
         spool: bool = False,
         pty: WindowSize | None = None,
-    ) -> ProcessStatus:
+    ) -> Coroutine[Any, Any, ProcessStatus]:
         """Start a background process. Its exit code and the end of its log are kept for half an hour after its end.
 
         If the command can't be started, `CommandError` is raised, as by `run`.
@@ -417,14 +461,27 @@ class SlotCommands(Protocol):
             spool: keep the whole output in a file of the slot (`ProcessStatus.spool_path`).
             pty: see `run`.
         """
+        made = Command(command, cwd=cwd, env=env, output_limit=buffer_bytes, spool=spool, pty=pty)
+        return self.call(Operation("start", functools.partial(self._start, made)))
 
+    @abstractmethod
+    async def _run(self, command: Command) -> CommandResult:
+        """Run a command to its end."""
+
+    @abstractmethod
+    async def _start(self, command: Command) -> ProcessStatus:
+        """Start a command as a background process."""
+
+    @abstractmethod
     async def processes(self) -> Sequence[ProcessStatus]:
         """Return the slot's background processes, running and ended, oldest first."""
 
+    @abstractmethod
     async def poll(self, process_id: str) -> ProcessStatus:
         """Return one background process. Raise `CommandError` with code `unknown_process` if there is none with that
         id."""
 
+    @abstractmethod
     async def log(
         self, process_id: str, *, offset: int = 0, limit: int = 200_000, wait_s: float | None = None
     ) -> LogChunk:
@@ -436,46 +493,57 @@ class SlotCommands(Protocol):
                 process.
         """
 
+    @abstractmethod
     async def wait(self, process_id: str, *, timeout_s: float | None = None) -> ProcessStatus:
         """Wait for its end, or until the time limit; the returned status says which."""
 
+    @abstractmethod
     async def write(self, process_id: str, data: bytes, *, eof: bool = False) -> int:
         """Write to its standard input, then close it if `eof`. Return the number of bytes taken.
 
         A terminal is not closed: its end-of-file is the key Ctrl-D, after which more can be written.
         """
 
+    @abstractmethod
     async def resize(self, process_id: str, size: WindowSize) -> ProcessStatus:
         """Change the size of its terminal. Raise `CommandError` with code `no_pty` if it has none."""
 
+    @abstractmethod
     async def kill(self, process_id: str, *, grace_s: float = 2.0) -> ProcessStatus:
         """Send TERM, then KILL after the grace period, to the process and everything that it started.
 
         If it has ended already, do this to the processes that it left running; `left_killed` is their number.
         """
 
+    @abstractmethod
     async def read_file(self, path: str, *, offset: int = 0, limit: int = MAX_FILE_BYTES) -> FileContent:
         """Return up to `limit` bytes of a regular file from `offset`. The file is opened with the slot's rights."""
 
+    @abstractmethod
     async def write_file(self, path: str, data: bytes, *, mode: int | None = None, append: bool = False) -> None:
         """Replace (or append to) a file, making its parent directories. Either all is written or an error is raised."""
 
+    @abstractmethod
     async def stat(self, path: str) -> FileStat:
         """Return information about the path. Links are not followed."""
 
+    @abstractmethod
     async def list_dir(
         self, path: str = ".", *, recursive: bool = False, max_entries: int = 10_000
     ) -> Sequence[FileStat]:
         """Return the entries of a directory, sorted by their path relative to it. More than `max_entries` is an error
         with code `too_large`."""
 
+    @abstractmethod
     async def remove(self, path: str, *, recursive: bool = False) -> None:
         """Remove a file or, if `recursive`, a directory tree."""
 
+    @abstractmethod
     async def clear(self, keep: Sequence[str] = ()) -> None:
         """Remove all files of the slot (workspace, home, temporary files), except the entries of its workspace named in
         `keep`."""
 
+    @abstractmethod
     async def tar_in(self, path: str, data: bytes | AsyncIterator[bytes], *, compression: Compression = "") -> None:
         """Unpack a tar stream into the directory `path`, which is created. Members can't leave it.
 
@@ -484,9 +552,11 @@ class SlotCommands(Protocol):
                 name, which can look like anything. Without a guest: plain or `gz` only.
         """
 
+    @abstractmethod
     async def tar_out(self, path: str = ".", *, max_bytes: int = MAX_FILE_BYTES) -> bytes:
         """Return a plain tar of the directory's contents. More than `max_bytes` is an error with code `too_large`."""
 
+    @abstractmethod
     async def tar_out_to(self, sink: Sink, path: str = ".", *, max_bytes: int = MAX_FILE_BYTES) -> int:
         """Write a plain tar of the directory's contents to `sink` piece by piece, and return the number of bytes.
 
@@ -494,6 +564,7 @@ class SlotCommands(Protocol):
         archive. Without a guest there is only one piece.
         """
 
+    @abstractmethod
     def forward(self, serve: Serve, *, port: int | None = None, most: int = 64) -> AbstractAsyncContextManager[Forward]:
         """Open a port of the slot's loopback (127.0.0.1) during the block; `serve` gets each connection to it.
 
@@ -512,3 +583,17 @@ class SlotCommands(Protocol):
             port: which port; None is any free one.
             most: how many connections may be open at once.
         """
+
+
+S = TypeVar("S", bound=SlotCommands)
+Method = Callable[Concatenate[S, P], Coroutine[Any, Any, T]]
+
+
+def operation(method: Method[S, P, T]) -> Method[S, P, T]:
+    """Route a method through the `call` of its object. Every operation of a slot passes there exactly once."""
+
+    @functools.wraps(method)
+    def begin(self: S, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T]:
+        return self.call(Operation.of(method, self, *args, **kwargs))
+
+    return begin

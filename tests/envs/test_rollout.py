@@ -32,7 +32,7 @@ from hermes_core.errors import (
 )
 from hermes_core.plugins.calling import EnvironmentHooks
 from hermes_core.plugins.manager import PluginManager
-from hermes_core.sandbox.commands import CommandResult, ExecutionResult, SandboxImage, Slot, operation, unguarded
+from hermes_core.sandbox.commands import CommandResult, ExecutionResult, SandboxImage, Slot, SlotCommands
 from hermes_core.tools.base import Tool
 from hermes_core.tools.registry import ToolRegistry
 from hermes_core.tools.slot_tools import SLOT_TOOLS
@@ -41,18 +41,19 @@ ITEM = {"id": "one"}
 IMAGE = SandboxImage("python:3.12", "sha256:00")
 
 
-class Commands:
+class Commands(SlotCommands):
     """A slot's commands: what is run is noted, and fails where the test says so."""
 
-    workspace_dir = "/data/slot_0"
+    def __init__(self, backend, slot):
+        super().__init__("/data/slot_0")
+        self._backend, self._slot = backend, slot
 
-    def __init__(self, backend, slot, call):
-        self._backend, self._slot, self.call = backend, slot, call
-
-    @operation
-    async def run(self, command, **_):
-        self._backend.note(f"run {command}", self._slot)
+    async def _run(self, command):
+        self._backend.note(f"run {command.args}", self._slot)
         return CommandResult(exit_code=0, stdout=b"out")
+
+
+Commands.__abstractmethods__ = frozenset()  # nothing else is asked for
 
 
 class Slots:
@@ -94,8 +95,8 @@ class Slots:
         finally:
             self.note(f"release {kind}", None)
 
-    def commands(self, slot, *, around=lambda call: call):
-        return Commands(self, slot, around(unguarded))
+    def commands(self, slot):
+        return Commands(self, slot)
 
     preparation = commands
 
@@ -116,8 +117,8 @@ class Slots:
     async def kill_everything(self, slot):
         self.note("kill", slot)
 
-    async def prepare(self, slot, key, build, *, private=False, around=lambda call: call):
-        await build(self.commands(slot, around=around), f"/data/prepared/{key}")
+    async def prepare(self, slot, key, build, *, private=False):
+        await build(self.commands(slot), f"/data/prepared/{key}")
         return f"/data/prepared/{key}"
 
 
@@ -323,6 +324,8 @@ async def test_a_fresh_slot_that_is_not_entered_says_how_it_is(use):
 
 CALLS = {
     "commands.run": lambda rollout: rollout.commands.run("true"),
+    "commands.start": lambda rollout: rollout.as_user("task").start("true"),
+    "commands.write_file": lambda rollout: rollout.as_user("task").write_file("file", b""),
     "preparation.run": lambda rollout: rollout.preparation.run("true"),
     "prepare": lambda rollout: rollout.prepare("key", ["true"]),
     "files": lambda rollout: rollout.files(),
@@ -687,6 +690,8 @@ async def test_the_record_has_what_the_hooks_ran_in_every_slot_and_when():
     async def verify(given):
         async with given.rollout.fresh_slot() as fresh:
             await fresh.commands.run("check")
+            await fresh.as_user("task").run(["check", "as user"])
+            await fresh.as_user("task").write_file("file", b"")
         with contextlib.suppress(CommandError):
             await given.rollout.commands.run("missing")
         return 1.0
@@ -707,6 +712,7 @@ async def test_the_record_has_what_the_hooks_ran_in_every_slot_and_when():
         ("setup", "echo é", None, '["bash", {"command": "echo \\u00e9"}]'),
         ("agent", "solve", 0, "out"),
         ("verify", "check", 0, "out"),
+        ("verify", "check 'as user'", 0, "out"),
         ("verify", "missing", None, "no such program: ***"),
     ]
     times = [time for each in record.sandbox_commands for time in (each.started, each.ended)]

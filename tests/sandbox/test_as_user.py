@@ -5,17 +5,20 @@ from __future__ import annotations
 import io
 import os
 import tarfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
+from typing import Any, TypeVar
 
 import pytest
 
 from hermes_core.errors import CommandError
 from hermes_core.runtime import Runtime
 from hermes_core.sandbox.as_user import AsUser
-from hermes_core.sandbox.commands import Connection, SlotCommands
+from hermes_core.sandbox.commands import Call, Connection, Operation, SlotCommands
 from hermes_core.sandbox.contract import Isolation
 from hermes_core.settings import Settings
+
+T = TypeVar("T")
 
 pytestmark = pytest.mark.root
 USERS = (
@@ -32,9 +35,9 @@ async def root(tmp_path: Path) -> AsyncIterator[SlotCommands]:
         if Isolation.PRIVATE_ROOT not in runtime.backend("local").capabilities.isolation:
             pytest.skip("this host grants no roots of their own")
         backend = runtime.tool_backend("local", isolation="private-root", config={"slots_per_sandbox": 1})
-        async with backend, backend.lease() as slot:
+        async with backend, backend.lease(cwd="/home/task") as slot:
             commands = backend.commands(slot)
-            assert (await commands.run(USERS)).ok
+            assert (await commands.run(USERS, cwd="/")).ok
             yield commands
 
 
@@ -98,6 +101,27 @@ async def test_files(root: SlotCommands) -> None:
     with tarfile.open(fileobj=io.BytesIO(await user.tar_out("/home/task/t"))) as tar:
         assert "./c/d" in tar.getnames()
     await user.remove("/home/task/a", recursive=True)
+
+
+async def test_paths_start_where_the_lease_does(root: SlotCommands) -> None:
+    user = AsUser(root, "task")
+    await user.write_file("file", b"x")
+    assert (await user.run("pwd; cat file")).text == "/home/task\nx"
+    assert (await user.read_file("../task/file")).data == b"x"
+
+
+async def test_each_operation_passes_the_call_once(root: SlotCommands) -> None:
+    seen: list[str] = []
+
+    def observe(call: Call, operation: Operation[T], /) -> Coroutine[Any, Any, T]:
+        seen.append(operation.name)
+        return call(operation)
+
+    user = AsUser(root, "task").around(observe)
+    await user.write_file("file", b"x")
+    await user.run("true")
+    assert await user.processes() == []
+    assert seen == ["write_file", "run", "processes"]
 
 
 async def test_it_has_the_users_rights(root: SlotCommands) -> None:

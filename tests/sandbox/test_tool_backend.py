@@ -266,7 +266,7 @@ async def test_a_released_handle_is_refused_even_if_the_slot_has_a_new_owner(loc
         assert (await sh(backend, new, "ls")).output == ""
 
 
-async def test_a_lease_is_checked_once_for_each_command(backend, monkeypatch):
+async def test_a_lease_makes_its_commands_once_and_is_checked_once_for_each(backend, monkeypatch):
     checked, check = [], Lease.check
     monkeypatch.setattr(Lease, "check", lambda lease: (checked.append(lease), check(lease)))
     slot = await backend.acquire()
@@ -279,6 +279,7 @@ async def test_a_lease_is_checked_once_for_each_command(backend, monkeypatch):
         await work
         assert len(checked) == 1
         checked.clear()
+    assert backend.commands(slot) is backend.commands(slot)
 
 
 async def test_work_cut_off_by_a_release_is_stale(backend):

@@ -7,20 +7,19 @@ import contextlib
 import posixpath
 import secrets
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 
 from hermes_core.errors import ChannelLost, CommandError
 from hermes_core.sandbox.commands import (
-    OUTPUT_LIMIT,
     Call,
+    Command,
     CommandResult,
     Forward,
     LogChunk,
     ProcessStatus,
     Serve,
-    Sink,
     WindowSize,
     operation,
 )
@@ -96,12 +95,6 @@ class _Process:
         )
 
 
-def _no_pty(pty: WindowSize | None) -> None:
-    if pty is not None:
-        message = "a sandbox without Python gives no terminal"
-        raise CommandError(message, code="no_pty", hint="leave out pty, or use an image with python3")
-
-
 @dataclass(eq=False)
 class DirectSlot:
     """The state of one slot, shared by everyone who has its commands."""
@@ -157,17 +150,11 @@ class DirectCommands(ScriptedFiles):
     def __init__(
         self, shell: sh.Shell, environment: Mapping[str, str], slot: DirectSlot, call: Call, cwd: str = ""
     ) -> None:
-        self.call = call
-        self._cwd = cwd
+        super().__init__(slot.workspace, call, cwd)
         self._aside = f"{slot.scratch}/run/"
         self._shell = shell
         self._base_environment = environment
         self._slot = slot
-
-    @property
-    def workspace_dir(self) -> str:
-        """Return the slot's workspace, as a path inside the sandbox."""
-        return self._slot.workspace
 
     def forward(self, serve: Serve, *, port: int | None = None, most: int = 64) -> AbstractAsyncContextManager[Forward]:
         """Refuse: it takes a guest to carry connections."""
@@ -176,44 +163,29 @@ class DirectCommands(ScriptedFiles):
 
     # --- commands ---------------------------------------------------------------------------------------------------
 
-    @operation
-    async def run(
-        self,
-        command: str | Sequence[str],
-        *,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: bytes | AsyncIterator[bytes] | None = None,
-        timeout_s: float | None = None,
-        output_limit: int = OUTPUT_LIMIT,
-        merge_stderr: bool = False,
-        spool: bool = False,
-        pty: WindowSize | None = None,
-        stdout: Sink | None = None,
-    ) -> CommandResult:
+    async def _run(self, command: Command) -> CommandResult:
         """Run a command and wait for its end. Spooling is not supported here, so `spool_path` stays None."""
-        _no_pty(pty)
-        run = await self._prepared(command, cwd, env)
-        data = b"" if stdin is None else stdin
-        return await run.result(data, timeout_s, output_limit, merge=merge_stderr, sink=stdout)
+        run = await self._prepared(command)
+        return await run.result(command)
 
-    async def _prepared(
-        self, command: str | Sequence[str], cwd: str | None, env: Mapping[str, str] | None
-    ) -> RunningCommand:
-        argv, path, environment = await self._argv(command), self._path(cwd or "."), self._environment(env)
-        return RunningCommand(self._shell, argv, path, environment, mark=self._slot.mark, scratch=self._slot.scratch)
+    async def _prepared(self, command: Command) -> RunningCommand:
+        if command.pty is not None:
+            message = "a sandbox without Python gives no terminal"
+            raise CommandError(message, code="no_pty", hint="leave out pty, or use an image with python3")
+        argv, path, env = await self._argv(command.args), self._path(command.cwd or "."), self._environment(command.env)
+        return RunningCommand(self._shell, argv, path, env, mark=self._slot.mark, scratch=self._slot.scratch)
 
-    async def _argv(self, command: str | Sequence[str]) -> list[str]:
+    async def _argv(self, args: str | Sequence[str]) -> list[str]:
         self._slot.used = True
-        if not isinstance(command, str):
-            sh.check_words(*command)
-            if not command:
+        if not isinstance(args, str):
+            sh.check_words(*args)
+            if not args:
                 raise CommandError("the command is empty", code="invalid")
-            return list(command)
-        sh.check_words(command)
-        text = command.encode("utf-8", "surrogateescape")
+            return list(args)
+        sh.check_words(args)
+        text = args.encode("utf-8", "surrogateescape")
         if len(text) <= MAX_WORD:
-            return [self._shell.program, "-c", command]
+            return [self._shell.program, "-c", args]
         path = f"{self._slot.scratch}/run/{self._shell.next_number()}.sh"
         await self._write(path, text)
         return [self._shell.program, path]
@@ -233,37 +205,26 @@ class DirectCommands(ScriptedFiles):
         if not path:
             raise CommandError("a path has at least one character", code="invalid")
         sh.check_words(path)
-        return posixpath.join(self._slot.workspace, self._cwd, path)
+        return posixpath.join(self.workspace_dir, self.cwd, path)
 
     # --- background processes ---------------------------------------------------------------------------------------
 
-    @operation
-    async def start(
-        self,
-        command: str | Sequence[str],
-        *,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        buffer_bytes: int = 200_000,
-        spool: bool = False,
-        pty: WindowSize | None = None,
-    ) -> ProcessStatus:
+    async def _start(self, command: Command) -> ProcessStatus:
         """Start a background process on a channel of its own. Spooling is not supported here."""
-        _no_pty(pty)
         self._slot.make_room()
         self._slot.starting += 1
         try:
-            run = await self._prepared(command, cwd, env)
+            run = await self._prepared(command)
             channel, token, begun = await run.open_background()
         finally:
             self._slot.starting -= 1
         process = _Process(
             process_id=f"proc_{secrets.token_hex(6)}",
-            command=command if isinstance(command, str) else " ".join(command),
+            command=command.line,
             cwd=run.cwd,
             mark=run.mark,
             channel=channel,
-            output=Rolling(buffer_bytes),
+            output=Rolling(command.output_limit),
         )
         self._slot.processes[process.process_id] = process
         self._shell.work.spawn(self._follow(process, token, begun), f"process {process.process_id}")

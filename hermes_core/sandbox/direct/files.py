@@ -9,11 +9,20 @@ import re
 import secrets
 import stat
 import tarfile
+from abc import abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import PurePosixPath
 
 from hermes_core.errors import CommandError
-from hermes_core.sandbox.commands import MAX_FILE_BYTES, Call, Compression, FileContent, FileStat, Sink, operation
+from hermes_core.sandbox.commands import (
+    MAX_FILE_BYTES,
+    Compression,
+    FileContent,
+    FileStat,
+    Sink,
+    SlotCommands,
+    operation,
+)
 
 MAX_TAR_IN = 1 << 30
 """Maximum size for `tar_in` and a streamed input, whose length must be known before they are sent."""
@@ -228,20 +237,19 @@ def check_archive(data: bytes, compression: str) -> None:
         raise CommandError(f"not a tar archive: {error}", code="invalid") from error
 
 
-class ScriptedFiles:
-    """The operations of `SlotCommands` on files, each by one of these scripts."""
+class ScriptedFiles(SlotCommands):
+    """Slot commands whose operations on files are these scripts."""
 
-    call: Call
     _aside: str
     """What the path of a file begins with that is made before it takes its place."""
 
+    @abstractmethod
     async def _file(self, script: str, path: str, *args: str, stdin: bytes = b"", limit: int = 1 << 20) -> bytes:
         """Run a script on a path, and return what it prints.
 
         Raises:
             CommandError: it fails, or prints more than `limit` bytes; names the path.
         """
-        raise NotImplementedError
 
     @operation
     async def read_file(self, path: str, *, offset: int = 0, limit: int = MAX_FILE_BYTES) -> FileContent:

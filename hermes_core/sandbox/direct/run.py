@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 from hermes_core.aio import together
 from hermes_core.errors import ChannelLost, CommandError, InfraError
-from hermes_core.sandbox.commands import CommandResult, Sink
+from hermes_core.sandbox.commands import Command, CommandResult, Sink
 from hermes_core.sandbox.contract import Channel
 from hermes_core.sandbox.direct import sh
 from hermes_core.sandbox.linux.output import HeadTail
@@ -73,30 +73,22 @@ class RunningCommand:
         self._token = sh.new_token()
         self._timed_out = False
 
-    async def result(
-        self,
-        stdin: bytes | AsyncIterator[bytes],
-        timeout_s: float | None,
-        limit: int,
-        *,
-        merge: bool,
-        sink: Sink | None = None,
-    ) -> CommandResult:
+    async def result(self, command: Command) -> CommandResult:
         """Run it and wait for its end.
 
         Args:
-            limit: bytes that are kept of each stream.
-            merge: send its standard error to its standard output.
-            sink: gets its standard output, of which nothing is kept then.
+            command: says what its input is, where its output goes, and when its time is up.
 
         Raises:
             CommandError: it could not be started.
             InfraError: the sandbox can't be reached.
         """
         began = time.monotonic()
-        out, err = HeadTail(limit) if sink is None else _PassedOn(sink), HeadTail(limit)
+        err = HeadTail(command.output_limit)
+        out = HeadTail(command.output_limit) if command.stdout is None else _PassedOn(command.stdout)
+        stdin = b"" if command.stdin is None else command.stdin
         try:
-            outcome = await self._streams(stdin, timeout_s, out, None if merge else err)
+            outcome = await self._streams(stdin, command.timeout_s, out, None if command.merge_stderr else err)
         except BaseException:
             self._shell.work.spawn(self._kill_all(), "kill a command that was given up")
             raise

@@ -16,8 +16,8 @@ from hermes_core.aio import alongside
 from hermes_core.errors import CommandError
 from hermes_core.sandbox.commands import (
     MAX_FILE_BYTES,
-    OUTPUT_LIMIT,
     Call,
+    Command,
     CommandResult,
     Compression,
     FileContent,
@@ -27,6 +27,7 @@ from hermes_core.sandbox.commands import (
     ProcessStatus,
     Serve,
     Sink,
+    SlotCommands,
     WindowSize,
     operation,
     unguarded,
@@ -53,8 +54,14 @@ _JOINED_AT_ONCE = 4 << 20
 ms."""
 
 
-class RemoteCommands:
-    """`SlotCommands` over a guest. See there for documentation."""
+class RemoteCommands(SlotCommands):
+    """`SlotCommands` over a guest. See there for documentation.
+
+    Args:
+        request: sends a request to the guest.
+        index: the slot's number.
+        env: environment variables of every command.
+    """
 
     def __init__(
         self,
@@ -66,65 +73,41 @@ class RemoteCommands:
         *,
         env: Mapping[str, str] | None = None,
     ) -> None:
-        self.call = call
+        super().__init__(workspace_dir, call, cwd)
         self._request = request
         self._index = index
-        self._workspace_dir = workspace_dir
-        self._cwd = cwd
         self._env = env or {}
-
-    @property
-    def workspace_dir(self) -> str:
-        """Return the slot's workspace, as a path inside the sandbox."""
-        return self._workspace_dir
 
     # --- commands ---------------------------------------------------------------------------------------------------
 
-    @operation
-    async def run(
-        self,
-        command: str | Sequence[str],
-        *,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: bytes | AsyncIterator[bytes] | None = None,
-        timeout_s: float | None = None,
-        output_limit: int = OUTPUT_LIMIT,
-        merge_stderr: bool = False,
-        spool: bool = False,
-        pty: WindowSize | None = None,
-        stdout: Sink | None = None,
-    ) -> CommandResult:
+    async def _run(self, command: Command) -> CommandResult:
         """Run a command to its end."""
-        if output_limit <= 0:
-            raise CommandError(f"output_limit must be above 0, not {output_limit}", code="invalid")
-        header = {"op": "exec", "limit": output_limit, "merge": merge_stderr, "grace": GRACE_S, "spool": spool}
-        header |= _launch(command, self._directory(cwd), {**self._env, **(env or {})}, pty)
-        if timeout_s is not None:
-            header["timeout"] = _seconds("timeout_s", timeout_s)
-        script = _script(command)
+        if command.output_limit <= 0:
+            raise CommandError(f"output_limit must be above 0, not {command.output_limit}", code="invalid")
+        header, script = self._launch(command)
+        header |= {"op": "exec", "merge": command.merge_stderr, "grace": GRACE_S}
+        if command.timeout_s is not None:
+            header["timeout"] = _seconds("timeout_s", command.timeout_s)
         try:
-            if stdout is not None:
-                return await self._run_streamed(header, script, stdin, stdout)
-            if output_limit > CAPTURE_LIMIT:
-                return await self._run_kept(header, script, stdin, output_limit)
-            return _command_result(*await self._exec(header | {"mode": "capture"}, script, stdin))
+            if command.stdout is not None:
+                return await self._run_streamed(header, script, command.stdin, command.stdout)
+            if command.output_limit > CAPTURE_LIMIT:
+                return await self._run_kept(header, script, command)
+            return _command_result(*await self._exec(header | {"mode": "capture"}, script, command.stdin))
         except CommandError as error:
             if error.code != "killed":
                 raise
             return CommandResult(exit_code=None, signal=9, stderr=error.message.encode())
 
-    async def _run_kept(
-        self, header: dict[str, Any], script: bytes, stdin: bytes | AsyncIterator[bytes] | None, output_limit: int
-    ) -> CommandResult:
+    async def _run_kept(self, header: dict[str, Any], script: bytes, command: Command) -> CommandResult:
         """Run with standard output limited by the window, so that a result of many megabytes never delays a
         neighbour."""
-        kept = HeadTail(output_limit)
+        kept = HeadTail(command.output_limit)
 
         async def keep(piece: bytes) -> None:
             kept.feed(piece)
 
-        result = await self._run_streamed(header, script, stdin, keep)
+        result = await self._run_streamed(header, script, command.stdin, keep)
         return replace(result, stdout=kept.value(), stdout_truncated=kept.truncated)
 
     async def _run_streamed(
@@ -145,7 +128,6 @@ class RemoteCommands:
         output: OutputStream | None = None,
     ) -> Answer:
         """Run with input of any size. Small input is sent with the request."""
-        header |= {"slot": self._index, "script": len(script)}
         if stdin is None:
             return await self._request(header, script, output=output)
         header["input"] = True
@@ -156,35 +138,45 @@ class RemoteCommands:
         feeding = stream.pump(once(stdin) if isinstance(stdin, bytes) else stdin)
         return await fed(self._request(header, script, input=stream, output=output), feeding)
 
+    def _launch(self, command: Command) -> tuple[dict[str, Any], bytes]:
+        """Return what a request says of a command, and the script that it carries.
+
+        Raises:
+            CommandError: no process can have such a command.
+        """
+        script, argv = _script(command.args)
+        cwd = self._directory(command.cwd)
+        env = {**self._env, **(command.env or {})}
+        header: dict[str, Any] = {
+            "slot": self._index,
+            "script": len(script),
+            "limit": command.output_limit,
+            "spool": command.spool,
+        }
+        if command.pty is not None:
+            header["pty"] = _size(command.pty)
+        if argv:
+            header["argv"] = argv
+        if cwd:
+            header["cwd"] = _path(cwd)
+        if env:
+            header["env"] = env
+        words = [*argv, cwd, *env, *env.values()]
+        if any("\0" in word for word in words):
+            raise CommandError("an argument, the directory or a variable contains a NUL byte", code="invalid")
+        if sum(len(_encoded(word)) for word in words) > MAX_ARGUMENTS:
+            raise CommandError("the arguments and variables are too long", code="too_large", hint="use standard input")
+        return header, script
+
     # --- background processes ---------------------------------------------------------------------------------------
 
-    @operation
-    async def start(
-        self,
-        command: str | Sequence[str],
-        *,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        buffer_bytes: int = 200_000,
-        spool: bool = False,
-        pty: WindowSize | None = None,
-    ) -> ProcessStatus:
+    async def _start(self, command: Command) -> ProcessStatus:
         """Start a background process."""
-        if not 0 <= buffer_bytes <= MAX_BUFFER:
-            raise CommandError(f"buffer_bytes must be between 0 and {MAX_BUFFER}, not {buffer_bytes}", code="invalid")
-        label = command if isinstance(command, str) else " ".join(command)
-        script = _script(command)
-        header = {
-            "op": "start",
-            "slot": self._index,
-            "limit": buffer_bytes,
-            "script": len(script),
-            "label": label[:_LABEL],
-            "spool": spool,
-        }
-        answer, _ = await self._request(
-            header | _launch(command, self._directory(cwd), {**self._env, **(env or {})}, pty), script
-        )
+        if not 0 <= command.output_limit <= MAX_BUFFER:
+            message = f"buffer_bytes must be between 0 and {MAX_BUFFER}, not {command.output_limit}"
+            raise CommandError(message, code="invalid")
+        header, script = self._launch(command)
+        answer, _ = await self._request(header | {"op": "start", "label": command.line[:_LABEL]}, script)
         return _process_status(answer["process"])
 
     @operation
@@ -320,15 +312,22 @@ class RemoteCommands:
         return size
 
     def _path(self, path: str) -> str:
-        return _path(path and posixpath.join(self._cwd, path))
+        return _path(path and posixpath.join(self.cwd, path))
 
     def _directory(self, cwd: str | None) -> str:
-        return posixpath.join(self._cwd, cwd) if cwd else self._cwd
+        return posixpath.join(self.cwd, cwd) if cwd else self.cwd
 
     async def _builtin(
         self, name: str, arguments: Mapping[str, Any], stdin: bytes | AsyncIterator[bytes] | None = None
     ) -> tuple[dict[str, Any], bytes]:
-        header = {"op": "exec", "mode": "capture", "limit": 1 << 20, "builtin": name, "args": arguments}
+        header = {
+            "op": "exec",
+            "slot": self._index,
+            "mode": "capture",
+            "limit": 1 << 20,
+            "builtin": name,
+            "args": arguments,
+        }
         result = _command_result(*await self._exec(header, b"", stdin))
         return self._outcome(name, result), result.stdout
 
@@ -391,16 +390,23 @@ def _seconds(name: str, value: float, *, least: float | None = None) -> float | 
     return None if math.isinf(value) else value
 
 
-def _script(command: str | Sequence[str]) -> bytes:
-    if not isinstance(command, str):
-        return b""
-    if "\0" in command:
+def _script(args: str | Sequence[str]) -> tuple[bytes, list[str]]:
+    """Return a text for the shell, or a program and its arguments.
+
+    Raises:
+        CommandError: there is no program, or the text can't be a command.
+    """
+    if not isinstance(args, str):
+        if not args:
+            raise CommandError("the command is empty", code="invalid")
+        return b"", list(args)
+    if "\0" in args:
         raise CommandError("the command contains a NUL byte", code="invalid", hint="write binary data to a file first")
-    script = _encoded(command)
+    script = _encoded(args)
     if len(script) > MAX_SCRIPT:
         message = f"the command is {len(script)} bytes long"
         raise CommandError(message, code="too_large", hint="write it to a file and run that")
-    return script
+    return script, []
 
 
 def _encoded(text: str) -> bytes:
@@ -415,26 +421,6 @@ def _size(size: WindowSize) -> list[int]:
         message = f"a terminal has 1 to {MAX_SIDE} rows and columns, not {size.rows} and {size.columns}"
         raise CommandError(message, code="invalid")
     return [size.rows, size.columns]
-
-
-def _launch(
-    command: str | Sequence[str], cwd: str, env: Mapping[str, str] | None, pty: WindowSize | None
-) -> dict[str, Any]:
-    fields: dict[str, Any] = {} if pty is None else {"pty": _size(pty)}
-    if not isinstance(command, str):
-        fields["argv"] = list(command)
-        if not fields["argv"]:
-            raise CommandError("the command is empty", code="invalid")
-    if cwd:
-        fields["cwd"] = _path(cwd)
-    if env:
-        fields["env"] = dict(env)
-    words = [*fields.get("argv", ()), cwd, *(env or {}).keys(), *(env or {}).values()]
-    if any("\0" in word for word in words):
-        raise CommandError("an argument, the directory or a variable contains a NUL byte", code="invalid")
-    if sum(len(_encoded(word)) for word in words) > MAX_ARGUMENTS:
-        raise CommandError("the arguments and variables are too long", code="too_large", hint="use standard input")
-    return fields
 
 
 def _command_result(answer: Mapping[str, Any], data: bytes) -> CommandResult:

@@ -7,10 +7,11 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from hermes_core.aio import alongside, exits_are_errors
-from hermes_core.sandbox.commands import Call, Forward, Serve
+from hermes_core.sandbox.commands import Call, Forward, Operation, Serve
 from hermes_core.sandbox.guest_client.streams import InputStream, OutputStream, SendRequest
 
 log = logging.getLogger(__name__)
@@ -32,7 +33,8 @@ async def forwarded(
         port: which one; 0 is any.
     """
     async with AsyncExitStack() as stack:
-        forward = await call(_listen, stack, request, {"op": "listen", "slot": index, "port": port})
+        listen = partial(_listen, stack, request, {"op": "listen", "slot": index, "port": port})
+        forward = await call(Operation("forward", listen))
         server = _Server(request, {"slot": index, "port": forward.port}, serve, most)
         await stack.enter_async_context(alongside(server.run()))
         yield forward

@@ -9,16 +9,15 @@ import re
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, ParamSpec, Protocol, TypeVar
+from functools import cached_property, partial
+from typing import Any, Protocol, TypeVar
 
 from hermes_core.aio import SingleFlight
 from hermes_core.errors import InfraError, SandboxLost, StaleSlotError
-from hermes_core.sandbox.commands import Around, Call, Operation, SandboxImage, Slot, SlotCommands, SlotState, unguarded
+from hermes_core.sandbox.commands import Call, Operation, SandboxImage, Slot, SlotCommands, SlotState, unguarded
 from hermes_core.sandbox.contract import Isolation, Sandbox, SandboxConfig
 from hermes_core.sandbox.guest_client.connection import GuestLife
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -222,17 +221,10 @@ class Lease:
         """Return the sandbox that it is on."""
         return self.seat.pooled
 
-    def commands(self, index: int | None = None, around: Around | None = None) -> SlotCommands:
-        """Return what can be done in the slot until the lease ends.
-
-        Args:
-            index: the index of another slot of the sandbox: `PREPARE`.
-            around: wraps this lease's `call`; the result carries out the commands.
-        """
-        call: Call = self.call if around is None else around(self.call)
-        if index is not None:
-            return self.pooled.client.commands(index, call)
-        return self.pooled.client.commands(self.seat.index, call, self.cwd, self.env)
+    @cached_property
+    def commands(self) -> SlotCommands:
+        """What can be done in the slot until the lease ends."""
+        return self.pooled.client.commands(self.seat.index, self.call, self.cwd, self.env)
 
     @contextmanager
     def executing(self) -> Iterator[None]:
@@ -259,7 +251,7 @@ class Lease:
         if (error := self.pooled.lost) is not None:
             raise located(SandboxLost(error.message, hint=error.hint), self.slot) from error
 
-    async def call(self, operation: Operation[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    async def call(self, operation: Operation[T], /) -> T:
         """Carry out an operation for this lease. Everything that is done in its slot goes through here.
 
         Raises:
@@ -268,7 +260,7 @@ class Lease:
         """
         self.check()
         try:
-            outcome = await operation(*args, **kwargs)
+            outcome = await operation.begin()
         except InfraError as error:
             # Work that the release itself interrupted is not a failure of the sandbox.
             if self.release is not None:

@@ -9,7 +9,7 @@ from functools import partial
 
 from hermes_core.aio import TaskSet
 from hermes_core.errors import CommandError, HermesError, PolicyError, ProvisionError, SetupFailed, UsageError
-from hermes_core.sandbox.commands import PREPARE, Around, Call, SlotCommands, unguarded
+from hermes_core.sandbox.commands import PREPARE, SlotCommands
 from hermes_core.sandbox.contract import Isolation
 from hermes_core.sandbox.direct.client import DirectClient
 from hermes_core.sandbox.pool.leases import PooledSandbox
@@ -71,9 +71,7 @@ async def _run_all(lines: Sequence[str], commands: SlotCommands, directory: str)
             raise SetupFailed(f"preparing failed with {done.returncode}: {line[:200]}\n{done.text[-2000:]}".rstrip())
 
 
-async def prepare(
-    tasks: TaskSet, pooled: PooledSandbox, key: str, build: Build, *, private: bool, around: Around | None = None
-) -> str:
+async def prepare(tasks: TaskSet, pooled: PooledSandbox, key: str, build: Build, *, private: bool) -> str:
     """Return the directory that `build` filled, once per sandbox and key.
 
     All who ask while it is being built wait for that attempt and get its error. After a failure, or when the last of
@@ -85,12 +83,11 @@ async def prepare(
             hint="use an image with python3 (3.7 or later), and no slot_user: root",
             sandbox_id=pooled.sandbox.id,
         )
-    call = unguarded if around is None else around(unguarded)
-    attempt = partial(_attempt, pooled, check_key(key), build, call, private=private)
+    attempt = partial(_attempt, pooled, check_key(key), build, private=private)
     return await pooled.preparations.get(tasks, attempt, (key, private))
 
 
-async def _attempt(pooled: PooledSandbox, key: str, build: Build, call: Call, *, private: bool) -> str:
+async def _attempt(pooled: PooledSandbox, key: str, build: Build, *, private: bool) -> str:
     kind = "private" if private else "shared"
     directory = f"{pooled.sandbox.workspace_base}/prepared/{kind}/{key}"
     mark = f"{pooled.sandbox.workspace_base}/prepared/{kind}/.done.{key}"
@@ -103,7 +100,7 @@ async def _attempt(pooled: PooledSandbox, key: str, build: Build, call: Call, *,
     if not made.ok:
         raise ProvisionError(f"can't make {directory}: {made.text.strip()}", sandbox_id=pooled.sandbox.id)
     try:
-        await build(pooled.client.commands(PREPARE, call), directory)
+        await build(commands, directory)
         if not private:
             await _protect(commands, directory)
         await commands.write_file(mark, b"")

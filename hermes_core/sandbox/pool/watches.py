@@ -54,7 +54,7 @@ class Watchers:
         await self._tasks.aclose()
 
     async def _watch(self, lease: Lease, process_id: str) -> None:
-        watch, commands = lease.watches[process_id], lease.commands()
+        watch, commands = lease.watches[process_id], lease.commands
         try:
             while not watch.ended:
                 due = (
