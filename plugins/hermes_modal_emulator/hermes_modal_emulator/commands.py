@@ -23,7 +23,7 @@ class StdinClosed(Exception):
     """The command reads no more."""
 
 
-class Command:
+class EmulatedCommand:
     """A process with its standard streams; `start` it once. Lives in the event loop."""
 
     def __init__(self, tail: int | None = None) -> None:

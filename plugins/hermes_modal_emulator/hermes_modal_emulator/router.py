@@ -12,7 +12,7 @@ from grpclib import GRPCError, Status
 from modal_proto import task_command_router_pb2 as sr
 
 from hermes_modal_emulator import fs_tool
-from hermes_modal_emulator.commands import Command, StdinClosed
+from hermes_modal_emulator.commands import EmulatedCommand, StdinClosed
 from hermes_modal_emulator.machines import FS_TOOL
 from hermes_modal_emulator.sandboxes import EmulatedSandbox
 from hermes_modal_emulator.serving import Service
@@ -39,7 +39,7 @@ class CommandRouter(Service):
         sandbox.touch()
         return sandbox
 
-    def _exec(self, request: Any) -> Command:
+    def _exec(self, request: Any) -> EmulatedCommand:
         """Return a command, even of a sandbox that has ended."""
         sandbox = self.cloud.task(request.task_id)
         if request.exec_id not in sandbox.execs:
@@ -54,7 +54,7 @@ class CommandRouter(Service):
         argv = list(request.command_args)
         if argv and argv[0] == FS_TOOL:
             argv = [_PYTHON, "-SEc", _FS_TOOL_SOURCE, *argv[1:]]
-        command = Command()
+        command = EmulatedCommand()
         try:
             sandbox.run(
                 command,
@@ -141,7 +141,7 @@ class CommandRouter(Service):
         return sr.SandboxWaitUntilReadyTcrResponse(ready_at=time.time())
 
 
-async def _write(command: Command, offset: int, data: bytes, *, eof: bool) -> None:
+async def _write(command: EmulatedCommand, offset: int, data: bytes, *, eof: bool) -> None:
     try:
         await command.write(offset, data, eof=eof)
     except StdinClosed as error:

@@ -10,7 +10,7 @@ from typing import Any
 
 from modal_proto import api_pb2 as pb
 
-from hermes_modal_emulator.commands import Command
+from hermes_modal_emulator.commands import EmulatedCommand
 from hermes_modal_emulator.machines import BASE_ENV, Machine
 
 STDIO_TAIL = 16 << 20
@@ -43,8 +43,8 @@ class EmulatedSandbox:
         self.created = time.time()
         self.result: Any = None
         self.finished = asyncio.Event()
-        self.main = Command(tail=STDIO_TAIL)
-        self.execs: dict[str, Command] = {}
+        self.main = EmulatedCommand(tail=STDIO_TAIL)
+        self.execs: dict[str, EmulatedCommand] = {}
         self.machine: Machine | None = None
         self._active = time.monotonic()
         self._watcher: asyncio.Task[None] | None = None
@@ -75,11 +75,11 @@ class EmulatedSandbox:
         self.run(self.main, list(self.definition.entrypoint_args) or ["sleep", "infinity"], self.workdir, {})
         self._watcher = asyncio.create_task(self._watch())
 
-    def run(self, command: Command, argv: list[str], cwd: str, env: dict[str, str], **how: Any) -> None:
+    def run(self, command: EmulatedCommand, argv: list[str], cwd: str, env: dict[str, str], **how: Any) -> None:
         """Start a command in it. `OSError` if it can't be started.
 
         Args:
-            how: `pty` and `timeout_s` of `Command.start`.
+            how: `pty` and `timeout_s` of `EmulatedCommand.start`.
         """
         assert self.machine is not None
         place = self.machine.cwd(cwd)
