@@ -44,9 +44,10 @@ from hermes_core.environment import Environment, EnvironmentConfig, Item
 from hermes_core.envs.group import GroupRoller
 from hermes_core.envs.plain import plain
 from hermes_core.envs.runner import STOPPING
-from hermes_core.envs.session import Tools, check_scored, open_session, redactor
+from hermes_core.envs.session import Session, Tools, check_scored, open_session, redactor
 from hermes_core.envs.stalls import STALLS
 from hermes_core.envs.tool_context import ToolContext
+from hermes_core.envs.trainer import TrainerRun
 from hermes_core.errors import ConfigError, UsageError
 from hermes_core.runtime import Runtime
 from hermes_core.sandbox.contract import Isolation
@@ -228,19 +229,20 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
             stack.push_async_callback(model.aclose)
             agent = open_agent(runtime, self.config, model, settings[0])
             redact = redactor(runtime, *settings)
-            session = await stack.enter_async_context(
-                open_session(runtime, environment, agent, options, load=self.setup, redact=redact)
-            )
             stalls = self.trajectories_path.with_suffix(f".{STALLS}")
-            context = await stack.enter_async_context(session.sandboxes(start=False, stalls=stalls))
-            refills = self.config.group_refills
-            roller = GroupRoller(
-                context, session.tools, self.reporter, room=session.room, refills=refills, exact=self.exact
+            run = TrainerRun(
+                partial(open_session, runtime, environment, agent, options, load=self.setup, redact=redact),
+                sandboxes=partial(Session.sandboxes, start=False, stalls=stalls),
+                exact=self.exact,
+                refills=self.config.group_refills,
+                records=self.reporter,
             )
+            await stack.enter_async_context(run)
+            roller = await run.roller()
             if start:
                 if self.wandb_run is not None:
                     await self.wandb_run.start()
-                await context.backend.start()
+                await roller.context.backend.start()
             if self.config.data_path_to_save_groups is not None:
                 self.jsonl_writer = stack.enter_context(JsonLines(Path(self.config.data_path_to_save_groups)))
             self._roller, self._model = roller, model
