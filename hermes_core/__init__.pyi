@@ -188,7 +188,7 @@ from hermes_core.validation import validated as validated
 from hermes_core.version import (
     PLUGIN_API as PLUGIN_API,
     __version__ as __version__,
-    check_tested as check_tested,
-    tested_import as tested_import,
+    NotInstalledError as NotInstalledError,
+    AdaptedPackage as AdaptedPackage,
 )
 from hermes_core.workers import Workers as Workers, begin_thread as begin_thread, call_in as call_in

@@ -6,6 +6,7 @@ import importlib.metadata
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from hermes_core.errors import ConfigError
 
@@ -17,41 +18,58 @@ PLUGIN_API = 1
 """A plugin may declare `HERMES_PLUGIN_API`; another number is refused at load."""
 
 
-def check_tested(adapter: str, package: str, tested: str) -> None:
-    """Warn of another version of a package than its adapter was tested with, unless only its last number differs.
-
-    Raises:
-        ConfigError: the package is not installed.
-    """
-    try:
-        found = importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError as error:
-        raise ConfigError(f"{package} is not installed", hint=f"pip install {package}=={tested}") from error
-    if found.split(".")[:2] != tested.split(".")[:2]:
-        log.warning(_told(adapter, package, tested, found))
+class NotInstalledError(ConfigError, ImportError):
+    """A package that an adapter needs is not installed."""
 
 
-@contextmanager
-def tested_import(adapter: str, package: str, tested: str) -> Iterator[None]:
-    """Import what an adapter needs of its package in the block, and warn of any version but the tested one.
+@dataclass(frozen=True)
+class AdaptedPackage:
+    """A package that an adapter was made for, and the version that it was tested with. Of another one, it warns."""
 
-    Raises:
-        ImportError: the package is missing, or too different to be imported from; says which version was tested.
-    """
-    try:
-        found = importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError as error:
-        raise ImportError(f"{package} is not installed: pip install '{package}=={tested}'") from error
-    told = _told(adapter, package, tested, found)
-    if found != tested:
-        log.warning(told)
-    try:
-        yield
-    except (ImportError, AttributeError, TypeError) as error:
-        if found == tested:
-            raise
-        raise ImportError(f"{told}: {error}. Try pip install '{package}=={tested}'") from error
+    adapter: str
+    """The adapter's distribution."""
+    name: str
+    tested: str
+    exact: bool = False
+    """Whether a version of which only the last number differs is another one, too."""
 
+    def check(self) -> None:
+        """Warn of another version.
 
-def _told(adapter: str, package: str, tested: str, found: str) -> str:
-    return f"{adapter} was tested with {package} {tested}, and this is {package} {found}"
+        Raises:
+            NotInstalledError: the package is not installed.
+        """
+        found = self._found()
+        numbers = None if self.exact else 2
+        if found.split(".")[:numbers] != self.tested.split(".")[:numbers]:
+            log.warning(self._comparison(found))
+
+    @contextmanager
+    def imports(self) -> Iterator[None]:
+        """Warn of another version, and import what the adapter needs of the package in the block.
+
+        Raises:
+            NotInstalledError: the package is not installed.
+            ImportError: another version is too different to be imported from; says which version was tested.
+        """
+        self.check()
+        try:
+            yield
+        except (ImportError, AttributeError, TypeError) as error:
+            found = self._found()
+            if found == self.tested:
+                raise
+            raise ImportError(f"{self._comparison(found)}: {error}. Try {self._install}") from error
+
+    def _found(self) -> str:
+        try:
+            return importlib.metadata.version(self.name)
+        except importlib.metadata.PackageNotFoundError as error:
+            raise NotInstalledError(f"{self.name} is not installed", hint=self._install) from error
+
+    def _comparison(self, found: str) -> str:
+        return f"{self.adapter} was tested with {self.name} {self.tested}, and this is {self.name} {found}"
+
+    @property
+    def _install(self) -> str:
+        return f"pip install '{self.name}=={self.tested}'"

@@ -372,9 +372,9 @@ FOUND = (
 
 
 ADAPTERS = {
-    "hermes_trl": ("trl", "from hermes_trl.run import check_version; check_version()"),
+    "hermes_trl": ("trl", "from hermes_trl.run import TRL; TRL.check()"),
     "hermes_verifiers": ("verifiers", "import hermes_rl"),
-    "hermes_tinker": ("tinker", "from hermes_tinker.versions import check_version; check_version('tinker')"),
+    "hermes_tinker": ("tinker", "from hermes_tinker.versions import TINKER; TINKER.check()"),
     "hermes_inspect": ("inspect-ai", "import hermes_inspect.provider"),
     "hermes_agent": ("hermes-agent", "import hermes_agent.environment"),
 }

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from hermes_verifiers.versions import tested
+from hermes_verifiers.versions import VERIFIERS
 
-with tested():
+with VERIFIERS.imports():
     from hermes_verifiers.adapter import HermesEnv, HermesHarness, HermesTaskset
 
 __all__ = ["HermesEnv", "HermesHarness", "HermesTaskset"]

@@ -163,13 +163,13 @@ async def test_cleanup_by_id_ends_that_sandbox(inspect_extra: None, tmp_path: Pa
 def test_another_version_of_inspect_is_named(
     inspect_extra: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from hermes_inspect.version import TESTED
+    from hermes_inspect.version import INSPECT
 
     for name in [name for name in sys.modules if name.startswith("hermes_inspect")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "9.9")
     monkeypatch.setitem(sys.modules, "hermes_inspect.sandbox", None)
-    with pytest.raises(ImportError, match=rf"tested with inspect-ai {TESTED}, and this is inspect-ai 9\.9"):
+    with pytest.raises(ImportError, match=rf"tested with inspect-ai {INSPECT.tested}, and this is inspect-ai 9\.9"):
         import hermes_inspect.provider  # noqa: F401
     assert "and this is inspect-ai 9.9" in caplog.text
 

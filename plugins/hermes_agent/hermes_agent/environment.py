@@ -11,10 +11,10 @@ from typing import Any
 
 from hermes_agent.running import RunningCommand
 from hermes_agent.slots import Lease, Slots
-from hermes_agent.version import tested
+from hermes_agent.version import HERMES_AGENT
 from hermes_core import HermesError, InfraError, StaleSlotError
 
-with tested():
+with HERMES_AGENT.imports():
     from tools.environments.base import BaseEnvironment
     from tools.interrupt import is_interrupted
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from hermes_agent import seams
 from hermes_agent.slots import PREFIX
-from hermes_agent.version import tested
+from hermes_agent.version import HERMES_AGENT
 from hermes_core import HermesError, Runtime
 
 _IN_SANDBOX = frozenset({"terminal", "process", "read_file", "write_file", "patch", "search_files", "execute_code"})
@@ -22,7 +22,7 @@ def register(ctx: Any) -> None:
     Raises:
         PluginError: this version of hermes-agent is too different. It then knows no such environment, and runs nothing.
     """
-    with tested():
+    with HERMES_AGENT.imports():
         from tools import terminal_tool
 
         from hermes_agent import sessions

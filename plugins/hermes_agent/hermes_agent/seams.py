@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from hermes_agent.slots import PREFIX, slots_of
-from hermes_agent.version import TESTED
+from hermes_agent.version import HERMES_AGENT
 from hermes_core import PluginError
 
 _NAMES = {
@@ -80,7 +80,7 @@ def install(names: Collection[str], parents: Parents) -> None:
     if missing:
         raise PluginError(
             f"this version of hermes-agent has no {', '.join(missing)}",
-            hint=f"install the version that this was tested with: pip install 'hermes-agent=={TESTED}'",
+            hint=f"install the version that this was tested with: pip install 'hermes-agent=={HERMES_AGENT.tested}'",
         )
     for name, attribute in _NAMES.items():
         module = importlib.import_module(name)

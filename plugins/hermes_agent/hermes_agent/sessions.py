@@ -11,9 +11,9 @@ from typing import Any
 
 from hermes_agent.environment import SlotEnvironment
 from hermes_agent.slots import slots_of
-from hermes_agent.version import tested
+from hermes_agent.version import HERMES_AGENT
 
-with tested():
+with HERMES_AGENT.imports():
     from tools import process_registry, terminal_tool
 
 log = logging.getLogger(__name__)

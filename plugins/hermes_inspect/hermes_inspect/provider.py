@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from hermes_inspect.version import tested
+from hermes_inspect.version import INSPECT
 
-with tested():
+with INSPECT.imports():
     from hermes_inspect.config import HermesSandboxConfig
     from hermes_inspect.sandbox import HermesSandbox
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from hermes_core import ConfigError, DatasetError, VerifierError
-from hermes_inspect.version import tested
+from hermes_inspect.version import INSPECT
 
-with tested():
+with INSPECT.imports():
     from inspect_ai import Task
     from inspect_ai._eval.context import init_task_context
     from inspect_ai._eval.loader import load_tasks, resolve_task_sandbox

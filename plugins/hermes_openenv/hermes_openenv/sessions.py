@@ -12,6 +12,7 @@ from openenv.core.env_server.mcp_types import Tool
 from openenv.core.harness import ResourceSession, ResourceSessionFactory, ToolResult, TrainingTrace, VerifyResult
 
 from hermes_core import (
+    AdaptedPackage,
     ConfigError,
     DrivenRollout,
     Environment,
@@ -20,13 +21,11 @@ from hermes_core import (
     RunOptions,
     TokenSequence,
     TrainerRun,
-    check_tested,
     open_trainer_session,
     validated,
 )
 
-TESTED = "0.10.0"
-"""The version of OpenEnv with which this package was tested."""
+OPENENV = AdaptedPackage("hermes-rl-openenv", "openenv", "0.10.0")
 
 ITEM = "item_id"
 """The field of a task, or of a prompt's last message, that names the item."""
@@ -61,7 +60,7 @@ class HermesSessionFactory(ResourceSessionFactory[ResourceSession]):
         agent: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
-        check_tested("hermes-rl-openenv", "openenv", TESTED)
+        OPENENV.check()
         checked = validated(RunOptions, options, "the options of HermesSessionFactory")
         self.run = TrainerRun(
             partial(open_trainer_session, environment, checked, env=env, agent=agent),

@@ -11,9 +11,9 @@ from typing import Any
 
 from hermes_core import Record, StopReason
 from hermes_tinker.stepped import Rollouts, SteppedRollout
-from hermes_tinker.versions import check_version
+from hermes_tinker.versions import COOKBOOK
 
-try:
+with COOKBOOK.imports():
     import chz
     from tinker import ModelInput
     from tinker_cookbook.rl.types import (
@@ -25,11 +25,6 @@ try:
         RLDatasetBuilder,
         StepResult,
     )
-except ImportError:
-    check_version("tinker-cookbook")
-    raise
-
-check_version("tinker-cookbook")
 
 _STOPS: Mapping[str | None, str] = {
     StopReason.FINISHED: "completed",

@@ -21,7 +21,7 @@ from hermes_core import (
     validated,
 )
 from hermes_tinker.server import Policy, TinkerServer
-from hermes_tinker.versions import check_version
+from hermes_tinker.versions import TINKER
 
 
 class TinkerRun:
@@ -62,7 +62,7 @@ class TinkerRun:
         refills: int = 4,
         **options: Any,
     ) -> None:
-        check_version("tinker")
+        TINKER.check()
         checked = validated(RunOptions, options, "the options of TinkerRun")
         self.training = training
         self._policy = Policy(training)

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from hermes_core import Environment, RunOptions, TrainerRun, UsageError, check_tested, open_trainer_session
+from hermes_core import AdaptedPackage, Environment, RunOptions, TrainerRun, UsageError, open_trainer_session
 
-TESTED = "1.16.0"
-"""The version of TRL with which this package was tested."""
+TRL = AdaptedPackage("hermes-rl-trl", "trl", "1.16.0")
+"""What is used of TRL is experimental there."""
 
 ITEM = "item_id"
 """The field of a prompt's last message that names the item. `rollout_func` gets nothing but the prompt."""
@@ -35,7 +35,7 @@ class Run(TrainerRun):
         options: RunOptions,
         refills: int,
     ) -> None:
-        check_version()
+        TRL.check()
         super().__init__(
             partial(open_trainer_session, environment, options, env=env, agent=agent),
             exact=agent is not None,
@@ -70,12 +70,3 @@ class Run(TrainerRun):
                 hint="use rollout_func, or name the toolsets in env: enabled_toolsets",
             )
         return session.runtime.tools.schemas(names.pop())
-
-
-def check_version() -> None:
-    """Warn of a version of TRL with which this was not tested. What is used of TRL is experimental there.
-
-    Raises:
-        ConfigError: TRL is not installed.
-    """
-    check_tested("hermes-rl-trl", "trl", TESTED)

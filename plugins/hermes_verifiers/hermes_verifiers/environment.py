@@ -21,9 +21,9 @@ from hermes_core import (
     VerifierError,
     hookimpl,
 )
-from hermes_verifiers.versions import tested
+from hermes_verifiers.versions import VERIFIERS
 
-with tested():
+with VERIFIERS.imports():
     import verifiers.v1 as vf
     from verifiers.v1.configs.agent import AgentConfig
     from verifiers.v1.dialects.chat import message_to_wire, parse_message

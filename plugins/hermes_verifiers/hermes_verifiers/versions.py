@@ -2,13 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from hermes_core import AdaptedPackage
 
-from hermes_core import tested_import
-
-TESTED = "0.4.0"
-
-
-def tested() -> AbstractContextManager[None]:
-    """Import the adapter in the block; see `tested_import`."""
-    return tested_import("hermes-rl-verifiers", "verifiers", TESTED)
+VERIFIERS = AdaptedPackage("hermes-rl-verifiers", "verifiers", "0.4.0", exact=True)
