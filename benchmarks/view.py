@@ -21,9 +21,9 @@ LOG = """
 import sys, time
 from pathlib import Path
 began, times = time.perf_counter(), []
-from hermes_core.view.eval_log import RunLog
-from hermes_core.view.index import Run
-log = RunLog(Run(Path(sys.argv[1])), Path(sys.argv[2]))
+from hermes_core.export.eval_log import RunLog
+from hermes_core.envs.index import RecordedRun
+log = RunLog(RecordedRun(Path(sys.argv[1])), Path(sys.argv[2]))
 log.update(lambda done, of: times.append(time.perf_counter() - began))
 last = time.perf_counter() - began
 print(times[0] if times else last, last)

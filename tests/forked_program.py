@@ -24,7 +24,7 @@ _CONTEXT.set_forkserver_preload(
         "hermes_core.sandbox.channels.blocking",
         "hermes_core.sandbox.guest_client.client",
         "hermes_core.sandbox.local.backend",
-        "hermes_core.view.index",
+        "hermes_core.envs.index",
     ]
 )
 

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from hermes_core.cli.listing import as_text
+from hermes_core.envs.plain_text import without_what_differs
 from hermes_core.envs.soundness import Status
 from hermes_core.envs.store import QUARANTINE, TABLE, TRAJECTORIES
 from hermes_core.envs.summary import RATED_FROM_S, RunSummary
-from hermes_core.view.plain_text import without_what_differs
 
 if TYPE_CHECKING:
     from hermes_core.envs.rescore import Rescoring

@@ -92,8 +92,8 @@ def rollout(ctx: click.Context, /, environment: str, **given: Any) -> None:
 
     Exits with 0 if every rollout ended without a failure, 3 if some failed, 2 for wrong use, and 130 after Ctrl-C.
     """
+    from hermes_core.envs.index import RecordedRun
     from hermes_core.envs.runner import run_rollouts
-    from hermes_core.view.index import Run
 
     failures = Failures()
     folder: Path | None = given["out"]
@@ -132,7 +132,9 @@ def rollout(ctx: click.Context, /, environment: str, **given: Any) -> None:
     text = json.dumps(summary.to_dict(), indent=2) if given["as_json"] else None
     say(text or summary_text(summary, failures, terminal_width()))
     if folder is not None and (folder / TRAJECTORIES).exists():
-        Run(folder)  # writes the index, so that `show` and `view` need not read tens of thousands of records first
+        RecordedRun(
+            folder
+        )  # writes the index, so that `show` and `view` need not read tens of thousands of records first
     ctx.exit(0 if summary.complete else EXIT_INCOMPLETE)
 
 

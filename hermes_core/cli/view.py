@@ -22,7 +22,7 @@ from hermes_core.printing import say
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from hermes_core.view.index import Row, Run
+    from hermes_core.envs.index import RecordedRun, Row
 
 _RUN = click.Path(exists=True, path_type=Path)
 
@@ -88,15 +88,15 @@ def show(
     RUN is the folder of a run, or a file of records. ITEM is an item, one rollout of it (`ITEM/INDEX`), the beginning
     of a rollout's id, or a pattern ('leap-*'). One rollout is shown as a whole; of several, the reports are shown.
     """
-    from hermes_core.view.filters import Filters, named
-    from hermes_core.view.index import Run
+    from hermes_core.envs.index import RecordedRun
+    from hermes_core.envs.select import Filters, named
     from hermes_core.view.tables import in_order
 
     what = _one_of(items=items, tools=tools, report=report)
     if what == "tools" and sort:
         raise UsageError("--tools can't be sorted: the most failed calls come first", hint="leave out --sort")
     outcome = _one_of(solved=solved, unsolved=unsolved)
-    opened = Run(run)
+    opened = RecordedRun(run)
     chosen = Filters(solved=None if outcome is None else outcome == "solved", **conditions).choose(opened)
     if item:
         chosen = named(item, chosen, opened)
@@ -123,12 +123,12 @@ def _one_of(**flags: bool) -> str | None:
 
 
 def _shown(
-    run: Run, rows: list[Row], what: str | None, *, by_name: bool, by: str, most: int, full: bool
+    run: RecordedRun, rows: list[Row], what: str | None, *, by_name: bool, by: str, most: int, full: bool
 ) -> Iterable[RenderableType]:
     from rich.text import Text
 
+    from hermes_core.envs.statistics import by_item, by_tool
     from hermes_core.view import tables, transcript, words
-    from hermes_core.view.statistics import by_item, by_tool
 
     if not by_name:
         yield from tables.headline(run, rows)
@@ -163,9 +163,9 @@ def _more(left_out: int) -> Iterable[RenderableType]:
         yield Text(f"… and {left_out} more: --rows 0 shows all", "dim")
 
 
-def _values(run: Run, rows: list[Row], what: str | None, *, whole: bool, by: str) -> Any:
+def _values(run: RecordedRun, rows: list[Row], what: str | None, *, whole: bool, by: str) -> Any:
     """Return what programs get: the records of the rollouts that were named, or tables of the run."""
-    from hermes_core.view.statistics import by_item, by_tool, totals
+    from hermes_core.envs.statistics import by_item, by_tool, totals
     from hermes_core.view.tables import items_in_order
 
     whole_run = len(rows) == len(run.rows)
@@ -184,7 +184,7 @@ def _values(run: Run, rows: list[Row], what: str | None, *, whole: bool, by: str
 
 def _pass(items: dict[str, list[Row]], whole_run: bool) -> dict[str, Any]:
     """Return the mean pass@k of items, by k; none of what filters leave of a run."""
-    from hermes_core.view.statistics import mean_pass_at_k, sizes_of_k
+    from hermes_core.envs.statistics import mean_pass_at_k, sizes_of_k
 
     if not whole_run:
         return {"pass_at_k": {}}

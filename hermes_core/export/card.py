@@ -11,12 +11,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from hermes_core.envs.statistics import by_tool, totals
 from hermes_core.envs.summary import SOLVED
 from hermes_core.export.selection import ExportFilters, Selection
 from hermes_core.export.tables import Columns, features
 from hermes_core.printing import printable
 from hermes_core.version import __version__
-from hermes_core.view.statistics import by_tool, totals
 
 CARD = "README.md"
 

@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from hermes_core.envs.index import RecordedRun
 from hermes_core.envs.plain import json_text
 from hermes_core.envs.record import Record
 from hermes_core.envs.store import RUN, SUMMARY, TRAJECTORIES, write_json
 from hermes_core.envs.summary import Tally
 from hermes_core.errors import UsageError
 from hermes_core.export import atif, harbor, rows, sharegpt
+from hermes_core.export.eval_log import RunLog, log_name
 from hermes_core.export.selection import FAILURES, NO_FAILURE, Refuses, Selection
-from hermes_core.export.tables import Columns, Row, check_parquet, table
-from hermes_core.view.eval_log import RunLog, log_name
-from hermes_core.view.index import Run
+from hermes_core.export.tables import Columns, TableRow, check_parquet, table
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Format:
     refuses: Refuses
     """Tells which records it can't hold."""
     columns: Columns | None = None
-    rows: Callable[..., Iterable[Row]] | None = None
+    rows: Callable[..., Iterable[TableRow]] | None = None
     """Gets the selection, and a record or both records of a pair."""
     write: Callable[[Selection, Path], int] | None = None
     failures: tuple[str, ...] = (NO_FAILURE,)
@@ -88,7 +88,7 @@ def _write_eval(selection: Selection, folder: Path) -> int:
             count = selection.write_each(write)
         write_json(chosen / RUN, selection.run.about)
         write_json(chosen / SUMMARY, tally.summary(tally.session).to_dict())
-        run = Run(chosen)
+        run = RecordedRun(chosen)
         with closing(RunLog(run, folder / log_name(run))) as log:
             log.update()
     return count

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from hermes_core.envs.plain import json_text
+from hermes_core.envs.plain_text import moment
 from hermes_core.envs.record import STAGES, Record
 from hermes_core.errors import FailureKind
 from hermes_core.export.atif import trajectory
 from hermes_core.export.selection import Selection
-from hermes_core.view.plain_text import moment
 
 _EXCEPTIONS = {
     FailureKind.INFRA: "InfraError",

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from hermes_core.agents.base import MASKED, Message
+from hermes_core.envs.conversation import calls_in, conversations, prompt_length, reasoning_of
 from hermes_core.envs.plain import json_text
+from hermes_core.envs.plain_text import arguments_of, text_of, what_differs
 from hermes_core.envs.record import Record
-from hermes_core.export.conversation import calls_in, conversations, prompt_length, reasoning_of
 from hermes_core.export.selection import Candidate, Selection, best_of_each, redacted
-from hermes_core.export.tables import JSON, Columns, Kind, Row
-from hermes_core.view.plain_text import arguments_of, text_of, what_differs
+from hermes_core.export.tables import JSON, Columns, Kind, TableRow
 
 _ABOUT: Columns = {
     "trajectory_id": "string",
@@ -57,7 +57,7 @@ def without_answer(record: Record) -> str | None:
 OPENAI: Columns = {"messages": _messages_with("string"), "tools": JSON, **_ABOUT}
 
 
-def openai_rows(selection: Selection, record: Record) -> Iterator[Row]:
+def openai_rows(selection: Selection, record: Record) -> Iterator[TableRow]:
     """Yield each conversation as it goes over the wire: the arguments of a call are JSON text."""
     for messages in conversations(record):
         wire = [_wire(message) for message in messages]
@@ -77,7 +77,7 @@ def _wire(message: Message) -> Message:
 TRL: Columns = {"messages": _messages_with(JSON), "tools": "string", **_ABOUT}
 
 
-def trl_rows(selection: Selection, record: Record) -> Iterator[Row]:
+def trl_rows(selection: Selection, record: Record) -> Iterator[TableRow]:
     """Yield each conversation as chat templates want it: the arguments of a call are an object. What the model wrote
     instead of one is text.
 
@@ -118,7 +118,7 @@ TOKENS: Columns = {
 }
 
 
-def token_rows(selection: Selection, record: Record) -> Iterator[Row]:
+def token_rows(selection: Selection, record: Record) -> Iterator[TableRow]:
     """Yield the tokens that the model read and wrote, as the server recorded them: a row for each sequence.
 
     `labels` has -100 for every token that the model did not write; its logprob is 0.
@@ -162,7 +162,7 @@ PREFERENCE: Columns = {
 }
 
 
-def preference_rows(selection: Selection, better: Record, worse: Record) -> Iterator[Row]:
+def preference_rows(selection: Selection, better: Record, worse: Record) -> Iterator[TableRow]:
     """Yield a pair as `pair_up` finds them. What the worse one says of its own slot is said of the better one's: what
     does not fit the prompt would tell a model which of the two is the worse."""
     length = prompt_length(better.messages)

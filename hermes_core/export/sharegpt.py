@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hermes_core.agents.base import Message, StopReason
+from hermes_core.envs.conversation import calls_in, calls_of
+from hermes_core.envs.plain_text import arguments_of, moment, parsed, text_of
 from hermes_core.envs.record import Record
-from hermes_core.export.conversation import calls_in, calls_of
 from hermes_core.export.selection import Selection
-from hermes_core.export.tables import JSON, Columns, Row
-from hermes_core.view.plain_text import arguments_of, moment, parsed, text_of
+from hermes_core.export.tables import JSON, Columns, TableRow
 
 COLUMNS: Columns = {
     "prompt_index": "int",
@@ -43,7 +43,7 @@ _SYSTEM = (
 _NO_THOUGHT = "<think>\n</think>\n"
 
 
-def sharegpt_rows(selection: Selection, record: Record) -> Iterator[Row]:
+def sharegpt_rows(selection: Selection, record: Record) -> Iterator[TableRow]:
     """Yield the row of a rollout. The counts of tools have the same keys in every row."""
     stats = {tool: {"count": 0, "success": 0, "failure": 0} for tool in selection.tools}
     for call in calls_of(record):

@@ -11,7 +11,7 @@ from typing import Any
 from hermes_core.envs.plain import json_text
 from hermes_core.errors import UsageError
 
-Row = Mapping[str, Any]
+TableRow = Mapping[str, Any]
 
 Kind = Any
 """The type of a column: the name of a type in `_TYPES`, a list with the type of its elements, or a mapping with the
@@ -19,7 +19,7 @@ types of its keys."""
 
 Columns = Mapping[str, Kind]
 
-Add = Callable[[Iterable[Row]], int]
+Add = Callable[[Iterable[TableRow]], int]
 """Adds all of these rows and returns their number, or raises ValueError and adds none."""
 
 JSON = "json"
@@ -40,7 +40,7 @@ def table(folder: Path, columns: Columns, *, parquet: bool) -> Iterator[Add]:
     opened = _parquet(folder / "train.parquet", columns) if parquet else _jsonl(folder / "train.jsonl")
     with opened as write:
 
-        def add(rows: Iterable[Row]) -> int:
+        def add(rows: Iterable[TableRow]) -> int:
             lines = [(row, json_text(row)) for row in rows]  # also for Parquet: whether any reader takes the values
             for row, line in lines:
                 assert row.keys() == columns.keys(), row.keys() ^ columns.keys()
@@ -51,13 +51,13 @@ def table(folder: Path, columns: Columns, *, parquet: bool) -> Iterator[Add]:
 
 
 @contextmanager
-def _jsonl(path: Path) -> Iterator[Callable[[Row, str], object]]:
+def _jsonl(path: Path) -> Iterator[Callable[[TableRow, str], object]]:
     with path.open("w", encoding="ascii") as file:
         yield lambda row, line: file.write(f"{line}\n")
 
 
 @contextmanager
-def _parquet(path: Path, columns: Columns) -> Iterator[Callable[[Row, str], object]]:
+def _parquet(path: Path, columns: Columns) -> Iterator[Callable[[TableRow, str], object]]:
     check_parquet()
     import pyarrow as pa
     import pyarrow.parquet
@@ -96,7 +96,7 @@ def _parquet(path: Path, columns: Columns) -> Iterator[Callable[[Row, str], obje
 
     with pyarrow.parquet.ParquetWriter(path, typed, compression="zstd") as file:
 
-        def add(row: Row, line: str) -> None:
+        def add(row: TableRow, line: str) -> None:
             rows.append({name: _stored(row[name], kind) for name, kind in columns.items()})
             if len(rows) == _ROWS_AT_A_TIME:
                 collect()

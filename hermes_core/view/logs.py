@@ -8,10 +8,10 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from hermes_core.envs.index import RecordedRun, records_of
 from hermes_core.envs.run_files import make_folder
 from hermes_core.errors import OutputError
-from hermes_core.view.eval_log import RunLog, log_name
-from hermes_core.view.index import Run, records_of
+from hermes_core.export.eval_log import RunLog, log_name
 
 KEPT = ".view"
 """The folder beside the records in which their log is kept for the next time."""
@@ -39,10 +39,10 @@ def opened(runs: Iterable[Path], folder: Path) -> Iterator[list[RunLog]]:
         OutputError: a log can't be written.
     """
     with ExitStack() as stack:
-        yield [stack.enter_context(closing(_log(Run(run), folder))) for run in runs]
+        yield [stack.enter_context(closing(_log(RecordedRun(run), folder))) for run in runs]
 
 
-def _log(run: Run, folder: Path) -> RunLog:
+def _log(run: RecordedRun, folder: Path) -> RunLog:
     """Open the log of a run, beside its records, and link it into the folder.
 
     The log is in the folder alone if nothing can be written beside the records, if they are on another disk, or if

@@ -11,8 +11,8 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from hermes_core.view.index import LIMITS, Row, Run
-from hermes_core.view.statistics import (
+from hermes_core.envs.index import LIMITS, RecordedRun, Row
+from hermes_core.envs.statistics import (
     ToolTotals,
     Totals,
     by_item,
@@ -66,7 +66,7 @@ def _order_of(group: Sequence[Row], by: str) -> float:
     return values.get(by, 0.0)
 
 
-def headline(run: Run, rows: Sequence[Row]) -> list[RenderableType]:
+def headline(run: RecordedRun, rows: Sequence[Row]) -> list[RenderableType]:
     """Return what a run is and what it came to, in a few lines."""
     figures, items = totals(rows), by_item(rows)
     named = {"agent": {row.agent for row in rows}, "backend": {row.backend for row in rows}}
@@ -103,7 +103,7 @@ def headline(run: Run, rows: Sequence[Row]) -> list[RenderableType]:
     return lines
 
 
-def _nothing(run: Run) -> Text:
+def _nothing(run: RecordedRun) -> Text:
     """Return that no rollout is left to be shown, and what there is."""
     every = run.rows.values()
     if not every:
@@ -162,7 +162,7 @@ def rollouts(rows: Iterable[Row]) -> Table:
     return table
 
 
-def items(run: Run, rows: Sequence[Row], by: str, most: int) -> Table:
+def items(run: RecordedRun, rows: Sequence[Row], by: str, most: int) -> Table:
     """Return a line for each of the first items, as `items_in_order` sorts them; with pass@k if these are all rows of
     the run."""
     ordered = items_in_order(rows, by)

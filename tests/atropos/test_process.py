@@ -14,12 +14,12 @@ import pytest
 from rich.console import Console
 
 from hermes_core.agents.endpoint.errors import EndpointDown
+from hermes_core.envs.index import RecordedRun
+from hermes_core.envs.statistics import totals
 from hermes_core.errors import UsageError
 from hermes_core.sandbox.pool.cost import CostLimitReached
 from hermes_core.testing.scripted_server import Fault, Reply, ScriptedServer, ToolScript, call
 from hermes_core.tool_backend import ToolBackend
-from hermes_core.view.index import Run
-from hermes_core.view.statistics import totals
 from hermes_core.view.transcript import rollout
 
 
@@ -42,7 +42,7 @@ async def test_every_group_is_written_and_scored_and_can_be_looked_at(
     records = lines(tmp_path / "data/groups.trajectories.jsonl")
     assert len(records) == 12
     assert {record["mask_sample"] for record in records} == {False}
-    run = Run(tmp_path / "data/groups.trajectories.jsonl")
+    run = RecordedRun(tmp_path / "data/groups.trajectories.jsonl")
     assert totals(run.rows.values()).solved == 12
     console = Console(file=(out := io.StringIO()), width=200)
     row = next(row for row in run.rows.values() if row.item_id == "task-3")

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from hermes_core.envs.index import RecordedRun
+from hermes_core.envs.statistics import totals
 from hermes_core.runtime import Runtime
 from hermes_core.settings import Settings
 from hermes_core.testing.scripted_server import Call, ScriptedServer, ToolScript, call
-from hermes_core.view.index import Run
-from hermes_core.view.statistics import totals
 
 LEVEL = {} if os.geteuid() == 0 else {"isolation": "namespace"}
 
@@ -91,4 +91,4 @@ async def test_each_of_the_tasks_is_scored_right(
     scores = {group["group_overrides"]["item_id"]: group["scores"][0] for group in groups}
     assert scores == solver.expected
     assert len(scores) == len(rows)
-    assert totals(Run(tmp_path / "swe.trajectories.jsonl").rows.values()).rollouts == len(rows)
+    assert totals(RecordedRun(tmp_path / "swe.trajectories.jsonl").rows.values()).rollouts == len(rows)

@@ -14,12 +14,12 @@ import pytest
 from click.testing import CliRunner
 
 from hermes_core.cli.main import main
+from hermes_core.envs.index import RecordedRun
 from hermes_core.envs.record import Record, parse_line
 from hermes_core.errors import UsageError
+from hermes_core.export.eval_log import RunLog, log_name
 from hermes_core.export.formats import FORMATS
 from hermes_core.view import transcript
-from hermes_core.view.eval_log import RunLog, log_name
-from hermes_core.view.index import Run
 from hermes_core.view.logs import opened, shown_folder
 from tests.export.conftest import failed, rollout
 
@@ -120,7 +120,7 @@ def test_records_with_any_value_in_any_place(here: Path) -> None:
     run = write_run(here, lines)
     for arguments in COMMANDS:
         told(arguments, run, here, codes=(2,) if arguments[0] == "rescore" else (0,))
-    opened_run = Run(run)
+    opened_run = RecordedRun(run)
     assert len(opened_run.rows) > 100
     for row in opened_run.rows.values():
         assert all(map(str, transcript.rollout(row, opened_run.record(row))))
@@ -170,7 +170,7 @@ def test_a_line_that_is_no_record_is_named(here: Path, name: str) -> None:
 
 def _index_of_lies(run: Path) -> None:
     """An index whose rows have values of other types, and one call of none."""
-    Run(run)
+    RecordedRun(run)
     path = run / ".trajectories.jsonl.index"
     text = path.read_text().replace('"bash":[1,', '"bash":[0,').replace("1.0", json.dumps(ESCAPES))
     path.write_text(text)
@@ -203,7 +203,7 @@ FOLDERS: dict[str, Callable[[Path], object]] = {
     ],
     "a linked log": lambda run: [
         (run / ".view").mkdir(),
-        (run / ".view" / log_name(Run(run))).symlink_to("../../../../outside/theirs"),
+        (run / ".view" / log_name(RecordedRun(run))).symlink_to("../../../../outside/theirs"),
     ],
 }
 

@@ -13,18 +13,18 @@ from typing import Any
 
 import pytest
 
+from hermes_core.envs.index import RecordedRun
 from hermes_core.envs.record import Failure
 from hermes_core.errors import FailureKind, OutputError
-from hermes_core.view import eval_log
-from hermes_core.view.eval_log import RunLog, log_name
-from hermes_core.view.eval_sample import told
-from hermes_core.view.index import Run
+from hermes_core.export import eval_log
+from hermes_core.export.eval_log import RunLog, log_name
+from hermes_core.export.eval_sample import told
 from tests.view.conftest import summarised
 
 
 def written(folder: Path, log: Path) -> dict[str, Any]:
     """Return the members of the log of a run."""
-    run_log = RunLog(Run(folder), log)
+    run_log = RunLog(RecordedRun(folder), log)
     run_log.update()
     run_log.close()
     return members(log)
@@ -200,7 +200,7 @@ def test_long_texts_are_kept_once_and_bounded(make_record: Any, write_run: Any, 
 
 def test_a_running_run_has_no_end_yet(make_record: Any, write_run: Any, tmp_path: Path) -> None:
     folder, path = write_run([make_record()], ended=False), tmp_path / "x.eval"
-    log = RunLog(Run(folder), path)
+    log = RunLog(RecordedRun(folder), path)
     assert members(path).keys() == {"_journal/start.json", "_journal/hermes-rl.json"}, "it can be opened at once"
     with running(folder):
         assert not log.update()
@@ -221,7 +221,7 @@ def test_what_was_read_before_stays_readable_while_the_log_grows(
 ) -> None:
     monkeypatch.setattr(eval_log, "BATCH", 3)
     folder = write_run([make_record(index=index) for index in range(20)])
-    log, seen = RunLog(Run(folder), tmp_path / "x.eval"), []
+    log, seen = RunLog(RecordedRun(folder), tmp_path / "x.eval"), []
     log.update(lambda done, of: seen.append((len(members(tmp_path / "x.eval")), of)))
     assert [of for _, of in seen] == [20] * 7
     assert [count for count, _ in seen] == sorted({count for count, _ in seen}), "each batch could be read"
@@ -245,7 +245,7 @@ def test_a_log_is_continued(
 
 def test_a_log_of_other_records_is_made_again(make_record: Any, write_run: Any, tmp_path: Path) -> None:
     folder = write_run([make_record(), make_record(index=1, reward=None)])
-    log = RunLog(Run(folder), tmp_path / "x.eval")
+    log = RunLog(RecordedRun(folder), tmp_path / "x.eval")
     log.update()
     write_run([make_record(index=1, reward=0.0, trajectory_id="another")])  # resumed: the failed one is done again
     log.update()
@@ -264,7 +264,7 @@ def test_nothing_is_missing_after_an_interruption(
     path = tmp_path / "all.jsonl"
     first, second = make_record(reward=None), make_record(index=1)
     path.write_bytes(first.line() + second.line() + make_record(reward=0.5).line())  # the first one was done again
-    log = RunLog(Run(path), tmp_path / "x.eval")
+    log = RunLog(RecordedRun(path), tmp_path / "x.eval")
     with pytest.raises(KeyboardInterrupt):
         log.update(interrupt)
     log.close()
@@ -275,7 +275,7 @@ def test_nothing_is_missing_after_an_interruption(
 def test_the_list_of_a_long_run_has_few_parts(make_record: Any, tmp_path: Path) -> None:
     path = tmp_path / "all.jsonl"
     path.write_bytes(make_record().line())
-    log = RunLog(Run(path), tmp_path / "x.eval")
+    log = RunLog(RecordedRun(path), tmp_path / "x.eval")
     for index in range(1, 50):
         with path.open("ab") as file:
             file.write(make_record(index=index).line())
@@ -292,7 +292,7 @@ def test_the_directory_of_a_long_log_is_not_written_for_each_few_samples(
     monkeypatch.setattr(eval_log, "BATCH", 2)
     path, seen = tmp_path / "all.jsonl", []
     path.write_bytes(b"".join(make_record(index=index).line() for index in range(50)))
-    log = RunLog(Run(path), tmp_path / "x.eval")
+    log = RunLog(RecordedRun(path), tmp_path / "x.eval")
     log.update(lambda done, of: seen.append((done, of)))
     log.close()
     counts = [done for done, _ in seen]
@@ -312,15 +312,15 @@ def test_a_broken_log_is_made_again(make_record: Any, write_run: Any, tmp_path: 
 def test_a_log_that_cannot_be_written_is_an_error(make_record: Any, write_run: Any, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match="can't write"):
-        RunLog(Run(write_run([make_record()])), tmp_path / "file" / "x.eval")
+        RunLog(RecordedRun(write_run([make_record()])), tmp_path / "file" / "x.eval")
 
 
 def test_the_name_of_a_log_has_its_time_task_and_id(make_record: Any, write_run: Any) -> None:
-    run = Run(write_run([make_record()]))
+    run = RecordedRun(write_run([make_record()]))
     time, task, name = log_name(run).removesuffix(".eval").split("_")
     assert time[:2] == "20"
     assert task == "tasks"
-    assert name == log_name(Run(run.path)).removesuffix(".eval").split("_")[2]
+    assert name == log_name(RecordedRun(run.path)).removesuffix(".eval").split("_")[2]
 
 
 def test_a_hostile_item_is_only_a_name(make_record: Any, write_run: Any, tmp_path: Path) -> None:

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from hermes_core.envs.index import RecordedRun
 from hermes_core.errors import UsageError
+from hermes_core.export.eval_log import RunLog
 from hermes_core.view import inspect_viewer
-from hermes_core.view.eval_log import RunLog
-from hermes_core.view.index import Run
 
 pytestmark = pytest.mark.full
 
@@ -55,7 +55,7 @@ def read(require: Any, tmp_path: Path) -> Any:
 def test_inspect_reads_what_we_write(read: Any, make_record: Any, write_run: Any, tmp_path: Path) -> None:
     odd = make_record("odd", messages=[{"role": "user", "content": "x"}, {"role": "tool", "content": None}])
     records = [make_record(), make_record(index=1, reward=None), make_record("limit", stop_reason="max_turns"), odd]
-    log = RunLog(Run(write_run(records)), tmp_path / "x.eval")
+    log = RunLog(RecordedRun(write_run(records)), tmp_path / "x.eval")
     log.update()
     log.close()
     seen = read(tmp_path / "x.eval")
@@ -73,8 +73,8 @@ def test_inspect_reads_what_we_write(read: Any, make_record: Any, write_run: Any
 def test_inspect_reads_a_log_that_is_being_written(
     read: Any, make_record: Any, write_run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hermes_core.view.eval_log.is_running", lambda _: True)
-    log = RunLog(Run(write_run([make_record()], ended=False)), tmp_path / "x.eval")
+    monkeypatch.setattr("hermes_core.export.eval_log.is_running", lambda _: True)
+    log = RunLog(RecordedRun(write_run([make_record()], ended=False)), tmp_path / "x.eval")
     assert read(tmp_path / "x.eval")["samples"] == []
     log.update()
     seen = read(tmp_path / "x.eval")

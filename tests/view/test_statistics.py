@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from hermes_core.view.index import Run
-from hermes_core.view.statistics import by_item, by_tool, mean_pass_at_k, pass_at_k, sizes_of_k, totals
+from hermes_core.envs.index import RecordedRun
+from hermes_core.envs.statistics import by_item, by_tool, mean_pass_at_k, pass_at_k, sizes_of_k, totals
 from hermes_core.view.words import money
 
 
@@ -24,7 +24,7 @@ def test_pass_at_k_is_the_share_of_all_choices_with_a_solution(scored: int, solv
 
 def test_failures_are_not_wrong_answers(make_record: Any, write_run: Any) -> None:
     rewards = [1.0, None, 0.0, None]
-    run = Run(write_run([make_record(index=index, reward=reward) for index, reward in enumerate(rewards)]))
+    run = RecordedRun(write_run([make_record(index=index, reward=reward) for index, reward in enumerate(rewards)]))
     items = by_item(run.rows.values())
     assert mean_pass_at_k(items.values(), 1) == (0.5, 1)
     assert mean_pass_at_k(items.values(), 3) is None
@@ -44,7 +44,7 @@ def test_without_a_rollout_there_are_no_figures() -> None:
 
 def test_the_tool_that_fails_most_comes_first(make_record: Any, write_run: Any, failed_call: Any) -> None:
     patching = [make_record(index=index, calls=(failed_call,)) for index in (1, 2)]
-    run = Run(write_run([make_record(), *patching]))
+    run = RecordedRun(write_run([make_record(), *patching]))
     first, second = by_tool(run.rows.values())
     assert (first.tool, first.calls, first.failures, first.rollouts) == ("patch", 2, 2, 2)
     assert (second.tool, second.failures, dict(second.exits)) == ("terminal", 0, {"2": 1})

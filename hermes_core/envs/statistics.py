@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from hermes_core.envs.index import LIMITS, Row
 from hermes_core.envs.summary import SOLVED
-from hermes_core.view.index import LIMITS, Row
 
 
 def pass_at_k(scored: int, solved: int, k: int) -> float | None:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from hermes_core.agents.base import StopReason
+from hermes_core.envs.index import LIMITS, RecordedRun, Row
 from hermes_core.errors import LISTED, FailureKind, UnknownNameError, UsageError
-from hermes_core.view.index import LIMITS, Row, Run
 
 LEAST_ID = 6
 """The least number of characters of a trajectory's id that name it."""
@@ -31,7 +31,7 @@ class Filters:
     failed_tool: str | None = None
     """A tool of which a call failed."""
 
-    def choose(self, run: Run) -> list[Row]:
+    def choose(self, run: RecordedRun) -> list[Row]:
         """Return the rollouts that meet all conditions. There may be none, for example if none failed.
 
         Raises:
@@ -74,7 +74,7 @@ def _check(did: str, name: str | None, there: Iterable[str], known: Iterable[str
     )
 
 
-def named(names: Sequence[str], rows: Sequence[Row], run: Run) -> list[Row]:
+def named(names: Sequence[str], rows: Sequence[Row], run: RecordedRun) -> list[Row]:
     """Return those of the rows that the arguments name, each once.
 
     A name is an item, one rollout of it (`ITEM/INDEX`), the beginning of a rollout's id, or a pattern (`leap-*`).
@@ -87,7 +87,7 @@ def named(names: Sequence[str], rows: Sequence[Row], run: Run) -> list[Row]:
     return list(found.values())
 
 
-def _named(name: str, rows: Sequence[Row], run: Run) -> list[Row]:
+def _named(name: str, rows: Sequence[Row], run: RecordedRun) -> list[Row]:
     if found := _matching(name, rows):
         return found
     if _matching(name, list(run.rows.values())):
@@ -95,7 +95,7 @@ def _named(name: str, rows: Sequence[Row], run: Run) -> list[Row]:
     raise _unknown(name, run)
 
 
-def _unknown(name: str, run: Run) -> UnknownNameError:
+def _unknown(name: str, run: RecordedRun) -> UnknownNameError:
     """Return the error for a name of nothing in the run. If only the number is wrong, it says which there are."""
     rows, where = run.rows.values(), f"of {run.path}"
     item_id = name.rpartition("/")[0]

@@ -1,4 +1,8 @@
-"""Writes `.eval` logs, which Inspect reads: a zip of JSON that can be read while it grows. Needs no part of Inspect."""
+"""Writes `.eval` logs, which Inspect reads: a zip of JSON that can be read while it grows.
+
+Inspect can't do this for us. Of its writers only `write_eval_log` is public, which takes all samples at once; the
+recorder that it uses itself is private, and copies the whole file for each batch. No part of Inspect is needed here.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +21,15 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from hermes_core.envs.index import RecordedRun, Row
 from hermes_core.envs.plain import json_value
+from hermes_core.envs.plain_text import moment
 from hermes_core.envs.run_files import make_folder, open_to_read, open_to_write
+from hermes_core.envs.statistics import by_item, mean_pass_at_k, sizes_of_k, totals
 from hermes_core.envs.store import SUMMARY, is_running
 from hermes_core.errors import OutputError
-from hermes_core.view import eval_sample
-from hermes_core.view.eval_sample import Json
-from hermes_core.view.index import Row, Run
-from hermes_core.view.plain_text import moment
-from hermes_core.view.statistics import by_item, mean_pass_at_k, sizes_of_k, totals
+from hermes_core.export import eval_sample
+from hermes_core.export.eval_sample import Json
 
 BATCH = 200
 """The number of samples that are written before the log can be read again, at least."""
@@ -57,7 +61,7 @@ class RunLog:
         OutputError: it can't be written.
     """
 
-    def __init__(self, run: Run, path: Path) -> None:
+    def __init__(self, run: RecordedRun, path: Path) -> None:
         self.run = run
         self.path = path
         self._epochs: dict[tuple[str, str, int], int] = {}
@@ -305,14 +309,14 @@ class _Growing(io.RawIOBase):
 # ---------------------------------------------------------------------- what a log says about its run
 
 
-def log_name(run: Run) -> str:
+def log_name(run: RecordedRun) -> str:
     """Return the file name of a run's log, from which Inspect takes the time, the task and an id."""
     began = datetime.fromisoformat(moment(_began(run))).astimezone().isoformat(timespec="seconds")
     parts = (began.replace(":", "-"), _task(run), _id(run))
     return "_".join(re.sub(r"[^\w.+-]|_", "-", part) for part in parts) + ".eval"
 
 
-def _began(run: Run) -> float:
+def _began(run: RecordedRun) -> float:
     """Return when the run began, in seconds since the epoch."""
     started: Any = run.about.get("started")
     with suppress(TypeError, ValueError, OverflowError):  # none, or no time
@@ -321,17 +325,17 @@ def _began(run: Run) -> float:
     return min(known, default=0.0)
 
 
-def _task(run: Run) -> str:
+def _task(run: RecordedRun) -> str:
     configuration = run.about.get("configuration") or {}
     return str(configuration.get("environment") or run.records.name.removesuffix(".jsonl"))
 
 
-def _id(run: Run) -> str:
+def _id(run: RecordedRun) -> str:
     """Return an id that the run's log always has: of its configuration, and of its place."""
     return f"{run.about.get('configuration_hash', '')}{zlib.crc32(str(run.records.resolve()).encode()):08x}"
 
 
-def _specification(run: Run) -> Json:
+def _specification(run: RecordedRun) -> Json:
     about, began = run.about, _began(run)
     configuration = about.get("configuration") or {}
     return {
@@ -365,13 +369,13 @@ _LIST = {
 """The list of samples: the reward and the error are seen first, and what is always empty is hidden."""
 
 
-def _plan(run: Run) -> Json:
+def _plan(run: RecordedRun) -> Json:
     configuration = run.about.get("configuration") or {}
     solver = {"solver": configuration.get("agent") or "agent", "params": configuration.get("agent_settings") or {}}
     return {"name": "hermes-rl", "steps": [solver], "config": {}}
 
 
-def _header(run: Run, rows: list[Row]) -> Json:
+def _header(run: RecordedRun, rows: list[Row]) -> Json:
     """Return the end of a log: what the run came to."""
     figures, items = totals(rows), by_item(rows)
     specification = _specification(run)
@@ -414,7 +418,7 @@ def _header(run: Run, rows: list[Row]) -> Json:
     }
 
 
-def _complete(run: Run) -> bool:
+def _complete(run: RecordedRun) -> bool:
     """Return whether the run came to its end: every rollout was tried. A file of records alone is taken as it is."""
     if not run.about:
         return True

@@ -9,8 +9,8 @@ from typing import Any
 
 from hermes_core.agents.base import CallError, CallErrorKind, CallRecord, Message
 from hermes_core.agents.compaction import contexts
+from hermes_core.envs.plain_text import parsed, text_of
 from hermes_core.envs.record import Record
-from hermes_core.view.plain_text import parsed, text_of
 
 
 def reasoning_of(message: Message) -> str:

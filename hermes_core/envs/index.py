@@ -106,7 +106,7 @@ class Row(NamedTuple):
         return self.reward is not None and self.reward >= SOLVED
 
 
-class Run:
+class RecordedRun:
     """The rows of a run, and its records one at a time.
 
     Args:
