@@ -52,11 +52,11 @@ async def rows(quick: bool) -> Rows:
 async def _measure() -> tuple[float, float, float, float, float]:
     """Milliseconds of a turn, of the longest stall; kilobytes and tokens of a trajectory; a turn by the clock."""
     from hermes_core.agents.base import AgentResult, AgentSettings
-    from hermes_core.agents.chat import Chat
-    from hermes_core.agents.exact import ExactSession
-    from hermes_core.agents.generate import GenerateServer
+    from hermes_core.agents.exact.agent import ExactSession
+    from hermes_core.agents.exact.chat import Chat
+    from hermes_core.agents.exact.generate import GenerateServer
     from hermes_core.agents.loop import HermesAgentLoop
-    from hermes_core.envs.tokens import tokens_of
+    from hermes_core.records.tokens import tokens_of
     from hermes_core.runtime import Runtime
     from hermes_core.settings import Settings
     from hermes_core.testing.tiny_model.folder import make_tokenizer

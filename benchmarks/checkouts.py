@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks.measure import MB, Row, Rows, Target, peak
 from hermes_core.agents.base import Agent, AgentResult, AgentTask, StopReason
-from hermes_core.envs.runner import run_rollouts
+from hermes_core.runs.runner import run_rollouts
 from hermes_core.runtime import Runtime
 
 ROLLOUTS, AT_A_TIME, MEGABYTES = 24, 8, 240

@@ -19,7 +19,7 @@ from typing import Any
 import hermes_agents
 
 from hermes_core.agents.program import ProgramAgent, ProgramSettings
-from hermes_core.envs.runner import run_rollouts
+from hermes_core.runs.runner import run_rollouts
 from hermes_core.runtime import Runtime
 from hermes_core.settings import Settings
 from hermes_core.testing.scripted_server import FEWEST, Reply, ScriptedServer, call

@@ -23,8 +23,8 @@ from benchmarks.peers import Case
 from benchmarks.peers_docker import IMAGE, missing
 from hermes_core.agents.base import AgentResult, AgentTask, StopReason
 from hermes_core.environment import Environment, Item
-from hermes_core.envs.runner import run_rollouts
 from hermes_core.plugins.hookspecs import hookimpl
+from hermes_core.runs.runner import run_rollouts
 from hermes_core.runtime import Runtime
 from hermes_core.sandbox.images import Image, ImageBuild
 from hermes_core.settings import Settings

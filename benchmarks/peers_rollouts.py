@@ -39,7 +39,7 @@ from benchmarks.swe_smith import (
     run_ours,
     tasks_folder,
 )
-from hermes_core.envs.options import RunOptions
+from hermes_core.runs.options import RunOptions
 
 AT_A_TIME = 8
 WHEELS = "/wheels"

@@ -34,10 +34,10 @@ from hermes_swe_smith.scripts import FILES, console_scripts, wrapper
 
 from benchmarks.host import NOT_GRANTED, processor_time
 from benchmarks.measure import Row, Rows, Target, p50, span
-from hermes_core.envs.options import RunOptions
-from hermes_core.envs.runner import Jobs, Run
-from hermes_core.envs.session import hooks_for, make_environment, open_session, set_up
 from hermes_core.errors import PolicyError, ProvisionError
+from hermes_core.runs.options import RunOptions
+from hermes_core.runs.runner import Jobs, Run
+from hermes_core.runs.session import hooks_for, make_environment, open_session, set_up
 from hermes_core.runtime import Runtime
 from hermes_core.settings import Settings
 from hermes_core.tool_backend import ToolBackend

@@ -25,7 +25,7 @@ from benchmarks.measure import Rows, Target, p50, percentile, span, take_turns
 from benchmarks.peers import Case
 from benchmarks.peers_docker import IMAGE, missing
 from benchmarks.terminal_tasks import image_with_pytest, write_tasks
-from hermes_core.envs.runner import run_rollouts
+from hermes_core.runs.runner import run_rollouts
 from hermes_core.runtime import Runtime
 from hermes_core.settings import Settings
 

@@ -12,17 +12,17 @@ from pathlib import Path
 
 from benchmarks.measure import MB, Row, Rows, Target
 from hermes_core.agents.base import CallError, CallErrorKind, CallRecord, Message, TurnRecord, Usage
-from hermes_core.envs.record import Failure, Record, SandboxCommand, ToolCalls
-from hermes_core.envs.store import TRAJECTORIES, OutputFolder
-from hermes_core.envs.summary import Tally
 from hermes_core.errors import FailureKind
+from hermes_core.records.record import Failure, Record, SandboxCommand, ToolCalls
+from hermes_core.records.store import TRAJECTORIES, OutputFolder
+from hermes_core.records.summary import Tally
 
 LOG = """
 import sys, time
 from pathlib import Path
 began, times = time.perf_counter(), []
 from hermes_core.export.eval_log import RunLog
-from hermes_core.envs.index import RecordedRun
+from hermes_core.records.index import RecordedRun
 log = RunLog(RecordedRun(Path(sys.argv[1])), Path(sys.argv[2]))
 log.update(lambda done, of: times.append(time.perf_counter() - began))
 last = time.perf_counter() - began

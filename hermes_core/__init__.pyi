@@ -15,11 +15,11 @@ from hermes_core.agents.base import (
     TurnRecord as TurnRecord,
 )
 from hermes_core.agents.calls import run_calls as run_calls
-from hermes_core.agents.chat import Chat as Chat
-from hermes_core.agents.exact import ExactAgent as ExactAgent
+from hermes_core.agents.exact.chat import Chat as Chat
+from hermes_core.agents.exact.agent import ExactAgent as ExactAgent
 from hermes_core.agents.endpoint.errors import BadCompletion as BadCompletion
-from hermes_core.agents.generate import Served as Served, TokenServer as TokenServer
-from hermes_core.agents.opening import (
+from hermes_core.agents.exact.generate import Served as Served, TokenServer as TokenServer
+from hermes_core.agents.exact.factory import (
     AgentContext as AgentContext,
     CanOpen as CanOpen,
     open_exact_agent as open_exact_agent,
@@ -67,42 +67,42 @@ from hermes_core.environment import (
     Need as Need,
     Score as Score,
 )
-from hermes_core.envs.datasets import read_rows as read_rows
-from hermes_core.envs.driven import DrivenRollout as DrivenRollout
-from hermes_core.envs.group import Group as Group, GroupRoller as GroupRoller, Rolled as Rolled
-from hermes_core.envs.intake import Intake as Intake
-from hermes_core.envs.leased_slot import LeasedSlot as LeasedSlot
-from hermes_core.envs.options import RunOptions as RunOptions
-from hermes_core.envs.pytest_run import (
+from hermes_core.datasets.files import read_rows as read_rows
+from hermes_core.runs.external_agent import DrivenRollout as DrivenRollout
+from hermes_core.runs.group import Group as Group, GroupRoller as GroupRoller, Rolled as Rolled
+from hermes_core.datasets.intake import Intake as Intake
+from hermes_core.rollout.leased_slot import LeasedSlot as LeasedSlot
+from hermes_core.runs.options import RunOptions as RunOptions
+from hermes_core.pytest_runner.run import (
     PytestReport as PytestReport,
     ReportStatus as ReportStatus,
     run_pytest as run_pytest,
 )
-from hermes_core.envs.record import Record as Record, record_schema as record_schema
-from hermes_core.envs.rescore import rescore as rescore
-from hermes_core.envs.rollout import RolloutContext as RolloutContext
-from hermes_core.envs.rows import checked_row as checked_row, load_rows as load_rows, read_jsonl as read_jsonl
-from hermes_core.envs.runner import run_rollouts as run_rollouts
-from hermes_core.envs.session import Session as Session, open_session as open_session
-from hermes_core.envs.soundness import Finding as Finding, ItemResult as ItemResult
-from hermes_core.envs.starved import watched as watched
-from hermes_core.envs.run_files import LineFile as LineFile
-from hermes_core.envs.store import read_records as read_records, write_bytes as write_bytes
-from hermes_core.envs.summary import (
+from hermes_core.records.record import Record as Record, record_schema as record_schema
+from hermes_core.soundness.rescore import rescore as rescore
+from hermes_core.rollout.rollout import RolloutContext as RolloutContext
+from hermes_core.datasets.rows import checked_row as checked_row, load_rows as load_rows, read_jsonl as read_jsonl
+from hermes_core.runs.runner import run_rollouts as run_rollouts
+from hermes_core.runs.session import Session as Session, open_session as open_session
+from hermes_core.soundness.verdicts import Finding as Finding, ItemResult as ItemResult
+from hermes_core.rollout.starved import watched as watched
+from hermes_core.records.run_files import LineFile as LineFile
+from hermes_core.records.store import read_records as read_records, write_bytes as write_bytes
+from hermes_core.records.summary import (
     NoProgress as NoProgress,
     Progress as Progress,
     RunSummary as RunSummary,
     Standing as Standing,
 )
-from hermes_core.envs.tokens import TokenSequence as TokenSequence
-from hermes_core.envs.tool_context import ToolContext as ToolContext
-from hermes_core.envs.trainer import (
+from hermes_core.records.tokens import TokenSequence as TokenSequence
+from hermes_core.rollout.tool_context import ToolContext as ToolContext
+from hermes_core.runs.trainer import (
     SharedRun as SharedRun,
     TrainerRun as TrainerRun,
     exact_settings as exact_settings,
     open_trainer_session as open_trainer_session,
 )
-from hermes_core.envs.validate import Validation as Validation, validate as validate
+from hermes_core.soundness.validate import Validation as Validation, validate as validate
 from hermes_core.errors import (
     AcquireTimeout as AcquireTimeout,
     ChannelLost as ChannelLost,

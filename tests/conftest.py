@@ -28,9 +28,9 @@ import hypothesis
 import jsonschema
 import pytest
 
-from hermes_core.envs.plain import json_line
-from hermes_core.envs.record import Record, record_schema
 from hermes_core.errors import PolicyError
+from hermes_core.records.jsonable import json_line
+from hermes_core.records.record import Record, record_schema
 from hermes_core.sandbox.guest_client import bundle
 from hermes_core.sandbox.local.host import remedies
 from hermes_core.sandbox.local.launch import probe_host

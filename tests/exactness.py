@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from hermes_core.agents.trial import TRIAL
+from hermes_core.agents.exact.probe import TRIAL
 from hermes_core.runtime import Runtime
 from hermes_core.settings import Settings
 from hermes_core.testing.tiny_model.engine import Sampled

@@ -18,13 +18,13 @@ _CONTEXT.set_forkserver_preload(
         "hermes_core.cli.run_command",
         "hermes_core.cli.support",
         "hermes_core.cli.progress",
-        "hermes_core.envs.session",
-        "hermes_core.envs.tasks",
-        "hermes_core.envs.validate",
+        "hermes_core.runs.session",
+        "hermes_core.datasets.tasks",
+        "hermes_core.soundness.validate",
         "hermes_core.sandbox.channels.blocking",
         "hermes_core.sandbox.guest_client.client",
         "hermes_core.sandbox.local.backend",
-        "hermes_core.envs.index",
+        "hermes_core.records.index",
     ]
 )
 

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from hermes_core.agents.base import AgentSettings
-from hermes_core.envs.group import GroupRoller, Rolled
-from hermes_core.envs.options import RunOptions
-from hermes_core.envs.session import open_session
+from hermes_core.runs.group import GroupRoller, Rolled
+from hermes_core.runs.options import RunOptions
+from hermes_core.runs.session import open_session
 from hermes_core.runtime import Runtime
 from hermes_core.settings import Settings
 from hermes_core.testing.scripted_server import Reply, ScriptedServer, call

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 from zlib import crc32
 
-from hermes_core.agents.trial import TRIAL
-from hermes_core.envs.tokens import MASKED
+from hermes_core.agents.exact.probe import TRIAL
+from hermes_core.records.tokens import MASKED
 from tests.http_server import listening
 from tests.tiny_model.token_exactness import TrainedSequence, spans
 

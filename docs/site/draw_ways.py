@@ -31,7 +31,7 @@ class Station:
 
 COMMAND = (
     Station("agents.calls:CallRunner._run_one", "takes the call from the model's answer"),
-    Station("envs.rollout:Rollout.tool_handler", "lets the tools of this rollout through"),
+    Station("rollout.rollout:Rollout.tool_handler", "lets the tools of this rollout through"),
     Station("tool_backend:ToolBackend.execute", "finds the lease and the tool, sets the time limit"),
     Station("tools.terminal:run_terminal", "turns the arguments into a command"),
     Station("sandbox.commands:SlotCommands.run", "makes one value of the command"),
@@ -45,11 +45,11 @@ COMMAND = (
 )
 
 REWARD = (
-    Station("envs.tasks:TasksEnvironment.verify_and_score_trajectory", "runs the tests in a fresh slot"),
-    Station("envs.trajectory:Trajectory.score", "takes a finite number, nothing else"),
-    Station("envs.rollout:run_rollout", "starts again after an infrastructure failure"),
-    Station("envs.group:Rolled.of", "refuses what has no reward or no exact tokens"),
-    Station("envs.group:GroupRoller.roll", "gathers a group, replaces what was refused"),
+    Station("datasets.tasks:TasksEnvironment.verify_and_score_trajectory", "runs the tests in a fresh slot"),
+    Station("rollout.trajectory:Trajectory.score", "takes a finite number, nothing else"),
+    Station("rollout.rollout:run_rollout", "starts again after an infrastructure failure"),
+    Station("runs.group:Rolled.of", "refuses what has no reward or no exact tokens"),
+    Station("runs.group:GroupRoller.roll", "gathers a group, replaces what was refused"),
     Station("atropos.groups:scored_groups", "turns the group into rows of tokens and scores"),
     Station("atropos.env:HermesAgentBaseEnv.collect_trajectories", "hands the rows to the trainer"),
 )

@@ -15,9 +15,9 @@ from pydantic_core import PydanticUndefined
 import hermes_core
 from hermes_core.agents.base import AgentSettings
 from hermes_core.cli.main import main
+from hermes_core.datasets.tasks import TaskRow, TasksConfig
 from hermes_core.environment import EnvironmentConfig
-from hermes_core.envs.options import RunOptions
-from hermes_core.envs.tasks import TaskRow, TasksConfig
+from hermes_core.runs.options import RunOptions
 from hermes_core.runtime import Runtime
 from hermes_core.sandbox.contract import Prices, SandboxConfig
 from hermes_core.settings import VARIABLES, Settings
@@ -27,11 +27,19 @@ API = {
         "Runs",
         "Run rollouts from Python, read what they recorded, and use sandboxes directly.",
         (
-            *("runtime", "settings", "envs.options", "envs.session", "envs.group", "envs.driven", "envs.trainer"),
-            *("envs.tokens", "envs.runner", "envs.validate", "envs.soundness", "envs.rescore"),
-            *("envs.run_files", "envs.store", "envs.summary"),
+            *(
+                "runtime",
+                "settings",
+                "runs.options",
+                "runs.session",
+                "runs.group",
+                "runs.external_agent",
+                "runs.trainer",
+            ),
+            *("records.tokens", "runs.runner", "soundness.validate", "soundness.verdicts", "soundness.rescore"),
+            *("records.run_files", "records.store", "records.summary"),
             *("export.card", "export.exporting", "export.merge", "export.selection"),
-            *("envs.record", "sink", "tool_backend", "sandbox.commands", "terminal"),
+            *("records.record", "sink", "tool_backend", "sandbox.commands", "terminal"),
         ),
     ),
     "environments": (
@@ -43,14 +51,14 @@ API = {
                 "handles",
                 "mcp",
                 "cheats",
-                "envs.rollout",
-                "envs.leased_slot",
-                "envs.tool_context",
-                "envs.pytest_run",
-                "envs.rows",
-                "envs.datasets",
-                "envs.intake",
-                "envs.starved",
+                "rollout.rollout",
+                "rollout.leased_slot",
+                "rollout.tool_context",
+                "pytest_runner.run",
+                "datasets.rows",
+                "datasets.files",
+                "datasets.intake",
+                "rollout.starved",
             ),
             "sandbox.pool.preparation",
         ),

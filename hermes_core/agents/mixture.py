@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack, aclosing
 
 from hermes_core.agents.base import Agent, AgentResult, AgentTask, CanCheckEndpoint, is_in_slot
-from hermes_core.agents.opening import AgentContext, opened_for
+from hermes_core.agents.exact.factory import AgentContext, opened_for
 
 
 class MixedAgent:

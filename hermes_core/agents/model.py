@@ -129,7 +129,7 @@ class ModelAgent:
         if server is None and isinstance(settings, ExactSettings) and settings.tool_call_parser is not None:
             raise UsageError(
                 "this agent uses the OpenAI API, which gives no tokens, and tool_call_parser asks for tokens",
-                hint="make it with Runtime.agent, or with open_exact_agent of hermes_core.agents.opening",
+                hint="make it with Runtime.agent, or with open_exact_agent of hermes_core.agents.exact.factory",
             )
         self.settings = settings
         self._compact_at = _compaction_tokens(settings, context)

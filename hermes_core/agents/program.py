@@ -18,9 +18,9 @@ from typing import Any, Literal, Protocol, Self
 from pydantic import Field, model_validator
 
 from hermes_core.agents.base import AgentResult, AgentSettings, AgentSlot, AgentTask, Message, StopReason
+from hermes_core.agents.exact.factory import AgentContext, ExactModel
 from hermes_core.agents.loop import ChatServer
 from hermes_core.agents.model import ExactSettings, ModelAgent
-from hermes_core.agents.opening import AgentContext, ExactModel
 from hermes_core.agents.replies import sayable
 from hermes_core.agents.serving.bounds import Bounds
 from hermes_core.agents.serving.conversations import Conversations

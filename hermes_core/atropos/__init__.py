@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     from hermes_core.atropos.config import HermesAgentEnvConfig
     from hermes_core.atropos.env import HermesAgentBaseEnv
     from hermes_core.atropos.generated import load_environment
-    from hermes_core.envs.tool_context import ToolContext
+    from hermes_core.rollout.tool_context import ToolContext
 
 __all__ = ["HermesAgentBaseEnv", "HermesAgentEnvConfig", "ToolContext", "load_environment"]
 
 _PLACES = {
     "HermesAgentBaseEnv": "hermes_core.atropos.env",
     "HermesAgentEnvConfig": "hermes_core.atropos.config",
-    "ToolContext": "hermes_core.envs.tool_context",
+    "ToolContext": "hermes_core.rollout.tool_context",
     "load_environment": "hermes_core.atropos.generated",
 }
 

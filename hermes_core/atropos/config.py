@@ -11,7 +11,7 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from hermes_core.agents.model import ModelSettings
 from hermes_core.environment import EnvironmentConfig
-from hermes_core.envs.options import MOST_AT_A_TIME, RolloutOptions, RunOptions
+from hermes_core.runs.options import MOST_AT_A_TIME, RolloutOptions, RunOptions
 
 _RENAMED = {"acquire_timeout": "acquire_timeout_s", "execution_timeout": "execution_timeout_s"}
 """Users' names for some settings of sandboxes."""

@@ -16,7 +16,7 @@ from atroposlib.envs.server_handling.server_baseline import APIServerConfig
 
 from hermes_core.agents.balanced import BalancedAgent
 from hermes_core.agents.base import MASKED, AgentResult
-from hermes_core.agents.exact import ExactAgent
+from hermes_core.agents.exact.agent import ExactAgent
 from hermes_core.atropos.adapter import AdaptedEnvironment
 from hermes_core.atropos.commands import run_class
 from hermes_core.atropos.config import HermesAgentEnvConfig
@@ -41,14 +41,14 @@ from hermes_core.atropos.servers import (
 from hermes_core.atropos.trainer import TrainerApi
 from hermes_core.atropos.wandb_run import WandbRun, check_login
 from hermes_core.environment import Environment, EnvironmentConfig, Item
-from hermes_core.envs.group import GroupRoller
-from hermes_core.envs.plain import plain
-from hermes_core.envs.runner import STOPPING
-from hermes_core.envs.session import Session, Tools, check_scored, open_session, redactor
-from hermes_core.envs.stalls import STALLS
-from hermes_core.envs.tool_context import ToolContext
-from hermes_core.envs.trainer import TrainerRun
 from hermes_core.errors import ConfigError, UsageError
+from hermes_core.records.jsonable import plain
+from hermes_core.rollout.tool_context import ToolContext
+from hermes_core.runs.group import GroupRoller
+from hermes_core.runs.runner import STOPPING
+from hermes_core.runs.session import Session, Tools, check_scored, open_session, redactor
+from hermes_core.runs.stall_watchdog import STALLS
+from hermes_core.runs.trainer import TrainerRun
 from hermes_core.runtime import Runtime
 from hermes_core.sandbox.contract import Isolation
 from hermes_core.sandbox.images import Image

@@ -15,12 +15,12 @@ from hermes_core.agents.base import AgentResult
 from hermes_core.atropos.config import HermesAgentEnvConfig
 from hermes_core.atropos.env import HermesAgentBaseEnv
 from hermes_core.environment import Environment, EnvironmentConfig, Item
-from hermes_core.envs.group import Group
-from hermes_core.envs.prefetch import Prefetch
-from hermes_core.envs.runner import each
-from hermes_core.envs.summary import SOLVED
-from hermes_core.envs.tool_context import ToolContext
 from hermes_core.errors import DatasetError, InfraError, UnknownNameError, UsageError
+from hermes_core.records.summary import SOLVED
+from hermes_core.rollout.tool_context import ToolContext
+from hermes_core.runs.group import Group
+from hermes_core.runs.image_prefetch import Prefetch
+from hermes_core.runs.runner import each
 from hermes_core.runtime import Runtime
 
 _OF_SUBCLASSES = ("dataset_name", "dataset_split", "prompt_field")

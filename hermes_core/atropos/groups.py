@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hermes_core.agents.base import MASKED
-from hermes_core.envs.group import Group, Rolled
-from hermes_core.envs.tokens import TokenSequence
 from hermes_core.errors import UsageError
+from hermes_core.records.tokens import TokenSequence
+from hermes_core.runs.group import Group, Rolled
 
 _OF_ITEM = ("tokens", "masks", "scores", "messages", "overrides", "inference_logprobs")
 """The fields of a group that an item has too."""

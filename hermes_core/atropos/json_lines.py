@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hermes_core.envs.plain import json_line
 from hermes_core.errors import OutputError
+from hermes_core.records.jsonable import json_line
 
 
 class JsonLines:

@@ -18,9 +18,9 @@ from hermes_core.atropos.items import ItemSource
 from hermes_core.atropos.reporting import Reporter
 from hermes_core.atropos.trainer import TrainerApi
 from hermes_core.environment import Item
-from hermes_core.envs.group import GroupRoller
-from hermes_core.envs.runner import STOPPING
 from hermes_core.errors import ConfigError, HermesError
+from hermes_core.runs.group import GroupRoller
+from hermes_core.runs.runner import STOPPING
 
 log = logging.getLogger(__name__)
 

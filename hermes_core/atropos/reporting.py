@@ -13,7 +13,7 @@ from hermes_core.agents.base import AgentResult
 from hermes_core.atropos.json_lines import JsonLines
 from hermes_core.atropos.metrics import Metrics, plain_only
 from hermes_core.atropos.wandb_run import WandbRun
-from hermes_core.envs.group import Group, Rolled
+from hermes_core.runs.group import Group, Rolled
 
 log = logging.getLogger(__name__)
 

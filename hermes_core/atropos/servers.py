@@ -11,14 +11,14 @@ from pydantic import SecretStr
 
 from hermes_core.agents.balanced import BalancedAgent
 from hermes_core.agents.base import Agent, AgentSettings
-from hermes_core.agents.exact import ExactAgent
-from hermes_core.agents.generate import GenerateServer
-from hermes_core.agents.matching import matching_parser
+from hermes_core.agents.exact.agent import ExactAgent
+from hermes_core.agents.exact.factory import checked_chat
+from hermes_core.agents.exact.generate import GenerateServer
+from hermes_core.agents.exact.parser_choice import matching_parser
 from hermes_core.agents.model import ModelAgent, OpenAIServer
-from hermes_core.agents.opening import checked_chat
 from hermes_core.atropos.config import HermesAgentEnvConfig
-from hermes_core.envs.session import agent_on, parsers_with
 from hermes_core.errors import ConfigError
+from hermes_core.runs.session import agent_on, parsers_with
 from hermes_core.runtime import Runtime
 from hermes_core.settings import Settings, read_dotenv
 

@@ -10,9 +10,9 @@ from typing import Any
 
 from hermes_core.agents.program import AgentProgram
 from hermes_core.cli.settings_table import settings_table
-from hermes_core.envs.options import BASELINES
 from hermes_core.errors import HermesError, UsageError
 from hermes_core.plugins.registry import Entry, Registry
+from hermes_core.runs.options import BASELINES
 from hermes_core.runtime import Runtime
 from hermes_core.sandbox.contract import Backend, Network
 from hermes_core.tools.base import Tool

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, TextIO
 
 import click
 
-from hermes_core.envs.summary import NoProgress, Progress, Standing
 from hermes_core.errors import UnknownNameError, UsageError
+from hermes_core.records.summary import NoProgress, Progress, Standing
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress

@@ -9,14 +9,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from hermes_core.cli.listing import as_text
-from hermes_core.envs.plain_text import without_what_differs
-from hermes_core.envs.soundness import Status
-from hermes_core.envs.store import QUARANTINE, TABLE, TRAJECTORIES
-from hermes_core.envs.summary import RATED_FROM_S, RunSummary
+from hermes_core.records.plain_text import without_what_differs
+from hermes_core.records.store import QUARANTINE, TABLE, TRAJECTORIES
+from hermes_core.records.summary import RATED_FROM_S, RunSummary
+from hermes_core.soundness.verdicts import Status
 
 if TYPE_CHECKING:
-    from hermes_core.envs.rescore import Rescoring
-    from hermes_core.envs.validate import Validation
+    from hermes_core.soundness.rescore import Rescoring
+    from hermes_core.soundness.validate import Validation
 
 MOST_ROWS = 60
 """The most rows of a table that are shown. A longer one is shown without the sound items."""

@@ -19,16 +19,16 @@ from hermes_core.cli.report import Failures, rescoring_text, summary_text, valid
 from hermes_core.cli.run_command import FILE, Config, RunCommand, agent_settings_of, first, options_of
 from hermes_core.cli.support import finish, terminal_width
 from hermes_core.environment import EnvironmentConfig
-from hermes_core.envs.options import RunOptions
-from hermes_core.envs.store import TRAJECTORIES
-from hermes_core.envs.summary import RunSummary
 from hermes_core.errors import FailureKind, UnknownNameError, UsageError
 from hermes_core.printing import say
+from hermes_core.records.store import TRAJECTORIES
+from hermes_core.records.summary import RunSummary
+from hermes_core.runs.options import RunOptions
 
 if TYPE_CHECKING:
-    from hermes_core.envs.rescore import Rescoring
-    from hermes_core.envs.validate import Validation
     from hermes_core.runtime import Runtime
+    from hermes_core.soundness.rescore import Rescoring
+    from hermes_core.soundness.validate import Validation
 
 _AS_BEFORE = ("backend", "profile")
 """What a rescoring takes from the run, unless other values are given."""
@@ -92,8 +92,8 @@ def rollout(ctx: click.Context, /, environment: str, **given: Any) -> None:
 
     Exits with 0 if every rollout ended without a failure, 3 if some failed, 2 for wrong use, and 130 after Ctrl-C.
     """
-    from hermes_core.envs.index import RecordedRun
-    from hermes_core.envs.runner import run_rollouts
+    from hermes_core.records.index import RecordedRun
+    from hermes_core.runs.runner import run_rollouts
 
     failures = Failures()
     folder: Path | None = given["out"]
@@ -172,7 +172,7 @@ def validate(ctx: click.Context, /, environment: str, repeat: int, **given: Any)
     Exits with 0 if every item is sound, 1 if one is not, 3 if not everything could be tried, 2 for wrong use, and 130
     after Ctrl-C.
     """
-    from hermes_core.envs.validate import validate as run_validation
+    from hermes_core.soundness.validate import validate as run_validation
 
     folder: Path | None = given["out"]
     known: list[Validation] = []
@@ -227,8 +227,8 @@ def rescore(ctx: click.Context, /, directory: Path, **given: Any) -> None:
 
     Exits with 0 if every patch got the same reward again, and 3 if one did not.
     """
-    from hermes_core.envs.rescore import rescore as run_rescore
-    from hermes_core.envs.rescore import run_configuration_of
+    from hermes_core.soundness.rescore import rescore as run_rescore
+    from hermes_core.soundness.rescore import run_configuration_of
 
     async def main(runtime: Runtime) -> Rescoring:
         config = read_config(given["config"])

@@ -11,8 +11,8 @@ import click
 from hermes_core.agents.base import AgentSettings
 from hermes_core.cli.options import DottedCommand, dotted, given_settings, merged, read_config, setting_option
 from hermes_core.cli.support import finish
-from hermes_core.envs.options import RunOptions
 from hermes_core.errors import UnknownNameError
+from hermes_core.runs.options import RunOptions
 from hermes_core.runtime import Runtime
 from hermes_core.validation import validated
 

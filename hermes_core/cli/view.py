@@ -22,7 +22,7 @@ from hermes_core.printing import say
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from hermes_core.envs.index import RecordedRun, Row
+    from hermes_core.records.index import RecordedRun, Row
 
 _RUN = click.Path(exists=True, path_type=Path)
 
@@ -88,8 +88,8 @@ def show(
     RUN is the folder of a run, or a file of records. ITEM is an item, one rollout of it (`ITEM/INDEX`), the beginning
     of a rollout's id, or a pattern ('leap-*'). One rollout is shown as a whole; of several, the reports are shown.
     """
-    from hermes_core.envs.index import RecordedRun
-    from hermes_core.envs.select import Filters, named
+    from hermes_core.records.index import RecordedRun
+    from hermes_core.records.select import Filters, named
     from hermes_core.view.tables import in_order
 
     what = _one_of(items=items, tools=tools, report=report)
@@ -127,7 +127,7 @@ def _shown(
 ) -> Iterable[RenderableType]:
     from rich.text import Text
 
-    from hermes_core.envs.statistics import by_item, by_tool
+    from hermes_core.records.statistics import by_item, by_tool
     from hermes_core.view import tables, transcript, words
 
     if not by_name:
@@ -165,7 +165,7 @@ def _more(left_out: int) -> Iterable[RenderableType]:
 
 def _values(run: RecordedRun, rows: list[Row], what: str | None, *, whole: bool, by: str) -> Any:
     """Return what programs get: the records of the rollouts that were named, or tables of the run."""
-    from hermes_core.envs.statistics import by_item, by_tool, totals
+    from hermes_core.records.statistics import by_item, by_tool, totals
     from hermes_core.view.tables import items_in_order
 
     whole_run = len(rows) == len(run.rows)
@@ -184,7 +184,7 @@ def _values(run: RecordedRun, rows: list[Row], what: str | None, *, whole: bool,
 
 def _pass(items: dict[str, list[Row]], whole_run: bool) -> dict[str, Any]:
     """Return the mean pass@k of items, by k; none of what filters leave of a run."""
-    from hermes_core.envs.statistics import mean_pass_at_k, sizes_of_k
+    from hermes_core.records.statistics import mean_pass_at_k, sizes_of_k
 
     if not whole_run:
         return {"pass_at_k": {}}

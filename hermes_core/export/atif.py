@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from hermes_core.agents.base import MASKED, CallRecord, Message, TurnRecord
-from hermes_core.envs.conversation import calls_in, calls_of, reasoning_of
-from hermes_core.envs.plain_text import arguments_of, moment, text_of
-from hermes_core.envs.record import Record
-from hermes_core.envs.tokens import TokenSequence
+from hermes_core.records.conversation import calls_in, calls_of, reasoning_of
+from hermes_core.records.plain_text import arguments_of, moment, text_of
+from hermes_core.records.record import Record
+from hermes_core.records.tokens import TokenSequence
 
 VERSION = "ATIF-v1.8"
 

@@ -11,11 +11,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from hermes_core.envs.statistics import by_tool, totals
-from hermes_core.envs.summary import SOLVED
 from hermes_core.export.selection import ExportFilters, Selection
 from hermes_core.export.tables import Columns, features
 from hermes_core.printing import printable
+from hermes_core.records.statistics import by_tool, totals
+from hermes_core.records.summary import SOLVED
 from hermes_core.version import __version__
 
 CARD = "README.md"

@@ -21,15 +21,15 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from hermes_core.envs.index import RecordedRun, Row
-from hermes_core.envs.plain import json_value
-from hermes_core.envs.plain_text import moment
-from hermes_core.envs.run_files import make_folder, open_to_read, open_to_write
-from hermes_core.envs.statistics import by_item, mean_pass_at_k, sizes_of_k, totals
-from hermes_core.envs.store import SUMMARY, is_running
 from hermes_core.errors import OutputError
 from hermes_core.export import eval_sample
 from hermes_core.export.eval_sample import Json
+from hermes_core.records.index import RecordedRun, Row
+from hermes_core.records.jsonable import json_value
+from hermes_core.records.plain_text import moment
+from hermes_core.records.run_files import make_folder, open_to_read, open_to_write
+from hermes_core.records.statistics import by_item, mean_pass_at_k, sizes_of_k, totals
+from hermes_core.records.store import SUMMARY, is_running
 
 BATCH = 200
 """The number of samples that are written before the log can be read again, at least."""

@@ -9,8 +9,8 @@ from itertools import takewhile
 from typing import Any
 
 from hermes_core.agents.compaction import contexts
-from hermes_core.envs.index import LIMITS
-from hermes_core.envs.plain_text import arguments_of, failure_name, listed, moment, text_of
+from hermes_core.records.index import LIMITS
+from hermes_core.records.plain_text import arguments_of, failure_name, listed, moment, text_of
 
 Json = dict[str, Any]
 

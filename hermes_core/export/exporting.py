@@ -9,12 +9,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from hermes_core.envs.plain import Redact
 from hermes_core.errors import OutputError, UnknownNameError, UsageError
 from hermes_core.export.card import CARD, Export, card, described, files_of
 from hermes_core.export.formats import FORMATS
 from hermes_core.export.rows import pair_up
 from hermes_core.export.selection import ExportFilters, RunReader, Selection, select
+from hermes_core.records.jsonable import Redact
 
 
 def export_run(

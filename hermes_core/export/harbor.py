@@ -11,12 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hermes_core.envs.plain import json_text
-from hermes_core.envs.plain_text import moment
-from hermes_core.envs.record import STAGES, Record
 from hermes_core.errors import FailureKind
 from hermes_core.export.atif import trajectory
 from hermes_core.export.selection import Selection
+from hermes_core.records.jsonable import json_text
+from hermes_core.records.plain_text import moment
+from hermes_core.records.record import STAGES, Record
 
 _EXCEPTIONS = {
     FailureKind.INFRA: "InfraError",

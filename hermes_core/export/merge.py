@@ -8,13 +8,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hermes_core.envs.plain import Redact
-from hermes_core.envs.record import Record
-from hermes_core.envs.store import RUN, SUMMARY, TRAJECTORIES, configuration_hash, write_json
-from hermes_core.envs.summary import Tally
 from hermes_core.errors import UsageError
 from hermes_core.export.exporting import new_folder
 from hermes_core.export.selection import Candidate, ExportFilters, RunReader, select
+from hermes_core.records.jsonable import Redact
+from hermes_core.records.record import Record
+from hermes_core.records.store import RUN, SUMMARY, TRAJECTORIES, configuration_hash, write_json
+from hermes_core.records.summary import Tally
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from hermes_core.agents.base import MASKED, Message
-from hermes_core.envs.conversation import calls_in, conversations, prompt_length, reasoning_of
-from hermes_core.envs.plain import json_text
-from hermes_core.envs.plain_text import arguments_of, text_of, what_differs
-from hermes_core.envs.record import Record
 from hermes_core.export.selection import Candidate, Selection, best_of_each, redacted
 from hermes_core.export.tables import JSON, Columns, Kind, TableRow
+from hermes_core.records.conversation import calls_in, conversations, prompt_length, reasoning_of
+from hermes_core.records.jsonable import json_text
+from hermes_core.records.plain_text import arguments_of, text_of, what_differs
+from hermes_core.records.record import Record
 
 _ABOUT: Columns = {
     "trajectory_id": "string",

@@ -12,16 +12,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from hermes_core.envs.conversation import calls_of, digest, has_reasoning, prompt_length, token_count
-from hermes_core.envs.index import Row, row_of
-from hermes_core.envs.plain import Redact
-from hermes_core.envs.plain_text import text_of, without_what_differs
-from hermes_core.envs.record import Record
-from hermes_core.envs.run_files import open_to_read
-from hermes_core.envs.store import TRAJECTORIES, read_run, record_in
-from hermes_core.envs.summary import SOLVED
-from hermes_core.envs.tokens import SPELT
 from hermes_core.errors import FailureKind, UnknownNameError, UsageError
+from hermes_core.records.conversation import calls_of, digest, has_reasoning, prompt_length, token_count
+from hermes_core.records.index import Row, row_of
+from hermes_core.records.jsonable import Redact
+from hermes_core.records.plain_text import text_of, without_what_differs
+from hermes_core.records.record import Record
+from hermes_core.records.run_files import open_to_read
+from hermes_core.records.store import TRAJECTORIES, read_run, record_in
+from hermes_core.records.summary import SOLVED
+from hermes_core.records.tokens import SPELT
 
 T = TypeVar("T")
 

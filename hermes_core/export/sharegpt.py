@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hermes_core.agents.base import Message, StopReason
-from hermes_core.envs.conversation import calls_in, calls_of
-from hermes_core.envs.plain_text import arguments_of, moment, parsed, text_of
-from hermes_core.envs.record import Record
 from hermes_core.export.selection import Selection
 from hermes_core.export.tables import JSON, Columns, TableRow
+from hermes_core.records.conversation import calls_in, calls_of
+from hermes_core.records.plain_text import arguments_of, moment, parsed, text_of
+from hermes_core.records.record import Record
 
 COLUMNS: Columns = {
     "prompt_index": "int",

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from hermes_core.envs.plain import json_text
 from hermes_core.errors import UsageError
+from hermes_core.records.jsonable import json_text
 
 TableRow = Mapping[str, Any]
 

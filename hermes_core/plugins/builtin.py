@@ -27,7 +27,7 @@ def hermes_register_agents(registry: Registrar) -> None:
     """Register the model loop, programs in the slot, and the two baselines."""
     registry.add(
         "model",
-        "hermes_core.agents.opening:make_model",
+        "hermes_core.agents.exact.factory:make_model",
         summary="Asks an OpenAI-compatible model for tool calls until it is done",
         requires=("a model endpoint",),
     )
@@ -109,13 +109,13 @@ def hermes_register_environments(registry: Registrar) -> None:
     """Register the environments that need no code."""
     registry.add(
         "prompts",
-        "hermes_core.envs.prompts:PromptsEnvironment",
+        "hermes_core.datasets.prompts:PromptsEnvironment",
         summary="A JSONL file of prompts, without a check: for making data",
         requires=("a file of prompts",),
     )
     registry.add(
         "tasks",
-        "hermes_core.envs.tasks:TasksEnvironment",
+        "hermes_core.datasets.tasks:TasksEnvironment",
         summary="A JSONL file of {id, prompt, setup, check, solution} commands",
         requires=("a task file",),
     )

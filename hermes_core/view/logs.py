@@ -8,10 +8,10 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from hermes_core.envs.index import RecordedRun, records_of
-from hermes_core.envs.run_files import make_folder
 from hermes_core.errors import OutputError
 from hermes_core.export.eval_log import RunLog, log_name
+from hermes_core.records.index import RecordedRun, records_of
+from hermes_core.records.run_files import make_folder
 
 KEPT = ".view"
 """The folder beside the records in which their log is kept for the next time."""

@@ -11,8 +11,8 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from hermes_core.envs.index import LIMITS, RecordedRun, Row
-from hermes_core.envs.statistics import (
+from hermes_core.records.index import LIMITS, RecordedRun, Row
+from hermes_core.records.statistics import (
     ToolTotals,
     Totals,
     by_item,

@@ -10,9 +10,9 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from hermes_core.envs.index import Row
-from hermes_core.envs.plain_text import arguments_of, failure_name, listed, parsed, text_of, without_what_differs
-from hermes_core.envs.record import STAGES
+from hermes_core.records.index import Row
+from hermes_core.records.plain_text import arguments_of, failure_name, listed, parsed, text_of, without_what_differs
+from hermes_core.records.record import STAGES
 from hermes_core.view.words import REWARDLESS, Indented, count, duration, figure, line, money, shown
 
 LINES = 30

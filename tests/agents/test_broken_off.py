@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 from hermes_core.agents.base import AgentSettings, TurnRecord
-from hermes_core.agents.chat import Chat
 from hermes_core.agents.endpoint.errors import BadCompletion
-from hermes_core.agents.exact import ExactSession
-from hermes_core.agents.generate import GenerateServer
+from hermes_core.agents.exact.agent import ExactSession
+from hermes_core.agents.exact.chat import Chat
+from hermes_core.agents.exact.generate import GenerateServer
+from hermes_core.agents.exact.wires import Sampled
 from hermes_core.agents.loop import HermesAgentLoop
 from hermes_core.agents.replies import read_reply
-from hermes_core.agents.wires import Sampled
-from hermes_core.envs.record import Record
-from hermes_core.envs.tokens import tokens_of
+from hermes_core.records.record import Record
+from hermes_core.records.tokens import tokens_of
 from hermes_core.runtime import Runtime
 from tests.http_server import listening
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hermes_core.agents.chat import Chat
+from hermes_core.agents.exact.chat import Chat
 
 CHATML = files("hermes_core.testing.tiny_model").joinpath("templates", "chatml.jinja").read_text("utf-8")
 RESULT = "'\\n<tool_response>\\n' + "

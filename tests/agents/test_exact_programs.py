@@ -15,15 +15,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hermes_core.agents.base import AgentSettings
-from hermes_core.agents.chat import Chat
 from hermes_core.agents.endpoint.errors import ContextLengthExceeded
 from hermes_core.agents.endpoint.request import Endpoint
-from hermes_core.agents.exact import ExactAgent, ExactSession
+from hermes_core.agents.exact.agent import ExactAgent, ExactSession
+from hermes_core.agents.exact.chat import Chat
+from hermes_core.agents.exact.wires import Sampled
 from hermes_core.agents.parsers.base import Parser
 from hermes_core.agents.replies import sayable
-from hermes_core.agents.wires import Sampled
-from hermes_core.envs.tokens import MASKED, tokens_of
 from hermes_core.errors import ModelError
+from hermes_core.records.tokens import MASKED, tokens_of
 from hermes_core.runtime import Runtime
 from hermes_core.settings import Settings
 

@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 
-from hermes_core.agents.chat import Chat
 from hermes_core.agents.endpoint.errors import ContextLengthExceeded
-from hermes_core.agents.exact import ExactSession
+from hermes_core.agents.exact.agent import ExactSession
+from hermes_core.agents.exact.chat import Chat
+from hermes_core.agents.exact.token_tree import TokenTree
+from hermes_core.agents.exact.wires import Sampled
 from hermes_core.agents.loop import HermesAgentLoop
 from hermes_core.agents.replies import Reply
-from hermes_core.agents.token_tree import TokenTree
-from hermes_core.agents.wires import Sampled
-from hermes_core.envs.tokens import MASKED, tokens_of
 from hermes_core.errors import ConfigError
+from hermes_core.records.tokens import MASKED, tokens_of
 from hermes_core.runtime import Runtime
 from hermes_core.testing.tiny_model.folder import chat_format
 

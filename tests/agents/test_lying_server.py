@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
+from hermes_core.agents.exact.factory import open_exact_agent
+from hermes_core.agents.exact.probe import TRIAL_TOKENS
 from hermes_core.agents.model import ModelSettings
-from hermes_core.agents.opening import open_exact_agent
-from hermes_core.agents.trial import TRIAL_TOKENS
-from hermes_core.envs.runner import run_rollouts
-from hermes_core.envs.session import parsers_with
 from hermes_core.errors import HermesError, ModelError
+from hermes_core.runs.runner import run_rollouts
+from hermes_core.runs.session import parsers_with
 from hermes_core.runtime import Runtime
 from tests.http_server import listening
 

@@ -8,9 +8,9 @@ from pydantic import SecretStr
 
 from hermes_core.agents.base import AgentSettings
 from hermes_core.agents.model import ModelAgent, ModelSettings
-from hermes_core.envs.runner import run_rollouts
-from hermes_core.envs.store import read_records
 from hermes_core.errors import ConfigError, UsageError
+from hermes_core.records.store import read_records
+from hermes_core.runs.runner import run_rollouts
 from hermes_core.testing.scripted_server import Reply, ScriptedServer
 
 MODELS = ("small", "large")

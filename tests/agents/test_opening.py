@@ -14,11 +14,11 @@ import pytest
 from click.testing import CliRunner
 
 from hermes_core.agents.base import AgentTask
+from hermes_core.agents.exact.factory import open_exact_agent
 from hermes_core.agents.model import ModelAgent, ModelSettings
-from hermes_core.agents.opening import open_exact_agent
 from hermes_core.cli.main import main
-from hermes_core.envs.runner import run_rollouts
 from hermes_core.errors import ConfigError, UnknownNameError, UsageError
+from hermes_core.runs.runner import run_rollouts
 from hermes_core.runtime import Runtime
 from hermes_core.settings import Settings
 from hermes_core.validation import validated
@@ -183,7 +183,7 @@ def test_other_agents_have_no_parser(tasks: str) -> None:
 
 
 def test_a_parser_is_looked_up_by_any_of_its_names() -> None:
-    from hermes_core.envs.session import parsers_with
+    from hermes_core.runs.session import parsers_with
 
     runtime = Runtime(Settings(), load_entry_points=False)
     assert next(iter(parsers_with(runtime, "deepseek_v31"))) == "deepseek_v31"

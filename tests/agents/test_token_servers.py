@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from hermes_core.agents.base import AgentSettings
-from hermes_core.agents.chat import Chat
 from hermes_core.agents.endpoint.errors import BadCompletion
-from hermes_core.agents.exact import ExactSession
-from hermes_core.agents.generate import GenerateServer
-from hermes_core.agents.trial import check_tokenizer, try_out
-from hermes_core.agents.wires import WIRES, Sampled, checked
+from hermes_core.agents.exact.agent import ExactSession
+from hermes_core.agents.exact.chat import Chat
+from hermes_core.agents.exact.generate import GenerateServer
+from hermes_core.agents.exact.probe import check_tokenizer, try_out
+from hermes_core.agents.exact.wires import WIRES, Sampled, checked
 from hermes_core.errors import ConfigError, ModelError
 from hermes_core.runtime import Runtime
 from hermes_core.testing.scripted_server import ScriptedServer

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
+from hermes_core.agents.exact.token_tree import Asked, TokenTree, tokens_after
+from hermes_core.agents.exact.wires import Sampled
 from hermes_core.agents.replies import Reply, ToolCall
 from hermes_core.agents.serving.conversations import Conversations
 from hermes_core.agents.serving.conversations import Sampled as Answered
-from hermes_core.agents.token_tree import Asked, TokenTree, tokens_after
-from hermes_core.agents.wires import Sampled
-from hermes_core.envs.tokens import MASKED, tokens_of
+from hermes_core.records.tokens import MASKED, tokens_of
 
 Messages = list[dict[str, Any]]
 TOOL = {"type": "function", "function": {"name": "bash", "parameters": {"type": "object"}}}

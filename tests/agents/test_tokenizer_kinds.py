@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from hermes_core.agents.chat import Chat
-from hermes_core.agents.exact import ExactSession
-from hermes_core.agents.matching import matching_parser
-from hermes_core.agents.opening import checked_chat
-from hermes_core.agents.wires import Sampled
-from hermes_core.envs.session import parsers_with
-from hermes_core.envs.tokens import tokens_of
+from hermes_core.agents.exact.agent import ExactSession
+from hermes_core.agents.exact.chat import Chat
+from hermes_core.agents.exact.factory import checked_chat
+from hermes_core.agents.exact.parser_choice import matching_parser
+from hermes_core.agents.exact.wires import Sampled
+from hermes_core.records.tokens import tokens_of
+from hermes_core.runs.session import parsers_with
 from hermes_core.runtime import Runtime
 
 CHATML = files("hermes_core.testing.tiny_model").joinpath("templates", "chatml.jinja").read_text("utf-8")

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from hermes_core.agents.base import TurnRecord
+from hermes_core.agents.exact.wires import WIRES, AtroposVllm, Sglang, VllmCompletions, VllmTokens, Wire
 from hermes_core.agents.replies import read_reply
-from hermes_core.agents.wires import WIRES, AtroposVllm, Sglang, VllmCompletions, VllmTokens, Wire
-from hermes_core.envs.record import Record
+from hermes_core.records.record import Record
 
 ANSWERS: dict[type[Wire], dict[str, Any]] = {
     Sglang: {"meta_info": {"output_token_logprobs": [[-0.5, 7]], "finish_reason": {"type": "stop"}}},

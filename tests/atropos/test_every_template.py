@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from hermes_core.agents.chat import Chat
-from hermes_core.agents.exact import ExactSession
+from hermes_core.agents.exact.agent import ExactSession
+from hermes_core.agents.exact.chat import Chat
+from hermes_core.agents.exact.parser_choice import matching_parser
+from hermes_core.agents.exact.wires import Sampled
 from hermes_core.agents.loop import HermesAgentLoop
-from hermes_core.agents.matching import matching_parser
 from hermes_core.agents.parsers.base import ParsedCall
-from hermes_core.agents.wires import Sampled
-from hermes_core.envs.session import parsers_with
-from hermes_core.envs.tokens import MASKED, tokens_of
 from hermes_core.errors import ConfigError, UnknownNameError, UsageError
+from hermes_core.records.tokens import MASKED, tokens_of
+from hermes_core.runs.session import parsers_with
 from hermes_core.runtime import Runtime
 
 OURS = Path(__file__).parent / "templates"

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from hermes_core.envs.tokens import MASKED
+from hermes_core.records.tokens import MASKED
 from hermes_core.testing.tiny_model.engine import Engine
 from hermes_core.testing.tiny_model.folder import make_model
 from hermes_core.testing.tiny_model.server import TinyModelServer
@@ -30,7 +30,7 @@ WIRES = {"atropos": "vllm", "tokens": "vllm", "completions": "vllm", "sglang": "
 @pytest.mark.parametrize(
     ("form", "wire", "compacts", "group_size", "agent"),
     [
-        # What tests/envs/test_exact_rollouts.py, which has the same recording, leaves to this test: a form and its
+        # What tests/rollout/test_exact_rollouts.py, which has the same recording, leaves to this test: a form and its
         # wire, and the wire that `rollout` does not have.
         ("chatml", "sglang", True, 1, "model"),
         ("chatml", "atropos", False, 2, "program"),

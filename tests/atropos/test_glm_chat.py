@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from hermes_core.agents.chat import Chat
-from hermes_core.agents.exact import ExactSession
+from hermes_core.agents.exact.agent import ExactSession
+from hermes_core.agents.exact.chat import Chat
+from hermes_core.agents.exact.wires import Sampled
 from hermes_core.agents.loop import HermesAgentLoop
-from hermes_core.agents.wires import Sampled
-from hermes_core.envs.tokens import MASKED, tokens_of
+from hermes_core.records.tokens import MASKED, tokens_of
 from hermes_core.runtime import Runtime
 
 ROLES = ("[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>")

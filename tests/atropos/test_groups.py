@@ -12,10 +12,10 @@ import pytest
 from hermes_core.agents.base import TurnRecord
 from hermes_core.atropos.groups import scored_groups, scored_item
 from hermes_core.atropos.json_lines import group_json
-from hermes_core.envs.group import Group, Rolled
-from hermes_core.envs.record import Failure, Record
-from hermes_core.envs.tokens import MASKED, TokenSequence
 from hermes_core.errors import FailureKind, UsageError
+from hermes_core.records.record import Failure, Record
+from hermes_core.records.tokens import MASKED, TokenSequence
+from hermes_core.runs.group import Group, Rolled
 
 
 def record(name: str, reward: float | None = 1.0, sequences: int = 1, **changes: Any) -> Record:

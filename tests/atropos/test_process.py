@@ -14,9 +14,9 @@ import pytest
 from rich.console import Console
 
 from hermes_core.agents.endpoint.errors import EndpointDown
-from hermes_core.envs.index import RecordedRun
-from hermes_core.envs.statistics import totals
 from hermes_core.errors import UsageError
+from hermes_core.records.index import RecordedRun
+from hermes_core.records.statistics import totals
 from hermes_core.sandbox.pool.cost import CostLimitReached
 from hermes_core.testing.scripted_server import Fault, Reply, ScriptedServer, ToolScript, call
 from hermes_core.tool_backend import ToolBackend

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from hermes_core.envs.index import RecordedRun
-from hermes_core.envs.statistics import totals
+from hermes_core.records.index import RecordedRun
+from hermes_core.records.statistics import totals
 from hermes_core.runtime import Runtime
 from hermes_core.settings import Settings
 from hermes_core.testing.scripted_server import Call, ScriptedServer, ToolScript, call

@@ -262,7 +262,7 @@ def test_an_interpreter_that_the_sandbox_does_not_have_is_named(hermes, swe, swe
 
 
 def test_an_agent_without_a_solution_to_apply_is_refused_before_anything_starts(hermes, tasks, monkeypatch):
-    from hermes_core.envs.tasks import TasksEnvironment
+    from hermes_core.datasets.tasks import TasksEnvironment
 
     monkeypatch.setattr(TasksEnvironment, "solve_trajectory", None)
     hermes("rollout", "tasks", tasks(), "--agent", "oracle").is_refused("no reference solution", "another agent")

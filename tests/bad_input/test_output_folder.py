@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from hermes_core.envs.tasks import TasksEnvironment
+from hermes_core.datasets.tasks import TasksEnvironment
 
 PROGRAM = [sys.executable, "-m", "hermes_core"]
 

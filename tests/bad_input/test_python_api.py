@@ -8,9 +8,6 @@ from typing import Any
 
 import pytest
 
-from hermes_core.envs.rescore import rescore
-from hermes_core.envs.runner import run_rollouts
-from hermes_core.envs.validate import validate
 from hermes_core.errors import (
     ConfigError,
     DatasetError,
@@ -22,10 +19,13 @@ from hermes_core.errors import (
     UnknownNameError,
     UsageError,
 )
+from hermes_core.runs.runner import run_rollouts
 from hermes_core.runtime import Runtime
 from hermes_core.sandbox.contract import Isolation
 from hermes_core.sandbox.local.backend import LocalBackend
 from hermes_core.settings import Settings
+from hermes_core.soundness.rescore import rescore
+from hermes_core.soundness.validate import validate
 
 
 @pytest.fixture

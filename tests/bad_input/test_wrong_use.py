@@ -107,7 +107,7 @@ def test_it_is_refused_in_one_line(hermes, tasks, tmp_path, arguments, words):
 
 
 def test_shared_is_refused_to_a_model_even_where_the_environment_would_take_it(hermes, tasks, monkeypatch):
-    from hermes_core.envs.tasks import TasksEnvironment
+    from hermes_core.datasets.tasks import TasksEnvironment
     from hermes_core.sandbox.contract import Isolation
 
     monkeypatch.setattr(TasksEnvironment, "isolation", Isolation.SHARED)

@@ -14,11 +14,11 @@ import pytest
 from click.testing import CliRunner
 
 from hermes_core.cli.main import main
-from hermes_core.envs.index import RecordedRun
-from hermes_core.envs.record import Record, parse_line
 from hermes_core.errors import UsageError
 from hermes_core.export.eval_log import RunLog, log_name
 from hermes_core.export.formats import FORMATS
+from hermes_core.records.index import RecordedRun
+from hermes_core.records.record import Record, parse_line
 from hermes_core.view import transcript
 from hermes_core.view.logs import opened, shown_folder
 from tests.export.conftest import failed, rollout

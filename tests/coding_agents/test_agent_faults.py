@@ -20,13 +20,13 @@ import pytest
 from hermes_core.agents.base import AgentResult, AgentTask
 from hermes_core.agents.endpoint.errors import EndpointDown
 from hermes_core.agents.program import ProgramAgent
-from hermes_core.envs.runner import run_rollouts
 from hermes_core.errors import ModelError
+from hermes_core.runs.runner import run_rollouts
 from hermes_core.runtime import Runtime
 from hermes_core.settings import Settings
 from hermes_core.testing.scripted_server import Reply, ScriptedServer, call
 from tests.coding_agents.test_real_agents import END, TOOLS
-from tests.envs.test_program_faults import FAULTS, ROW, SETTINGS, TOO_LONG, FaultyEndpoint, outcome
+from tests.rollout.test_program_faults import FAULTS, ROW, SETTINGS, TOO_LONG, FaultyEndpoint, outcome
 
 pytestmark = [pytest.mark.full, pytest.mark.long, pytest.mark.loop_stall(2.0)]
 

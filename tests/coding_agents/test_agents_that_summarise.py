@@ -12,7 +12,7 @@ import pytest
 from hermes_core.testing.scripted_server import FEWEST, Answer, Reply
 from tests.coding_agents.test_agent_faults import work
 from tests.coding_agents.test_real_agents import rollouts
-from tests.envs.test_program_faults import ROW, TOO_LONG
+from tests.rollout.test_program_faults import ROW, TOO_LONG
 
 pytestmark = [pytest.mark.stress, pytest.mark.long, pytest.mark.loop_stall(2.0)]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hermes_core.envs.tasks import TasksEnvironment
+from hermes_core.datasets.tasks import TasksEnvironment
 from hermes_core.testing.scripted_server import Reply
 from tests.coding_agents.test_real_agents import rollouts
 

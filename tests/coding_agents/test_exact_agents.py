@@ -12,7 +12,7 @@ from typing import Any
 import hermes_agents
 import pytest
 
-from hermes_core.envs.runner import run_rollouts
+from hermes_core.runs.runner import run_rollouts
 from hermes_core.runtime import Runtime
 from hermes_core.settings import Settings
 from tests.coding_agents.test_real_agents import ALWAYS, ROW, TOOLS, stressed

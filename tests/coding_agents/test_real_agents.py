@@ -17,7 +17,7 @@ import hermes_swe_smith
 import pytest
 from hermes_swe_smith.demo import ENVIRONMENT, FIXES, Fix
 
-from hermes_core.envs.runner import run_rollouts
+from hermes_core.runs.runner import run_rollouts
 from hermes_core.runtime import Runtime
 from hermes_core.settings import Settings
 from hermes_core.testing.scripted_server import FEWEST, Answer, Reply, ScriptedServer, call

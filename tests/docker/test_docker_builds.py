@@ -17,12 +17,12 @@ from hermes_docker.images import tag_of
 
 from hermes_core.agents.base import AgentResult, AgentTask, StopReason
 from hermes_core.environment import Environment, Item
-from hermes_core.envs.group import GroupRoller
-from hermes_core.envs.options import RunOptions
-from hermes_core.envs.record import Record
-from hermes_core.envs.runner import run_rollouts
-from hermes_core.envs.session import open_session
 from hermes_core.plugins.hookspecs import hookimpl
+from hermes_core.records.record import Record
+from hermes_core.runs.group import GroupRoller
+from hermes_core.runs.options import RunOptions
+from hermes_core.runs.runner import run_rollouts
+from hermes_core.runs.session import open_session
 from hermes_core.runtime import Runtime
 from hermes_core.sandbox.commands import Cwd
 from hermes_core.sandbox.images import Image, ImageBuild

@@ -12,7 +12,7 @@ import pytest
 
 from hermes_core.agents.base import AgentResult, AgentTask, StopReason
 from hermes_core.agents.calls import run_calls
-from hermes_core.envs.runner import run_rollouts
+from hermes_core.runs.runner import run_rollouts
 from hermes_core.runtime import Runtime
 from hermes_core.settings import Settings
 

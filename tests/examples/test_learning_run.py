@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from hermes_core.envs.validate import validate
 from hermes_core.runtime import Runtime
+from hermes_core.soundness.validate import validate
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "learning_run"
 MODULES = ("boxes", "grpo", "train", "warm_up")

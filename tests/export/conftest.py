@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from hermes_core.agents.base import CallError, CallErrorKind, CallRecord, TurnRecord, Usage
-from hermes_core.envs.record import Failure, Record, SandboxCommand, ToolCalls
-from hermes_core.envs.tokens import TokenSequence
 from hermes_core.errors import FailureKind
+from hermes_core.records.record import Failure, Record, SandboxCommand, ToolCalls
+from hermes_core.records.tokens import TokenSequence
 
 MakeRun = Callable[..., Path]
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from hermes_core.envs.record import Record
-from hermes_core.envs.tokens import TokenSequence
 from hermes_core.errors import FailureKind, UsageError
 from hermes_core.export.exporting import export_run
 from hermes_core.export.selection import ExportFilters
+from hermes_core.records.record import Record
+from hermes_core.records.tokens import TokenSequence
 from tests.export.conftest import SEQUENCE, MakeRun, failed, rollout, tool
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from hermes_core.envs.record import Record
-from hermes_core.envs.store import read_run, records
 from hermes_core.errors import UsageError
 from hermes_core.export.exporting import export_run
 from hermes_core.export.merge import merge_runs
+from hermes_core.records.record import Record
+from hermes_core.records.store import read_run, records
 from tests.export.conftest import MakeRun, failed, rollout
 
 

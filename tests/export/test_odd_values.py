@@ -12,10 +12,10 @@ import pytest
 import yaml
 from pydantic_core import from_json
 
-from hermes_core.envs.record import Record
 from hermes_core.export.exporting import export_run
 from hermes_core.export.formats import FORMATS
 from hermes_core.export.rows import openai_rows
+from hermes_core.records.record import Record
 from tests.export.conftest import MakeRun, rollout
 
 TABLES = [name for name, form in FORMATS.items() if form.columns is not None]

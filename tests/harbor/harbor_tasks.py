@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hermes_core.agents.base import AgentResult, AgentTask, StopReason
-from hermes_core.envs.runner import run_rollouts
+from hermes_core.runs.runner import run_rollouts
 from hermes_core.runtime import Runtime
 
 BUSYBOX = "hermes-test-busybox:latest"

@@ -13,10 +13,10 @@ import pytest
 
 from benchmarks.terminal_tasks import Made, image_with_pytest, write_task, write_tasks
 from hermes_core.agents.base import AgentResult, AgentTask
-from hermes_core.envs.validate import validate
 from hermes_core.runtime import Runtime
-from tests.envs.test_full_disk import FILLS
+from hermes_core.soundness.validate import validate
 from tests.harbor.harbor_tasks import Shell, roll_out
+from tests.rollout.test_full_disk import FILLS
 from tests.ways_out import WAYS
 
 TASK = Made(
@@ -156,7 +156,7 @@ async def test_forgeries_score_zero(runtime: Runtime, tmp_path: Path, image: str
 @pytest.mark.stress
 @pytest.mark.parametrize("config", [CONFIG, {"max_sandboxes": 4}], ids=["private-root", "dedicated"])
 async def test_no_way_out(runtime: Runtime, tmp_path: Path, image: str, config: Any) -> None:
-    """As in tests/envs/test_no_way_out.py, by an agent that is not root."""
+    """As in tests/rollout/test_no_way_out.py, by an agent that is not root."""
     ways = {name.replace(" ", "-").replace("'", ""): way.shell for name, way in WAYS.items() if not way.root}
     for name in ways:
         write_task(tmp_path / "tasks" / name, replace(TASK, description=f"{name}: do nothing"), source=image)

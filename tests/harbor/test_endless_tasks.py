@@ -16,7 +16,7 @@ from hermes_harbor.endless.environment import EndlessTerminalsEnvironment
 from hermes_harbor.endless.tasks import Task, tasks_of
 
 from benchmarks.terminal_tasks import write_task, write_tasks
-from hermes_core.envs.intake import Intake
+from hermes_core.datasets.intake import Intake
 from hermes_core.errors import DatasetError
 from tests.harbor.test_endless import TASK
 

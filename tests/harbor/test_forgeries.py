@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hermes_harbor.cheats import FORGERIES, HIDDEN_DAEMON
 
-from hermes_core.envs.validate import validate
+from hermes_core.soundness.validate import validate
 from tests.harbor.harbor_tasks import BUSYBOX, PYTHON, Shell, roll_out, roll_out_here, write_task
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hermes_core.envs.validate import validate
+from hermes_core.soundness.validate import validate
 from tests.harbor.harbor_tasks import PYTHON, Shell, roll_out, write_task
 from tests.harbor.task_folders import scored
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import hermes_harbor
 import pytest
 
-from hermes_core.envs.validate import validate
 from hermes_core.runtime import Runtime
 from hermes_core.settings import Settings
+from hermes_core.soundness.validate import validate
 from tests.harbor.harbor_tasks import PYTHON, TEST, Shell, roll_out, write_task
 
 OWNS_PATHS = """

@@ -19,9 +19,9 @@ from hermes_harbor.config import HarborConfig
 from hermes_harbor.task_toml import Table, TaskToml, _table_of
 from hermes_harbor.tasks import Refused, checked, load_task
 
-from hermes_core.envs.validate import validate
 from hermes_core.errors import DatasetError
 from hermes_core.runtime import Runtime
+from hermes_core.soundness.validate import validate
 from tests.harbor.harbor_tasks import BUSYBOX
 from tests.harbor.task_folders import FOLDERS, TESTS_INSIDE, scored
 

@@ -25,12 +25,12 @@ from hermes_core import (
     hookimpl,
     open_session,
 )
-from hermes_core.envs.runner import run_rollouts
-from hermes_core.envs.session import Tools
-from hermes_core.envs.validate import validate
 from hermes_core.errors import ConfigError
 from hermes_core.mcp.servers import McpServer
+from hermes_core.runs.runner import run_rollouts
+from hermes_core.runs.session import Tools
 from hermes_core.sandbox.programs import SlotProgram
+from hermes_core.soundness.validate import validate
 from hermes_core.testing.scripted_server import ScriptedServer, ToolScript, call
 from tests.mcp.mcp_servers import odd, real
 

@@ -23,9 +23,9 @@ from hermes_core import AgentProgram, Environment, ProgramAgent, ProgramSettings
 from hermes_core.agents.base import AgentSettings, ToolAnswer
 from hermes_core.agents.serving import mcp as serving
 from hermes_core.agents.serving.gateway import Gateway
-from hermes_core.envs.runner import run_rollouts
 from hermes_core.errors import ConfigError
 from hermes_core.mcp.servers import McpServer
+from hermes_core.runs.runner import run_rollouts
 from hermes_core.testing.scripted_server import Reply, ScriptedServer
 from tests.agents.serving.slot import Model, port_of, reply, task_of
 from tests.mcp.mcp_servers import HERE, odd

@@ -11,9 +11,9 @@ from click.testing import CliRunner
 
 from hermes_core.cli.main import main
 from hermes_core.environment import Environment
-from hermes_core.envs.options import RunOptions
 from hermes_core.errors import ConfigError, UsageError
 from hermes_core.mcp.servers import McpServer, read_servers, secrets_of
+from hermes_core.runs.options import RunOptions
 from hermes_core.settings import Redactor
 
 

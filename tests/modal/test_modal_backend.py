@@ -17,8 +17,8 @@ from hermes_modal.config import ModalSandboxConfig
 from hermes_modal_emulator import ModalEmulator
 
 from hermes_core.cli import sandboxes as leftovers
-from hermes_core.envs.runner import run_rollouts
 from hermes_core.errors import ChannelLost, PolicyError, ProvisionError, SandboxLost
+from hermes_core.runs.runner import run_rollouts
 from hermes_core.runtime import Runtime
 from hermes_core.sandbox.contract import Isolation, SandboxSpec, SandboxStatus
 from hermes_core.settings import Settings

@@ -7,9 +7,9 @@ import threading
 
 import pytest
 
-from hermes_core.envs.runner import run_rollouts
 from hermes_core.errors import ConfigError
 from hermes_core.plugins.telemetry import Telemetry
+from hermes_core.runs.runner import run_rollouts
 from hermes_core.runtime import Runtime
 from hermes_core.settings import Settings
 from hermes_core.testing.scripted_server import Fault, Reply, ScriptedServer, call

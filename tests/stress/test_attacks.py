@@ -19,7 +19,7 @@ import pytest
 from hermes_swe_smith import demo_tasks
 
 from hermes_core.agents.base import AgentResult, StopReason
-from hermes_core.envs.runner import run_rollouts
+from hermes_core.runs.runner import run_rollouts
 from hermes_core.runtime import Runtime
 
 PROJECT = Path(demo_tasks.__file__).parent / "project"

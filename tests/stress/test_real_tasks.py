@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from hermes_core.envs.runner import run_rollouts
+from hermes_core.runs.runner import run_rollouts
 from hermes_core.runtime import Runtime
 from hermes_core.sandbox.local import processes
 from hermes_core.sandbox.local.sandbox import LocalSandbox

@@ -9,8 +9,8 @@ from hermes_swe_smith.canary import Canary, new_canary, told_apart
 from hermes_swe_smith.config import SweSmithConfig
 from hermes_swe_smith.rows import Task, parse_row
 
-from hermes_core.envs.pytest_run import run_pytest
 from hermes_core.errors import CommandError
+from hermes_core.pytest_runner.run import run_pytest
 from hermes_core.sandbox.commands import CommandResult
 
 

@@ -11,7 +11,7 @@ from hermes_swe_smith.config import SweSmithConfig
 from hermes_swe_smith.environment import SweSmithEnvironment
 from hermes_swe_smith.verify import score
 
-from hermes_core.envs.pytest_run import PytestReport, ReportStatus
+from hermes_core.pytest_runner.run import PytestReport, ReportStatus
 from tests.swe_smith.attacks import EFFECTIVE, IN_VAIN, OPEN
 from tests.swe_smith.projects import Project
 

@@ -13,12 +13,12 @@ from hermes_swe_smith.config import SweSmithConfig
 from hermes_swe_smith.rows import parse_row
 
 from hermes_core.agents.base import AgentResult, StopReason
-from hermes_core.envs.runner import run_rollouts
-from hermes_core.envs.validate import validate
 from hermes_core.errors import UnknownNameError
+from hermes_core.runs.runner import run_rollouts
 from hermes_core.runtime import Runtime
 from hermes_core.sandbox.contract import Isolation
 from hermes_core.sandbox.local.backend import LocalBackend
+from hermes_core.soundness.validate import validate
 from tests.swe_smith import more_cheats
 
 TASK = "func_pm_remove_cond__k3x81qzd"

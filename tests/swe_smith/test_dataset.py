@@ -7,7 +7,7 @@ from hermes_swe_smith.config import SweSmithConfig
 from hermes_swe_smith.dataset import load_tasks
 from hermes_swe_smith.environment import SweSmithEnvironment
 
-from hermes_core.envs.datasets import read_rows
+from hermes_core.datasets.files import read_rows
 from hermes_core.errors import ConfigError, DatasetError
 
 

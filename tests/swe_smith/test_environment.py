@@ -11,11 +11,11 @@ import pytest
 from hermes_swe_smith import dependencies, workspace
 
 from hermes_core.agents.base import AgentResult, StopReason
-from hermes_core.envs.rescore import rescore
-from hermes_core.envs.runner import run_rollouts
 from hermes_core.errors import PolicyError
+from hermes_core.runs.runner import run_rollouts
 from hermes_core.runtime import Runtime
 from hermes_core.sandbox.contract import Isolation
+from hermes_core.soundness.rescore import rescore
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ async def test_slots_that_are_root_could_read_the_fix(runtime):
         await roll_out(runtime, env={"dataset_name": "demo"}, backend_config={"slot_user": "root"})
 
 
-@pytest.mark.full  # rescoring: tests/envs/test_rescore.py
+@pytest.mark.full  # rescoring: tests/soundness/test_rescore.py
 async def test_a_recorded_patch_scores_the_same_again(runtime, tmp_path):
     env = {"dataset_name": "demo", "max_items": 1}
     records = await roll_out(runtime, out_dir=tmp_path / "run", env=env)
@@ -257,7 +257,7 @@ async def test_a_preparation_that_is_killed_is_infrastructure(runtime, swe_datas
     assert "was killed" in record["failure"]["message"]
 
 
-@pytest.mark.full  # tests/envs/test_agent_exits.py kills verifications
+@pytest.mark.full  # tests/rollout/test_agent_exits.py kills verifications
 async def test_work_whose_taking_is_killed_once_is_taken_again(runtime, swe_dataset, monkeypatch, caplog):
     monkeypatch.setattr(workspace, "_LOADER", DIE_ONCE)
     env = {"dataset_name": str(swe_dataset / "tasks.jsonl"), "repo_base_url": str(swe_dataset), "max_items": 1}

@@ -12,8 +12,8 @@ import hermes_swe_smith
 import pytest
 
 from benchmarks.terminal_tasks import packages
-from hermes_core.envs.validate import validate
 from hermes_core.runtime import Runtime
+from hermes_core.soundness.validate import validate
 from tests.swe_smith.test_environment import Shell, roll_out
 from tests.swe_smith.test_other_datasets import change, r2e, swe_bench
 

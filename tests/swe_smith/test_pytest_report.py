@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from hermes_core.envs.pytest_run import ReportStatus
 from hermes_core.errors import VerifierError
+from hermes_core.pytest_runner.run import ReportStatus
 from tests.swe_smith.projects import Project
 
 

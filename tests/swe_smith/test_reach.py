@@ -11,9 +11,9 @@ import hermes_swe_smith
 import pytest
 from hermes_swe_smith.reach import changed_modules
 
-from hermes_core.envs.runner import run_rollouts
-from hermes_core.envs.validate import validate
+from hermes_core.runs.runner import run_rollouts
 from hermes_core.runtime import Runtime
+from hermes_core.soundness.validate import validate
 from tests.swe_smith.shapes import PYTEST, PYTEST_7, Shape, write
 
 MODULE = "ledgerline/amounts"

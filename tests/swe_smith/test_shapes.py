@@ -8,10 +8,10 @@ import hermes_swe_smith
 import pytest
 
 from hermes_core.agents.base import AgentResult, StopReason
-from hermes_core.envs.runner import run_rollouts
-from hermes_core.envs.validate import validate
+from hermes_core.runs.runner import run_rollouts
 from hermes_core.runtime import Runtime
 from hermes_core.sandbox.contract import Isolation
+from hermes_core.soundness.validate import validate
 from tests.swe_smith.shapes import DOCTEST_MODULES, DOUBLE, SHAPES, TESTS, Shape, package, plain, write
 
 

@@ -3,7 +3,7 @@
 import hermes_swe_smith
 import pytest
 
-from hermes_core.envs.runner import run_rollouts
+from hermes_core.runs.runner import run_rollouts
 from hermes_core.runtime import Runtime
 from hermes_core.sandbox.contract import Isolation
 from tests.swe_smith.shapes import TESTS, plain, write

@@ -9,7 +9,7 @@ from hermes_swe_smith.repos import TestCommand
 from hermes_swe_smith.rows import parse_row
 from hermes_swe_smith.verify import disturbed, doubt, score
 
-from hermes_core.envs.pytest_run import PytestReport, ReportStatus
+from hermes_core.pytest_runner.run import PytestReport, ReportStatus
 
 BROKEN, KEPT = ["t.py::a", "t.py::b"], ["t.py::c", "t.py::d"]
 

@@ -18,7 +18,7 @@ import pytest
 
 from hermes_core import ConfigError, LoopThread, ModelError
 from hermes_core.agents.endpoint import liveness
-from hermes_core.agents.exact import ExactSession
+from hermes_core.agents.exact.agent import ExactSession
 from hermes_core.agents.replies import Reply, ToolCall
 from hermes_core.runtime import Runtime
 from hermes_core.settings import Settings

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from hermes_core.envs.tokens import MASKED
+from hermes_core.records.tokens import MASKED
 from hermes_core.testing.tiny_model.engine import Sampled
 
 TOLERANCE = 1e-5

@@ -14,8 +14,8 @@ import pytest
 from hermes_verifiers import worker
 
 from hermes_core import Environment, Runtime, SetupFailed, hookimpl
-from hermes_core.envs import trainer
 from hermes_core.errors import UnknownNameError
+from hermes_core.runs import trainer
 from hermes_core.testing.scripted_server import Call, ScriptedServer, ToolScript, call
 
 pytestmark = [

@@ -9,7 +9,7 @@ import pytest
 
 from hermes_core import HermesError, Runtime
 from hermes_core.agents.base import AgentResult, AgentTask, StopReason
-from hermes_core.envs.runner import run_rollouts
+from hermes_core.runs.runner import run_rollouts
 
 pytestmark = [pytest.mark.full, pytest.mark.entry_points, pytest.mark.usefixtures("verifiers_extra", "taskset")]
 

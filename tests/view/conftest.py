@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from hermes_core.agents.base import CallError, CallErrorKind, CallRecord, TurnRecord, Usage
-from hermes_core.envs.record import Failure, Record, SandboxCommand, ToolCalls
-from hermes_core.envs.store import OutputFolder
-from hermes_core.envs.summary import Tally
 from hermes_core.errors import FailureKind
+from hermes_core.records.record import Failure, Record, SandboxCommand, ToolCalls
+from hermes_core.records.store import OutputFolder
+from hermes_core.records.summary import Tally
 
 BEGAN = 1_764_000_000.0
 

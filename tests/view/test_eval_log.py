@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from hermes_core.envs.index import RecordedRun
-from hermes_core.envs.record import Failure
 from hermes_core.errors import FailureKind, OutputError
 from hermes_core.export import eval_log
 from hermes_core.export.eval_log import RunLog, log_name
 from hermes_core.export.eval_sample import told
+from hermes_core.records.index import RecordedRun
+from hermes_core.records.record import Failure
 from tests.view.conftest import summarised
 
 

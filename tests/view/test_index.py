@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from hermes_core.agents.base import CallRecord
-from hermes_core.envs import index
-from hermes_core.envs.index import RecordedRun
-from hermes_core.envs.record import ToolCalls
-from hermes_core.envs.store import read_run
 from hermes_core.errors import UsageError
+from hermes_core.records import index
+from hermes_core.records.index import RecordedRun
+from hermes_core.records.record import ToolCalls
+from hermes_core.records.store import read_run
 
 
 def test_a_row_says_what_a_table_needs(make_record: Any, write_run: Any) -> None:

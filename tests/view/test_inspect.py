@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from hermes_core.envs.index import RecordedRun
 from hermes_core.errors import UsageError
 from hermes_core.export.eval_log import RunLog
+from hermes_core.records.index import RecordedRun
 from hermes_core.view import inspect_viewer
 
 pytestmark = pytest.mark.full

@@ -12,8 +12,8 @@ from click.testing import CliRunner
 
 from hermes_core.agents.base import CallError, CallErrorKind
 from hermes_core.cli.main import main
-from hermes_core.envs.record import Failure, SandboxCommand
 from hermes_core.errors import FailureKind
+from hermes_core.records.record import Failure, SandboxCommand
 from tests.view.conftest import summarised
 
 HOSTILE = (

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from hermes_core.envs.index import RecordedRun
-from hermes_core.envs.statistics import by_item, by_tool, mean_pass_at_k, pass_at_k, sizes_of_k, totals
+from hermes_core.records.index import RecordedRun
+from hermes_core.records.statistics import by_item, by_tool, mean_pass_at_k, pass_at_k, sizes_of_k, totals
 from hermes_core.view.words import money
 
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from hermes_core.agents.base import AgentSettings
-from hermes_core.agents.generate import GenerateServer
+from hermes_core.agents.exact.generate import GenerateServer
 from hermes_core.agents.model import ModelSettings, OpenAIServer
 from hermes_core.environment import Environment
-from hermes_core.envs.runner import run_rollouts
+from hermes_core.runs.runner import run_rollouts
 from hermes_core.runtime import Runtime
 from hermes_core.settings import Settings
 from tests.tiny_model.token_exactness import recomputed_logprobs

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Sequence
 from typing import Any
 
 from hermes_core import AgentSettings, BadCompletion, Chat, Endpoint, Served
-from hermes_core.agents.wires import Sampled, checked
+from hermes_core.agents.exact.wires import Sampled, checked
 
 
 class Policy:

@@ -37,8 +37,8 @@ from hermes_core import (
     open_trainer_session,
     validated,
 )
-from hermes_core.agents.wires import Sampled
-from hermes_core.envs.session import parsers_with
+from hermes_core.agents.exact.wires import Sampled
+from hermes_core.runs.session import parsers_with
 from hermes_tinker.server import TokensOnly
 
 _ERRORS: Mapping[str, type[HermesError]] = {

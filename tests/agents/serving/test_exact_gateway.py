@@ -12,7 +12,7 @@ import pytest
 
 from hermes_core.agents.serving.bounds import Bounds
 from hermes_core.agents.serving.conversations import Conversations
-from hermes_core.envs.tokens import tokens_of
+from hermes_core.records.tokens import tokens_of
 from tests.agents.serving.slot import TASK, Slot, slot
 from tests.agents.test_exact_programs import Start, call, check, extends, start
 

@@ -27,10 +27,10 @@ from hermes_swe_smith.make_tasks.wanted import Wanted
 
 from hermes_core import DatasetError, PytestReport, ReportStatus, UnknownNameError, UsageError, progress_for
 from hermes_core.cli.main import main
-from hermes_core.envs.options import RunOptions
-from hermes_core.envs.validate import validate
+from hermes_core.runs.options import RunOptions
 from hermes_core.runtime import Runtime
 from hermes_core.sandbox.contract import Isolation
+from hermes_core.soundness.validate import validate
 from hermes_core.testing.scripted_server import Reply, ScriptedServer
 from tests.swe_smith.shapes import PYTEST, git, write_files
 

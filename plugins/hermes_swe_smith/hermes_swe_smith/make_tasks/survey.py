@@ -1,9 +1,9 @@
 """Finds a project's tests, and which lines of its sources each of them runs. Sent into slots as source.
 
-Standard library and pytest, Python >= 3.8. It runs pytest in this process, as `hermes_core/envs/pytest_report.py` does:
-with pytest and its plugins from the environment, and the project's directories importable after that. Nothing here is
-protected from the project: what it reports only says which tests to try. The outcomes that count are those of core's
-reporter.
+Standard library and pytest, Python >= 3.8. It runs pytest in this process, as `hermes_core/pytest_runner/report.py`
+does: with pytest and its plugins from the environment, and the project's directories importable after that. Nothing
+here is protected from the project: what it reports only says which tests to try. The outcomes that count are those of
+core's reporter.
 
 Called with one JSON object on standard input (`root`, `import_path`, `args`, `env`, `tests`, `files`). Prints JSON
 lines: `{"tests": [...]}` with all node ids in their order; for each test `{"test": index, "outcome": "passed",

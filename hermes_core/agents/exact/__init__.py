@@ -1,0 +1,1 @@
+"""Token-exact rollouts: what the model sees and samples, token for token."""

@@ -1,0 +1,344 @@
+"""The conversations of one rollout as a tree: what was said, and the tokens that were sent and sampled for it.
+
+A path from a root to an answer is what a model server saw with one request, and what it sampled. Nothing is ever
+joined differently: an answer keeps the answer that its own prompt was built on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from array import array
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+from hermes_core.agents.base import MASKED, Message
+from hermes_core.agents.canonical import Canonical, canonical, squeezed
+from hermes_core.agents.exact.wires import Sampled
+from hermes_core.agents.replies import Reply
+
+PROMPT_LOGPROB = 1.0
+"""The logprob of a token that the model did not write, or that another sequence trains on. No real logprob can have
+this value."""
+
+
+_LATEST = 32
+"""The most answers among which the cause of a fork is looked for."""
+_TOOLS = "tools"
+_NO_TOOLS = Canonical(_TOOLS, "")
+
+
+def forms_of(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> tuple[Canonical, ...]:
+    """Return what the tools are known by, and the canonical form of each message."""
+    if not tools:
+        return (_NO_TOOLS, *map(canonical, messages))
+    digest = hashlib.sha256(json.dumps(tools, sort_keys=True, default=str).encode()).hexdigest()
+    return (Canonical(_TOOLS, digest), *map(canonical, messages))
+
+
+class Step(StrEnum):
+    """How a sampled request came after what was asked before. Those from `AGAIN` on leave something behind: forks."""
+
+    ROOT = "root"
+    """It was the first."""
+    CONTINUED = "continued"
+    """It went on from an answer from which nothing else had gone on."""
+    AGAIN = "again"
+    """The same request was sampled once more."""
+    DROPPED_ANSWER = "dropped_answer"
+    """It left out an answer, and went on from the messages before it."""
+    DROPPED_THINKING = "dropped_thinking"
+    """It left out the thinking of an answer, where that is a fork."""
+    EDITED = "edited"
+    """A message that was known by then was changed or left out, or was never said so."""
+    COMPACTION = "compaction"
+    """It began anew from the text of an answer."""
+    PARALLEL = "parallel"
+    """It was under way together with another that went on from the same place, or began another conversation: that of
+    a sub-agent, a title, a program."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One answer inside a node: its position, and the data to check that nothing was changed since."""
+
+    start: int
+    """The position of its first token. Everything before it is what the model was asked."""
+    sampled: array[int]
+    """The server's token ids, as C integers."""
+    logprobs: array[float]
+    """The server's logprobs, one for each token."""
+    prompt_checksum: int
+    """CRC-32 of the tokens before `start`, as C integers, at the time they were sent."""
+    finish_reason: str
+
+    @property
+    def stop(self) -> int:
+        """Return the position after its last token."""
+        return self.start + len(self.sampled)
+
+
+@dataclass(eq=False)
+class Node:
+    """One sequence for a trainer: arrays of one length, not shifted. They need a tenth of the memory of lists."""
+
+    tokens: array[int] = field(default_factory=lambda: array("i"))
+    turns: list[Turn] = field(default_factory=list)
+    """The answers to train on. An answer that other sequences have too is in one of them."""
+    metadata: dict[str, Any] = field(default_factory=dict)
+    """`finish_reason` of the last answer; `own`, whether it is the agent's own conversation; `step`, how its first
+    turn's request came after others; `shared`, how many of its answers another sequence trains on."""
+
+    @property
+    def masked_tokens(self) -> array[int]:
+        """Return, for each token, the token itself if it is one of a turn, else -100. Computed anew each time."""
+        spread = array("i", [MASKED]) * len(self.tokens)
+        for turn in self.turns:
+            spread[turn.start : turn.stop] = turn.sampled
+        return spread
+
+    @property
+    def logprobs(self) -> array[float]:
+        """Return the server's logprobs of the turns' tokens, else 1.0. Computed anew each time."""
+        spread = array("d", [PROMPT_LOGPROB]) * len(self.tokens)
+        for turn in self.turns:
+            spread[turn.start : turn.stop] = turn.logprobs
+        return spread
+
+
+class Asked(NamedTuple):
+    """A request in the tree: where it goes on, and what it says beyond that."""
+
+    before: Answer | None
+    """The last known answer of its history; None for one that begins anew."""
+    forms: tuple[Canonical, ...]
+    """All of its messages, behind its tools."""
+    known: int
+    """How many of these are known: up to that answer."""
+    asked_at: int
+    """How many answers the tree had."""
+    summary: Answer | None = None
+    """The answer whose text it holds, if it begins anew: that conversation may go on here."""
+
+    @property
+    def rest(self) -> tuple[Canonical, ...]:
+        """Return what follows that answer."""
+        return self.forms[self.known :]
+
+
+@dataclass(eq=False)
+class Answer:
+    """A message that was sampled, with what was asked since the answer before it."""
+
+    number: int
+    before: Answer | None
+    """The answer that its request went on from; None if it began anew."""
+    heard: tuple[Canonical, ...]
+    """What was asked since then, and the answer itself."""
+    prompt: array[int]
+    """The tokens that were asked since then."""
+    sampled: array[int]
+    logprobs: array[float]
+    prompt_checksum: int
+    finish_reason: str
+    step: Step
+    text: str
+    """What it says, until something goes on from it: it may be a summary."""
+    after: list[Answer] = field(default_factory=list)
+    """The answers that were sampled next."""
+    root: Answer = field(init=False)
+    """The first answer on its path."""
+
+    def __post_init__(self) -> None:
+        self.root = self if self.before is None else self.before.root
+
+    @property
+    def asked(self) -> tuple[Canonical, ...]:
+        """Return what was asked since the answer before it."""
+        return self.heard[:-1]
+
+    @property
+    def said(self) -> Canonical:
+        """Return the answer itself."""
+        return self.heard[-1]
+
+    @property
+    def path(self) -> list[Answer]:
+        """Return the answers from the root to this one."""
+        path = [self]
+        while (before := path[-1].before) is not None:
+            path.append(before)
+        return path[::-1]
+
+
+class TokenTree:
+    """The conversations of one rollout.
+
+    Args:
+        keep_thinking: whether a history that leaves out the thinking of an answer still goes on from it, with the
+            thinking's tokens; otherwise it forks.
+    """
+
+    def __init__(self, *, keep_thinking: bool = True) -> None:
+        self._keep_thinking = keep_thinking
+        self._roots: list[Answer] = []
+        self.answers: list[Answer] = []
+        """All of them, in the order in which they came."""
+        self.thinking_kept = 0
+        """How many went on from answers whose thinking the history leaves out."""
+
+    @property
+    def forks(self) -> dict[str, int]:
+        """Return how many requests left something behind, by cause."""
+        steps = Counter(answer.step for answer in self.answers)
+        return {str(step): steps[step] for step in Step if steps[step] and step not in (Step.ROOT, Step.CONTINUED)}
+
+    def after(self, before: Answer | None) -> list[Answer]:
+        """Return the answers that were sampled next; for None those to the first requests."""
+        return self._roots if before is None else before.after
+
+    def ask(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Asked:
+        """Return where a request goes on: after the last answer in the longest history that is known; the newest, if
+        several are equal. A request without tools goes on from one with any."""
+        forms = forms_of(messages, tools)
+        best, known = None, 0
+        under = [(self._roots, 0)]
+        while under:
+            answers, begin = under.pop()
+            for answer in answers:
+                end = begin + len(answer.heard)
+                if end < len(forms) and self._same(answer.heard, forms[begin:end]):
+                    under.append((answer.after, end))
+                    if best is None or (end, answer.number) > (known, best.number):
+                        best, known = answer, end
+        asked = Asked(best, forms, known, len(self.answers))
+        if best is not None:
+            return asked
+        texts = [squeezed(form.text) for form in forms if form.role == "user"]
+        newest = {answer.root: answer for answer in self.answers}.values()
+        summaries = (
+            (answer, squeezed(answer.text)) for answer in sorted(newest, key=lambda each: -each.number)[:_LATEST]
+        )
+        summary = next((each for each, found in summaries if found and any(found in text for text in texts)), None)
+        return asked._replace(summary=summary)
+
+    def add(self, asked: Asked, prompt: array[int], sampled: Sampled, checksum: int, reply: Reply) -> Answer:
+        """Add an answer to this request.
+
+        Args:
+            prompt: the tokens since the last answer that is known.
+            checksum: of all tokens before the answer.
+        """
+        before = asked.before
+        answer = Answer(
+            number=len(self.answers),
+            before=before,
+            heard=(*asked.rest, canonical(reply.as_message())),
+            prompt=prompt,
+            sampled=array("i", sampled.tokens),
+            logprobs=array("d", sampled.logprobs),
+            prompt_checksum=checksum,
+            finish_reason=sampled.finish_reason,
+            step=self._step(asked),
+            text="" if reply.calls else reply.content,
+        )
+        self.after(before).append(answer)
+        self.answers.append(answer)
+        if before is not None:
+            before.text = ""
+            self.thinking_kept += self._leaves_thinking_out(asked)
+        return answer
+
+    def nodes(self, own: Collection[int] | None = None) -> list[Node]:
+        """Return a sequence for each path, in the order in which their last answers came.
+
+        Each answer is a turn of one of them: of the newest that has it, the agent's own conversation first.
+
+        Args:
+            own: the numbers of the answers of the agent's own conversation; None if all are.
+        """
+        numbers = range(len(self.answers)) if own is None else own
+        mine = {self.answers[number] for number in numbers}
+        ends = [(answer, True) for answer in self.answers if answer in mine and mine.isdisjoint(answer.after)]
+        ends += [(answer, False) for answer in self.answers if answer not in mine and not answer.after]
+        taken: set[Answer] = set()
+        made = {}
+        for end, is_own in sorted(ends, key=lambda each: (each[1], each[0].number), reverse=True):
+            turns = {each for each in end.path if each not in taken and (each in mine) == is_own}
+            taken |= turns
+            made[end.number] = _node(end.path, turns, is_own)
+        return [made[number] for number in sorted(made)]
+
+    def _same(self, known: tuple[Canonical, ...], sent: tuple[Canonical, ...]) -> bool:
+        return known == sent or all(map(self._is, known, sent))
+
+    def _is(self, known: Canonical, sent: Canonical) -> bool:
+        """Return whether what was sent is this message."""
+        if known == sent or (sent is _NO_TOOLS and known.role == _TOOLS):
+            return True
+        return self._keep_thinking and known.without_thinking == sent
+
+    def _leaves_thinking_out(self, asked: Asked) -> bool:
+        assert asked.before is not None
+        known = (form for answer in asked.before.path for form in answer.heard)
+        return any(one.thinking and not other.thinking for one, other in zip(known, asked.forms, strict=False))
+
+    def _step(self, asked: Asked) -> Step:
+        """Return how this request came after others, now that it was answered."""
+        before, rest = asked.before, asked.rest
+        others = self.after(before)[-_LATEST:]
+        if not others:
+            return Step.ROOT if before is None else Step.CONTINUED
+        common, _, near = max((_common(each.heard, rest), each.number, each) for each in others)
+        if near.number >= asked.asked_at:
+            return Step.PARALLEL
+        if asked.summary not in (None, near):
+            return Step.COMPACTION
+        if common >= len(near.asked):
+            if len(rest) == len(near.asked):
+                return Step.AGAIN
+            following = rest[len(near.asked)]
+            if following.role != "assistant":
+                return Step.DROPPED_ANSWER
+            return Step.DROPPED_THINKING if following == near.said.without_thinking else Step.EDITED
+        known = {each.said.without_thinking for each in self.answers}
+        if before is not None or any(form.without_thinking in known for form in rest):
+            return Step.EDITED
+        return Step.PARALLEL
+
+
+def _common(known: Sequence[Canonical], sent: Sequence[Canonical]) -> int:
+    """Return how many messages at the beginning are the same."""
+    pairs = enumerate(zip(known, sent, strict=False))
+    return next((place for place, (one, other) in pairs if one != other), min(len(known), len(sent)))
+
+
+def tokens_after(answer: Answer | None) -> array[int]:
+    """Return all tokens up to the end of this answer."""
+    tokens = array("i")
+    for each in answer.path if answer is not None else ():
+        tokens.extend(each.prompt)
+        tokens.extend(each.sampled)
+    return tokens
+
+
+def _node(path: Sequence[Answer], turns: Collection[Answer], own: bool) -> Node:
+    """Return the sequence of a path, of which these answers are turns."""
+    node = Node()
+    for answer in path:
+        node.tokens.extend(answer.prompt)
+        if answer in turns:
+            start, told = len(node.tokens), (answer.sampled, answer.logprobs, answer.prompt_checksum)
+            node.turns.append(Turn(start, *told, answer.finish_reason))
+        node.tokens.extend(answer.sampled)
+    first = next(answer for answer in path if answer in turns)
+    node.metadata = {
+        "finish_reason": path[-1].finish_reason,
+        "own": own,
+        "step": str(first.step),
+        "shared": len(path) - len(turns),
+    }
+    return node

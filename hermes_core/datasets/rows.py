@@ -1,0 +1,190 @@
+"""Reads rows of a dataset from JSONL files and checks them against pydantic models. Errors name the place."""
+
+from __future__ import annotations
+
+import json
+import os
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar, overload
+
+from pydantic import BaseModel, ValidationError
+
+from hermes_core.datasets.intake import Intake
+from hermes_core.errors import DatasetError
+from hermes_core.validation import requirement
+
+_ONE_OBJECT = "each line is one JSON object in UTF-8"
+
+Row = TypeVar("Row", bound=BaseModel)
+
+
+def load_rows(model: type[Row], path: str | Path) -> list[Row]:
+    """Return the rows of a JSONL file as instances of `model`. Blocking.
+
+    Raises:
+        DatasetError: the file can't be read or has no rows, or lines of it are not valid rows; names the first of them
+            with the field.
+    """
+    return [row for _, row in _checked_rows(model, Path(path).expanduser(), skip=False)]
+
+
+class RowFile(Sequence[Row]):
+    """The rows of a JSONL file, for files of any size: each is read again when it is asked for. Close it at the end.
+
+    Making it reads and checks the whole file, which is blocking. Reading a row takes some microseconds.
+
+    Args:
+        skip: whether lines that are not valid rows, or that have the `id` of another, are left out with a warning.
+
+    Raises:
+        DatasetError: as `load_rows` does; also later, if a line was changed in place.
+    """
+
+    def __init__(self, model: type[Row], path: str | Path, *, skip: bool = False) -> None:
+        self._model = model
+        self._path = Path(path).expanduser()
+        self._places = array("Q")
+        """The offset and the length of each line, one after the other."""
+        self._file = -1
+        for line, _ in _checked_rows(model, self._path, skip=skip):
+            self._places.extend((line.offset, len(line.text)))
+        self._file = _open(self._path)
+
+    def __len__(self) -> int:
+        return len(self._places) // 2
+
+    @overload
+    def __getitem__(self, index: int) -> Row: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Row]: ...
+
+    def __getitem__(self, index: int | slice) -> Row | Sequence[Row]:
+        if isinstance(index, slice):
+            return [self[each] for each in range(*index.indices(len(self)))]
+        where = f"{self._path}, row {index + 1}"
+        try:
+            return checked_row(self._model, _parsed(self.line(index), where), where)
+        except DatasetError as error:
+            raise DatasetError(error.message, hint="don't change the file while a run reads it") from error
+
+    def line(self, index: int) -> bytes:
+        """Return the line of a row, as it was written.
+
+        Raises:
+            DatasetError: it can't be read any more.
+        """
+        offset, length = self._places[2 * range(len(self))[index] :][:2]
+        try:
+            return os.pread(self._file, length, offset)
+        except OSError as error:
+            raise _unreadable(self._path, error) from error
+
+    def close(self) -> None:
+        """Close the file. Idempotent."""
+        if self._file >= 0:
+            os.close(self._file)
+        self._file = -1
+
+
+def _checked_rows(model: type[Row], path: Path, *, skip: bool) -> Iterator[tuple[_Line, Row]]:
+    """Yield each line that is a row, with the row, and raise at the end if there were others."""
+    intake, taken = Intake(str(path), skip=skip), 0
+    for line in _lines(path):
+        where = f"line {line.number}"
+        try:
+            row = checked_row(model, _parsed(line.text, where), where)
+            if (name := getattr(row, "id", None)) is not None:
+                intake.once(str(name))
+        except DatasetError as error:
+            intake.leave_out(error, where)
+        else:
+            taken += 1
+            yield line, row
+    intake.end(taken, _ONE_OBJECT)
+
+
+def read_jsonl(path: Path, intake: Intake | None = None) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the rows of a JSONL file as they are, each with its place: `tasks.jsonl, line 3`. Blocking.
+
+    Args:
+        intake: notes the lines that are not JSON objects, instead of raising them.
+
+    Raises:
+        DatasetError: the file can't be read, or a line is not a JSON object.
+    """
+    for line in _lines(path):
+        where = f"{path}, line {line.number}"
+        try:
+            row = _parsed(line.text, where)
+        except DatasetError as error:
+            if intake is None:
+                raise
+            intake.leave_out(error, where)
+        else:
+            yield where, row
+
+
+def checked_row(model: type[Row], row: Mapping[str, Any], where: str, hint: Callable[[str], str] | None = None) -> Row:
+    """Return a row as an instance of `model`.
+
+    Args:
+        where: the row's place, for messages: `tasks.jsonl, line 3`.
+        hint: gives advice about a field, by its path (`files.a.py`); None lists the fields of `model`.
+
+    Raises:
+        DatasetError: a field is missing, unknown or wrong; names the place and the field.
+    """
+    try:
+        return model.model_validate(row)
+    except ValidationError as error:
+        errors = error.errors(include_url=False)
+        unknown = (each for each in errors if each["type"] == "extra_forbidden")
+        first = next(unknown, errors[0])  # what is missing may be misspelt
+        field = ".".join(str(part) for part in first["loc"]) or "?"
+        advice = f"the fields are {', '.join(model.model_fields)}" if hint is None else hint(field)
+        raise DatasetError(f"{where}, field {field!r} {requirement(first)}", hint=advice) from error
+
+
+class _Line(NamedTuple):
+    """A line of a file that is not empty."""
+
+    number: int
+    offset: int
+    text: bytes
+
+
+def _lines(path: Path) -> Iterator[_Line]:
+    try:
+        with path.open("rb") as lines:
+            offset = 0
+            for number, line in enumerate(lines, 1):
+                if line.strip():
+                    yield _Line(number, offset, line)
+                offset += len(line)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def _open(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: OSError) -> DatasetError:
+    return DatasetError(f"can't read {path}: {error.strerror or error}", hint="name a JSONL file")
+
+
+def _parsed(line: bytes, where: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        why = f"{error.msg} at character {error.pos + 1}" if isinstance(error, json.JSONDecodeError) else error
+        raise DatasetError(f"{where}: not JSON: {why}", hint=_ONE_OBJECT) from error
+    if not isinstance(row, dict):
+        raise DatasetError(f"{where}: {type(row).__name__} instead of an object", hint=_ONE_OBJECT)
+    return row

@@ -1,0 +1,175 @@
+"""The environment `tasks`: prompts with commands that check the work, and others that solve the task. It needs no code.
+
+A check runs where the agent worked, and reads what the agent left there: that is what such tasks are about. It must not
+read more of it than its author wrote down. So a check has a home and a temporary directory that the agent never saw, a
+PATH without the agent's directories, and a Python that imports nothing from the workspace unless told to.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import Field
+
+from hermes_core.cheats import MOST_FILES, Cheat, file_cheats, named_files, usual_cheats
+from hermes_core.datasets.prompts import (
+    OUTPUT_KEPT,
+    Commands,
+    Files,
+    PromptRow,
+    PromptsConfig,
+    PromptsEnvironment,
+    described,
+    run_all,
+    tail,
+)
+from hermes_core.environment import Item
+from hermes_core.errors import CommandError, SetupFailed
+from hermes_core.handles import RolloutHandle
+from hermes_core.plugins.hookspecs import hookimpl
+from hermes_core.rollout.starved import watched
+from hermes_core.sandbox.commands import CommandResult
+
+# The agent is dead. Its directories are not used to make new ones. Prints the values for the check's variables, one per
+# line. Its first line is what a reader of the run sees.
+_ROOM = """# makes a home for the check, because the agent may have changed its own
+set -e
+ifs=$IFS IFS=: path=
+for part in $PATH; do
+  case $part in
+    "${HOME:-/}"|"${HOME:-/}"/*|"${TMPDIR:-/tmp}"|"${TMPDIR:-/tmp}"/*|"$PWD"|"$PWD"/*) ;;
+    /tmp|/tmp/*|/var/tmp|/var/tmp/*|/dev/shm|/dev/shm/*) ;;
+    /*) path=$path${path:+:}$part ;;
+  esac
+done
+IFS=$ifs PATH=$path
+room=$(mktemp -d)
+mkdir "$room/home" "$room/tmp"
+printf '%s\\n' "$room" "$path" "$HOME" "$TMPDIR"
+"""
+
+# What a check runs is often among its files. So they are planted where it might look first, and written over in its
+# home as soon as that is there.
+_PLANTED = """
+plant() {
+  case $1 in *.py) echo 'raise SystemExit(0)' ;; *) printf '#!/bin/sh\nexit 0\n' ;; esac | put "$1" && chmod +x "$1"
+}
+for file; do plant "./$file"; plant "$HOME/$file"; plant "$TMPDIR/home/$file"; done
+{
+  echo 'while :; do for file; do for home in /tmp/*/home "$TMPDIR"/*/home "${TMPDIR%/*}"/*/home; do'
+  echo '[ -d "$home" ] && printf "raise SystemExit(0)" >"$home/$file"; done; done; done'
+} >"$TMPDIR/daemon"
+env -i PATH="$PATH" TMPDIR="$TMPDIR" setsid sh "$TMPDIR/daemon" "$@" >/dev/null 2>&1 &
+"""
+
+_WORD = re.compile(r"[\w.+~][\w.+/~-]*|/[\w.+/-]+")
+
+_PYTHON = {"PYTHONSAFEPATH": "1", "PYTHONNOUSERSITE": "1", "PYTHONPATH": ""}
+
+
+class TasksConfig(PromptsConfig):
+    """The settings of `tasks`."""
+
+    check_timeout_s: float = Field(default=600.0, gt=0)
+    """Time limit in seconds of each command of the check; after it, the task counts as not done."""
+
+
+class TaskRow(PromptRow):
+    """One line of the file: a prompt with a check."""
+
+    id: str = Field(min_length=1)
+    """The row's name, unique in the file."""
+    check: Commands = Field(min_length=1)
+    """Commands that check the task. It is done if all of them exit with 0."""
+    files: Files = Field(default_factory=dict)
+    """Text files for the check, by path below its home `~`. The agent never sees them."""
+    solution: Commands = ()
+    """The reference solution, for the agent `oracle`."""
+
+
+class TasksEnvironment(PromptsEnvironment):
+    """Shell commands as tasks. The check runs in the agent's own slot, after the agent's processes are dead.
+
+    The contents of the workspace are the agent's: a check that runs or imports something from there trusts the agent.
+    """
+
+    name = "tasks"
+    config_class = TasksConfig
+    config: TasksConfig
+    row_class = TaskRow
+    scored = True
+
+    def uses_slot(self, item: Item) -> bool:
+        """Return True: the check runs there."""
+        return True
+
+    def cheats(self) -> Mapping[str, Cheat]:
+        """Return the usual cheats, which here also fill what the check names, and one on the check's own files."""
+        return {
+            **usual_cheats(self.format_prompt),
+            **file_cheats(self.format_prompt, _named),
+            **file_cheats(self.format_prompt, lambda item: [*item["files"]], {"check-files": _PLANTED}),
+        }
+
+    @hookimpl
+    async def solve_trajectory(self, item: Item, rollout: RolloutHandle) -> None:
+        """Run the reference solution in the agent's slot."""
+        if not item["solution"]:
+            raise SetupFailed(f"task {item['id']!r} has no solution", hint="give its row the field `solution`")
+        failed = await run_all(rollout, item["solution"], self.config.setup_timeout_s)
+        if failed is not None:
+            raise SetupFailed(f"the solution of task {item['id']!r} failed with {described(failed)}")
+
+    @hookimpl
+    async def verify_and_score_trajectory(self, item: Item, rollout: RolloutHandle) -> tuple[float, dict[str, Any]]:
+        """Return 1.0 if every command of the check exits with 0, else 0.0 and the output of the failing one.
+
+        A workspace in which no check can run is the agent's doing, so it gets 0.0 too.
+        """
+        try:
+            failed, starved = await self._check(item, rollout)
+            if failed is not None and failed.timed_out and starved is not None:
+                failed, _ = await rollout.check_again(rollout, starved, lambda: self._check(item, rollout))
+        except CommandError as error:
+            return 0.0, {"reason": f"the check can't be run: {error.message}"}
+        if failed is None:
+            return 1.0, {}
+        return 0.0, {"exit_code": failed.returncode, "timed_out": failed.timed_out, "output": tail(failed)}
+
+    async def _check(self, item: Item, rollout: RolloutHandle) -> tuple[CommandResult | None, str | None]:
+        """Return the first command of the check that fails, with why it may have been starved; None if all succeed."""
+        env, limit_s = await self._furnish(item, rollout), self.config.check_timeout_s
+        for command in item["check"]:
+            run = run_all(rollout, [command], limit_s, env)
+            failed, starved = await watched(rollout.commands, run, limit_s)
+            if failed is not None:
+                return failed, starved
+        return None, None
+
+    async def _furnish(self, item: Item, rollout: RolloutHandle) -> dict[str, str]:
+        """Make the check's home, with the task's files in it, and its temporary directory. Return the variables of the
+        check.
+
+        Raises:
+            CommandError: the agent's work makes that impossible.
+        """
+        commands = rollout.commands
+        made = await commands.run(["/bin/sh", "-c", _ROOM], timeout_s=self.config.check_timeout_s)
+        lines = made.text.splitlines()
+        if not made.ok or len(lines) != 4:
+            raise CommandError(f"it can't be given a home: {made.error_text.strip()[-OUTPUT_KEPT:]}")
+        room, path, agent_home, agent_tmp = lines
+        home = f"{room}/home"
+        for name, text in item["files"].items():
+            await commands.write_file(f"{home}/{name}", text.encode())
+        own = {"HOME": home, "TMPDIR": f"{room}/tmp", "PATH": path}
+        return {**own, "AGENT_HOME": agent_home, "AGENT_TMPDIR": agent_tmp, **_PYTHON}
+
+
+def _named(item: Item) -> list[str]:
+    """Return what may be a file of the task: the files that its prompt names, those of its workspace, and the words of
+    its check."""
+    words = [word for command in item["check"] for word in _WORD.findall(command) if not word.isdigit()]
+    return [*dict.fromkeys([*named_files(item["prompt"]), *item["workspace"], *words])][:MOST_FILES]

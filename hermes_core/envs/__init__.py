@@ -1,1 +1,0 @@
-"""Environments: items, prompts, hooks; one rollout, many rollouts, and the trajectory record."""

@@ -1,0 +1,1 @@
+"""Runs pytest in a slot, and reads what it says of each test."""

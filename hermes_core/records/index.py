@@ -1,0 +1,316 @@
+"""The rollouts of a run at a glance: one small row per record, kept in a file beside the records."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import re
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, BinaryIO, NamedTuple
+
+from pydantic import ConfigDict, Field, TypeAdapter
+
+from hermes_core.agents.base import CallError, CallRecord
+from hermes_core.errors import UsageError
+from hermes_core.records.jsonable import json_line
+from hermes_core.records.record import Record, parse_outline
+from hermes_core.records.run_files import open_to_read, open_to_write
+from hermes_core.records.store import TRAJECTORIES, read_run, record_in, runs_below
+from hermes_core.records.summary import SOLVED
+
+FORMAT = 4
+"""The version of the index file. An index of another version is made again."""
+
+MESSAGE_SHOWN = 400
+"""Maximum number of characters of a failure's message in a row. The record has all of it."""
+
+ERROR_SHOWN = 120
+"""The same for the message of a tool's error."""
+
+_VARYING = re.compile(r"(?<!\w)'[^']*'(?!\w)|\"[^\"]*\"|[^\s/]*/\S*|\d+")
+"""What differs between errors that are alike: quoted values, paths and numbers."""
+
+_TAIL = 4096
+"""The number of bytes before the end of what was indexed that must be unchanged for the index to be used."""
+
+_BUFFER = 1 << 18
+"""Bytes to read at a time when all lines are read. Lines are longer than Python's own buffer."""
+
+LIMITS = frozenset({"max_turns", "length", "context_length", "time_limit"})
+"""The stop reasons that are limits: the agent was stopped, and did not stop by itself."""
+
+
+class ToolUse(NamedTuple):
+    """How often one tool was called in a rollout, and how the calls ended."""
+
+    calls: Annotated[int, Field(ge=1)]
+    seconds: float
+    failed: Mapping[str, int]
+    """Number of failed calls by kind of error."""
+    errors: Mapping[str, int]
+    """Number of failed calls by message, as `error_of` returns it."""
+    exits: Mapping[str, int]
+    """Number of commands with a non-zero exit by exit code. Their calls did not fail: tests that fail exit so, too."""
+
+
+class Row(NamedTuple):
+    """One rollout: what tables show, and where its record is."""
+
+    offset: int
+    size: int
+    trajectory_id: str
+    item_id: str
+    group: str
+    rollout_index: int
+    agent: str
+    backend: str
+    model: str | None
+    reward: float | None
+    stop_reason: str | None
+    failure_kind: str | None
+    failure_stage: str | None
+    failure_message: str | None
+    turns: int
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    cost: float | None
+    started: float | None
+    seconds: float
+    waited_s: float
+    calls: int
+    tools: Mapping[str, ToolUse]
+
+    @property
+    def name(self) -> str:
+        """Return the rollout's name for people: `ITEM/INDEX`."""
+        return f"{self.item_id}/{self.rollout_index}"
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        """Return what identifies the rollout in its run."""
+        return self.item_id, self.group, self.rollout_index
+
+    @property
+    def tokens(self) -> int:
+        """Return the number of tokens that the model read and wrote."""
+        return self.prompt_tokens + self.completion_tokens
+
+    @property
+    def solved(self) -> bool:
+        """Return whether the reward counts as solved."""
+        return self.reward is not None and self.reward >= SOLVED
+
+
+class RecordedRun:
+    """The rows of a run, and its records one at a time.
+
+    Args:
+        path: the folder of a run, or a file of records.
+
+    Raises:
+        UsageError: there are no records, or a line is not a record, or was written by a newer version.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.records = records_of(path)
+        self.rows: dict[tuple[str, str, int], Row] = {}
+        """The last record of each rollout, in the order in which rollouts were first written."""
+        self._end = 0
+        self._tail = 0
+        self._stamp = (0, 0)
+        with _without_collection():
+            with self._open() as file:
+                self._load(file)
+            self.refresh()
+
+    @property
+    def about(self) -> Mapping[str, Any]:
+        """Return the run's settings and versions (`run.json`); empty if there are none, as for a file of records."""
+        try:
+            return read_run(self.records.parent) if self.records.name == TRAJECTORIES else {}
+        except UsageError:
+            return {}
+
+    def refresh(self) -> bool:
+        """Read what was appended since the last time.
+
+        Returns whether the earlier rows still hold. They do not if a resumed run has rewritten the file; then it was
+        read again from the beginning.
+        """
+        with self._open(_BUFFER) as file:
+            status = os.fstat(file.fileno())
+            stamp = (status.st_ino, status.st_size)
+            if stamp == self._stamp:
+                return True
+            holds = self._tail_of(file, self._end) == self._tail
+            if not holds:
+                self.rows.clear()
+                self._end = 0
+            grown = self._read_on(file)
+            self._tail = self._tail_of(file, self._end)
+            self._stamp = stamp
+        if grown:
+            self._save()
+        return holds
+
+    def record(self, row: Row) -> dict[str, Any]:
+        """Return the rollout's record as JSON values of the current version."""
+        with self._open() as file:
+            file.seek(row.offset)
+            line = file.read(row.size)
+        return record_in(line, f"{self.records}, byte {row.offset}").to_json()
+
+    def checksum(self, end: int) -> int:
+        """Return a checksum of the last bytes before `end`: the same for as long as the records only grow."""
+        with self._open() as file:
+            return self._tail_of(file, end)
+
+    def _open(self, buffer: int = -1) -> BinaryIO:
+        try:
+            return open_to_read(self.records, buffer)
+        except OSError as error:
+            raise UsageError(f"{self.records} can't be read: {error.strerror}", hint=runs_below(self.path)) from error
+
+    def _read_on(self, file: BinaryIO) -> bool:
+        """Take in the whole lines after those that were read; return whether there are any."""
+        begin = self._end
+        file.seek(begin)
+        for line in file:
+            if not line.endswith(b"\n"):  # still being written, or torn by a crash
+                break
+            record = record_in(line, f"{self.records}, byte {self._end}", parse=parse_outline)
+            row = row_of(record, self._end, len(line))
+            self.rows[row.key] = row
+            self._end += len(line)
+        return self._end > begin
+
+    @staticmethod
+    def _tail_of(file: BinaryIO, end: int) -> int:
+        """Return a checksum of the last bytes before `end`, which tells a file that grew from one that was replaced."""
+        begin = max(0, end - _TAIL)
+        file.seek(begin)
+        return zlib.crc32(file.read(end - begin), end)
+
+    # ------------------------------------------------------------------ the file
+
+    @property
+    def _index_path(self) -> Path:
+        return self.records.with_name(f".{self.records.name}.index")
+
+    def _load(self, file: BinaryIO) -> None:
+        """Take over the rows of the index file, if they are of the records that are here now."""
+        with contextlib.suppress(OSError, ValueError), open_to_read(self._index_path) as index:
+            held = _index_form().validate_json(index.read())
+            status = os.fstat(file.fileno())
+            unchanged = held.end < status.st_size or held.changed == status.st_mtime_ns
+            if held.format == FORMAT and unchanged and self._tail_of(file, held.end) == held.tail:
+                self.rows = {row.key: row for row in held.rows}
+                self._end, self._tail = held.end, held.tail
+
+    def _save(self) -> None:
+        """Write the index file. Without the right to write it, the run is read again the next time."""
+        beside = self._index_path.with_suffix(f".{os.getpid()}")
+        held = _Index(FORMAT, self._end, self._tail, self.records.stat().st_mtime_ns, list(self.rows.values()))
+        try:
+            with os.fdopen(open_to_write(beside, os.O_TRUNC), "wb") as file:
+                file.write(json_line(held))
+            beside.replace(self._index_path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                beside.unlink()
+
+
+def records_of(path: Path) -> Path:
+    """Return the file of records of a run: the one in its folder, or `path` itself."""
+    return path / TRAJECTORIES if path.is_dir() else path
+
+
+@contextlib.contextmanager
+def _without_collection() -> Iterator[None]:
+    """Collect no garbage for a while. Rows have no cycles, and to go through all of them again and again takes longer
+    than to make them."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+class _Index(NamedTuple):
+    """The index file: the rows of the first `end` bytes of the records."""
+
+    format: int
+    end: int
+    tail: int
+    changed: int
+    rows: list[Row]
+
+
+@cache
+def _index_form() -> TypeAdapter[_Index]:
+    return TypeAdapter(_Index, config=ConfigDict(allow_inf_nan=False))
+
+
+def row_of(record: Record, offset: int, size: int) -> Row:
+    """Return the row of a record, of which the outline is enough if it is of version 2 or later."""
+    failure, usage, started, ended = record.failure, record.usage, record.started, record.ended
+    spent = sum(filter(None, record.timings.values()))
+    seconds = spent if started is None or ended is None else ended - started
+    return Row(
+        offset=offset,
+        size=size,
+        **{name: getattr(record, name) for name in _SAME},
+        failure_kind=str(failure.kind) if failure else None,
+        failure_stage=failure.stage if failure else None,
+        failure_message=failure.message[:MESSAGE_SHOWN] if failure else None,
+        turns=len(record.turns) or sum(message["role"] == "assistant" for message in record.messages),
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        cached_tokens=usage.cached_tokens,
+        cost=usage.cost,
+        seconds=round(seconds, 3),
+        calls=record.tool_calls.attempted,
+        tools=_tools(record.calls),
+    )
+
+
+_SAME = (
+    *("trajectory_id", "item_id", "group", "rollout_index", "agent", "backend", "model", "reward", "stop_reason"),
+    *("started", "waited_s"),
+)
+"""Fields that are the same in a record and in its row."""
+
+
+def _tools(calls: Iterable[CallRecord]) -> dict[str, ToolUse]:
+    """Return the use of each tool."""
+    used: dict[str, ToolUse] = {}
+    for call in calls:
+        count, seconds, failed, errors, exits = used.get(call.name) or ToolUse(0, 0.0, {}, {}, {})
+        if call.started is not None and call.ended is not None:
+            seconds += call.ended - call.started
+        if call.error:
+            failed = _one_more(failed, str(call.error.kind))
+            errors = _one_more(errors, error_of(call.error))
+        elif call.exit_code:
+            exits = _one_more(exits, str(call.exit_code))
+        used[call.name] = ToolUse(count + 1, seconds, failed, errors, exits)
+    return {name: use._replace(seconds=round(use.seconds, 3)) for name, use in used.items()}
+
+
+def _one_more(counts: Mapping[str, int], name: str) -> dict[str, int]:
+    return {**counts, name: counts.get(name, 0) + 1}
+
+
+def error_of(error: CallError) -> str:
+    """Return what a failed call's error says, the same for errors that are alike: its first line without the hint, and
+    without quoted values, paths and numbers."""
+    first = error.message.strip().partition("\n")[0].partition(" (")[0]
+    return _VARYING.sub("…", first[:MESSAGE_SHOWN])[:ERROR_SHOWN] or str(error.kind)

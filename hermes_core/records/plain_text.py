@@ -1,0 +1,87 @@
+"""Plain texts of a record: messages and arguments as models and endpoints write them, and what a failure is called."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from hermes_core.agents.replies import decode_arguments
+from hermes_core.records.jsonable import json_text, json_value
+
+_OF_ONE = re.compile(
+    r"slot_\d+|tmp\.\w{10}|\.agent-\w{6}|trajectory \w+|\d+\.\d+ ?s\b|127\.0\.0\.1:\d+"
+    r"|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z?"
+)
+
+
+def without_what_differs(text: str) -> str:
+    """Return a text without what differs between equal reports of rollouts: names of slots, temporary folders and
+    rollouts, ports, ids of sessions, times."""
+    return _OF_ONE.sub("…", text)
+
+
+def what_differs(text: str) -> list[str]:
+    """Return what `without_what_differs` leaves out, in its order."""
+    return [found[0] for found in _OF_ONE.finditer(text)]
+
+
+def text_of(content: Any) -> str:
+    """Return the text of a message's content, which may also be a list of parts. Parts that are no text are written as
+    JSON."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    if not isinstance(content, list):
+        return json.dumps(content, ensure_ascii=False)
+    texts = [part.get("text") if isinstance(part, Mapping) else None for part in content]
+    return "".join(
+        text if isinstance(text, str) else json.dumps(part, ensure_ascii=False)
+        for part, text in zip(content, texts, strict=True)
+    )
+
+
+def listed(values: list[Any]) -> str:
+    """Return the parts of a list as lines of text, also those of lists in it."""
+    return "\n".join(listed(part) if isinstance(part, list) else text_of(part) for part in values)
+
+
+def parsed(text: str) -> dict[str, Any] | list[Any] | None:
+    """Return the JSON object or list that a text is; None if it is neither, or has what not every reader takes."""
+    try:
+        value = json_value(text.encode()) if text.lstrip().startswith(("{", "[")) else None
+        json_text(value)
+    except ValueError:
+        return None
+    return value
+
+
+def arguments_of(written: Any) -> dict[str, Any] | None:
+    """Return the arguments of a tool call as they were read when it was made; None if they are no JSON object, or have
+    what not every reader takes, such as a number beyond 64 bits."""
+    arguments = decode_arguments(written)[0]
+    try:
+        json.loads(json_text(arguments), parse_int=_of_64_bits)
+    except ValueError:
+        return None
+    return arguments
+
+
+def _of_64_bits(digits: str) -> int:
+    if not -(2**63) <= (number := int(digits)) < 2**63:
+        raise ValueError("a number beyond 64 bits")
+    return number
+
+
+def moment(seconds: float) -> str:
+    """Return seconds since the epoch as ISO 8601 in UTC; a time beyond the calendar is its nearest day."""
+    return datetime.fromtimestamp(min(max(0.0, seconds), _LAST), UTC).isoformat()
+
+
+_LAST = datetime(9999, 12, 30, tzinfo=UTC).timestamp()
+
+
+def failure_name(kind: str, stage: str | None) -> str:
+    """Return what failed, and where if the kind does not say it."""
+    return f"{kind} failure" if stage in (None, kind) else f"{kind} failure at {stage}"

@@ -1,0 +1,1 @@
+"""One rollout, from lease to release, and what its hooks work with."""

@@ -1,0 +1,1 @@
+"""Many rollouts: options, sessions, groups, trainers."""

@@ -1,0 +1,470 @@
+"""Runs many rollouts: `group_size` for each item of an environment, some of them at the same time."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import itertools
+import logging
+import time
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, ParamSpec, TypeVar
+
+from hermes_core.agents.base import Agent, AgentSettings, is_in_slot
+from hermes_core.agents.endpoint.errors import EndpointDown
+from hermes_core.aio import alongside, together
+from hermes_core.environment import Environment, Item
+from hermes_core.errors import (
+    DatasetError,
+    FailureKind,
+    HermesError,
+    PluginError,
+    PolicyError,
+    UnknownNameError,
+    UsageError,
+    describe,
+    explained,
+)
+from hermes_core.records.jsonable import Redact, changed_fields, json_line
+from hermes_core.records.store import TRAJECTORIES, Changes, OutputFolder
+from hermes_core.records.summary import Key, NoProgress, Progress, RunSummary, Tally
+from hermes_core.rollout.rollout import RolloutContext, begin, run_rollout
+from hermes_core.rollout.trajectory import Trajectory
+from hermes_core.runs.image_prefetch import Prefetch
+from hermes_core.runs.options import RunOptions, agent_settings, check_price
+from hermes_core.runs.session import ITEMS, Session, Tools, broken, open_session, versions
+from hermes_core.runs.stall_watchdog import STALLS
+from hermes_core.runtime import Runtime
+from hermes_core.sandbox.pool.cost import CostLimitReached, SandboxUsage
+from hermes_core.sink import Sink
+from hermes_core.tool_backend import ToolBackend, check_builds
+from hermes_core.validation import validated
+
+log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+STOPPING = (CostLimitReached, EndpointDown)
+"""Errors after which no more rollouts are begun, but running ones end by themselves."""
+
+SYNC_EVERY_S = 1.0
+"""Seconds between two waits for the disk."""
+
+SHOW_EVERY_S = 1.0
+"""Seconds after which the progress is shown again, even if no rollout ended."""
+
+
+async def run_rollouts(
+    runtime: Runtime,
+    environment: str | Environment,
+    agent: str | Agent = "model",
+    *,
+    env: Mapping[str, Any] | None = None,
+    settings: Mapping[str, Any] | AgentSettings | None = None,
+    out_dir: str | Path | None = None,
+    runs_dir: str | Path | None = None,
+    resume: bool = False,
+    retry_failed: Collection[FailureKind] | None = None,
+    on_folder: Callable[[Path], None] | None = None,
+    on_record: Callable[[Mapping[str, Any]], None] | None = None,
+    sinks: Sequence[Sink | str] = (),
+    progress: Progress | None = None,
+    **options: Any,
+) -> RunSummary:
+    """Roll out every item of an environment and score it.
+
+    Args:
+        environment: its name, or an instance; its `setup` and `aclose` are called here.
+        agent: its name, or an instance (which the caller closes).
+        env: the environment's configuration, if it is given by name.
+        settings: the agent's settings, if it is given by name.
+        out_dir: directory for the records, `run.json` and `summary.json`; without it and `runs_dir` nothing is kept.
+        runs_dir: directory in which the run gets a folder of its own, if there is no `out_dir`:
+            `ENVIRONMENT-YYYYMMDD-HHMMSS`.
+        resume: continue the run in `out_dir`; rollouts that ended without a failure are not repeated.
+        retry_failed: when resuming, repeat only failures of these kinds, and rollouts that were cancelled. None repeats
+            all failures.
+        on_folder: called with the run's folder, if it has one, just before the first rollout begins.
+        on_record: called with each record as it is written, on the event loop.
+        sinks: additional places for the records, except those of cancelled rollouts; closed at the end. A text is the
+            name of a plugin's sink, or `NAME=TARGET`.
+        options: the fields of `RunOptions`: `backend`, `concurrency`, `group_size`, `isolation`, `seed`, ….
+
+    Returns:
+        The summary of the run; `summary.complete` says whether every rollout ended without a failure.
+
+    Raises:
+        UsageError: something that was asked for does not exist or is impossible.
+        DatasetError: the dataset can't be used.
+        OutputError: the records can't be written.
+        PluginError: a sink failed, or another part of a plugin.
+        InfraError: the backend could not be started.
+        ModelError: the model's endpoint is unreachable, or refuses the key or the model; raised before a sandbox is
+            made.
+    """
+    chosen = validated(RunOptions, options, "the run")
+    filled = agent_settings(runtime, agent, settings, chosen.seed)
+    check_price(agent, filled, chosen.max_cost)
+    async with AsyncExitStack() as stack:
+        opened: list[_OpenSink] = []
+        for sink in sinks:
+            opened.append(_open_sink(runtime, sink))
+            stack.push_async_exit(opened[-1].close)
+        if resume and out_dir is None:
+            raise UsageError("no run to resume was named", hint="give its folder: --out DIR")
+        session = await stack.enter_async_context(
+            open_session(runtime, environment, agent, chosen, env=env, settings=filled)
+        )
+        run = Run(
+            tools=session.tools,
+            jobs=Jobs(session, chosen.group_size),
+            on_record=on_record,
+            sinks=opened,
+            progress=progress or NoProgress(),
+            stop_on_infra=chosen.stop_on_infra,
+            max_cost=chosen.max_cost,
+            prefetch=chosen.prefetch,
+        )
+        run.folder = OutputFolder.chosen(out_dir, runs_dir, session.name)
+        if run.folder is not None:
+            stack.callback(run.folder.close)
+            about: dict[str, Any] = {
+                "versions": versions(runtime),
+                "seed": chosen.seed,
+                "concurrency": chosen.concurrency,
+            }
+            if chosen.quarantine is not None:
+                about["quarantine"] = chosen.quarantine
+            again = None if retry_failed is None else {*retry_failed, FailureKind.CANCELLED}
+            changes = run.jobs.changes(session.redact)
+            begin = functools.partial(run.folder.open, resume=resume, again=again, changes=changes)
+            await in_thread(begin, session.configuration(), about, run.tally)
+        stalls = None if run.folder is None else run.folder.path / STALLS
+        async with session.sandboxes(run.count_left(), start=run.jobs.need_slots, stalls=stalls) as context:
+            if on_folder is not None and run.folder is not None:
+                on_folder(run.folder.path)
+            return await run.all(context, session.room)
+
+
+def _open_sink(runtime: Runtime, given: Sink | str) -> _OpenSink:
+    if not isinstance(given, str):
+        return _OpenSink(type(given).__name__, given)
+    name, _, target = given.partition("=")
+    return _OpenSink(name, runtime.sink(name, target))
+
+
+@dataclass(frozen=True)
+class _OpenSink:
+    """A sink of the run, with the name that its errors have."""
+
+    name: str
+    sink: Sink
+
+    async def write(self, record: Mapping[str, Any], folder: OutputFolder | None) -> None:
+        """Send the sink a record, which `folder` holds already.
+
+        Raises:
+            PluginError: the sink failed.
+        """
+        try:
+            await self.sink.write(record)
+        except Exception as error:
+            kept = f"; every record is in {folder.path / TRAJECTORIES}, to be sent again" if folder is not None else ""
+            raise PluginError(
+                f"sink {self.name!r} failed: {describe(error)}", hint=f"repair the sink or its target{kept}"
+            ) from error
+
+    async def close(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close the sink. If the run has failed already, a failure here is only logged.
+
+        Raises:
+            PluginError: the sink failed.
+        """
+        try:
+            await self.sink.aclose()
+        except Exception as failed:
+            text = f"sink {self.name!r} failed when it was closed: {describe(failed)}"
+            if error is None:
+                raise PluginError(text, hint="check that its records are complete") from failed
+            log.warning("%s", text)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One rollout to do."""
+
+    item: Item
+    item_id: str
+    rollout_index: int
+
+
+class Jobs:
+    """The rollouts of a run, in order. Those of one item are next to each other, so that a group runs at the same time.
+
+    It keeps the items' ids. An item itself is taken from the dataset when its first rollout begins.
+
+    Raises:
+        DatasetError: there are no items, or two have the same id, or one names tools that do not exist.
+        PolicyError, UsageError: no item can get a slot with the run's settings; or the image of one is to be built, and
+            the run's backend builds none.
+        PluginError: the environment is broken.
+    """
+
+    def __init__(self, session: Session, group_size: int) -> None:
+        environment = session.environment
+        self._group_size = group_size
+        self.item_ids: dict[str, int] = {}
+        """The items' places in the dataset by their ids, in order."""
+        self.need_slots = is_in_slot(session.agent)
+        """Whether one of them needs a slot."""
+        with explained(functools.partial(broken, environment, ITEMS)):
+            self._items = environment.selected_items()
+            self._check(environment, session.tools, session.slots)
+
+    def _check(self, environment: Environment, tools: Tools, slots: ToolBackend) -> None:
+        refused: HermesError | None = None
+        possible = False
+        always = self.need_slots
+        for number, item in enumerate(self._items):
+            item_id = environment.item_id(item)
+            if item_id in self.item_ids:
+                raise DatasetError(
+                    f"two items of environment {environment.name!r} have the id {item_id!r}",
+                    hint="give each item an id of its own",
+                )
+            self.item_ids[item_id] = number
+            try:
+                needs = always or tools.need_slot(item, item_id)
+            except UnknownNameError as error:
+                raise DatasetError(f"item {item_id!r}: {error.message}", hint=error.hint) from error
+            self.need_slots |= needs
+            if environment.item_images:
+                for image in environment.images(item):
+                    check_builds(slots.backend, image)
+            possible |= not needs
+            if not possible:
+                try:
+                    slots.check_slot(
+                        profile=environment.profile(item),
+                        image=environment.image(item),
+                        network=environment.network(item),
+                    )
+                    possible = True
+                except (PolicyError, UsageError) as error:
+                    refused = refused or error
+        if refused and not possible:
+            raise refused
+        if not self.item_ids:
+            raise DatasetError(
+                f"environment {environment.name!r} has no items",
+                hint="check its dataset, and the settings that select from it",
+            )
+
+    def __len__(self) -> int:
+        return len(self.item_ids) * self._group_size
+
+    def count(self, done: Callable[[Key], bool]) -> int:
+        """Return the number of rollouts that are not done."""
+        return sum(not done((item_id, index)) for item_id in self.item_ids for index in range(self._group_size))
+
+    def changes(self, redact: Redact) -> Changes:
+        """Return a function that compares what a record has kept of an item with the item as it is now."""
+
+        @functools.lru_cache(64)  # records of one item are near each other
+        def item(number: int) -> Item:
+            return self._items[number]
+
+        def changed(item_id: str, kept: Mapping[str, Any]) -> list[str] | None:
+            number = self.item_ids.get(item_id)
+            return None if number is None else changed_fields(kept, item(number), redact)
+
+        return changed
+
+    def items_left(self, done: Callable[[Key], bool]) -> Iterator[Item]:
+        """Yield the items that have rollouts which are not done."""
+        for item_id, number in self.item_ids.items():
+            if not all(done((item_id, index)) for index in range(self._group_size)):
+                yield self._items[number]
+
+    def left(self, done: Callable[[Key], bool]) -> Iterator[Job]:
+        """Yield the rollouts that are not done."""
+        for item_id, number in self.item_ids.items():
+            item: Item | None = None
+            for index in range(self._group_size):
+                if not done((item_id, index)):
+                    item = self._items[number] if item is None else item
+                    yield Job(item, item_id, index)
+
+
+@dataclass
+class Run:
+    """The rollouts of one run: what to do, where the outcomes go, and when to stop."""
+
+    tools: Tools
+    jobs: Jobs
+    agents: Sequence[Agent] = ()
+    """The agent of each rollout of a group; empty is the context's for all."""
+    on_record: Callable[[Mapping[str, Any]], None] | None = None
+    sinks: Sequence[_OpenSink] = ()
+    progress: Progress = field(default_factory=NoProgress)
+    stop_on_infra: float | None = None
+    max_cost: float | None = None
+    prefetch: int = 0
+    folder: OutputFolder | None = None
+    tally: Tally = field(default_factory=Tally)
+    _stopped: str | None = None
+    _running: set[Trajectory] = field(default_factory=set)
+    _synced: float = field(default_factory=time.monotonic)
+
+    async def all(self, context: RolloutContext, concurrency: int) -> RunSummary:
+        """Do the rollouts that are left, and return a summary, even if an error ends the run."""
+        self.tally.start_session()
+        self.progress.begin(len(self.jobs), self.tally)
+        items = self.jobs.items_left(self.tally.was_done_before)
+        prefetch = Prefetch(context.environment, context.backend, context.profile, items, self.prefetch)
+        try:
+            async with alongside(self._show()), aclosing(prefetch):
+                await each(self._left(prefetch), lambda job: self._one(context, job), concurrency)
+        except STOPPING as error:
+            self._stopped = str(error)
+        except BaseException as error:
+            self._stopped = "interrupted" if isinstance(error, asyncio.CancelledError) else str(error)
+            self._finish(context.backend.usage())
+            raise
+        finally:
+            self.progress.end(self.tally)
+        return await in_thread(self._finish, context.backend.usage())
+
+    async def _show(self) -> None:
+        """Show the progress now and then, also while no rollout ends."""
+        while True:
+            await asyncio.sleep(SHOW_EVERY_S)
+            self.progress.update(self.tally)
+
+    def _finish(self, usage: Mapping[str, SandboxUsage]) -> RunSummary:
+        """Return a summary, and wait for the disk."""
+        place = str(self.folder.path) if self.folder else None
+        summary = self.tally.summary(len(self.jobs), usage=usage, stopped=self._stopped, out_dir=place)
+        if self.folder is not None:
+            self.folder.sync()
+            self.folder.write_summary(summary)
+        return summary
+
+    def count_left(self) -> int:
+        """Return how many rollouts are to be done."""
+        return self.jobs.count(self.tally.was_done_before)
+
+    def _left(self, prefetch: Prefetch) -> Iterator[Job]:
+        item_id: str | None = None
+        for job in itertools.takewhile(lambda _: self._may_begin(), self.jobs.left(self.tally.was_done_before)):
+            if job.item_id != item_id:
+                item_id = job.item_id
+                prefetch.group_begins()
+            yield job
+
+    def _may_begin(self) -> bool:
+        """Return whether another rollout may begin; if the money is spent, note it."""
+        if self._stopped is None and self.max_cost is not None:
+            running = sum(trajectory.result.usage.cost or 0.0 for trajectory in self._running)
+            cost = (self.tally.usage.cost or 0.0) + running
+            if cost >= self.max_cost:
+                self._stopped = f"the model's tokens have cost ${cost:.4g}, and max_cost is ${self.max_cost:g}"
+        return self._stopped is None
+
+    async def _one(self, context: RolloutContext, job: Job) -> None:
+        """Do one rollout and write its record. A cancelled one has a record too: it runs again when the run is resumed.
+
+        Raises:
+            CostLimitReached, EndpointDown: no other rollout can be begun.
+        """
+        if self.agents:
+            context = replace(context, agent=self.agents[job.rollout_index])
+        trajectory = begin(context, job.item, job.item_id, job.item_id, job.rollout_index)
+        self._running.add(trajectory)
+        down: EndpointDown | None = None
+        try:
+            await run_rollout(self.tools.offered(context, job.item, job.item_id), job.item, trajectory)
+        except asyncio.CancelledError:
+            self._keep(context, trajectory)
+            raise
+        except EndpointDown as error:  # a model failure like others, which also ends the run
+            down = error
+        except Exception:  # refused before it began, so there is nothing to keep
+            self._running.discard(trajectory)
+            _tell_finished(context, trajectory.to_record(context.redact).to_json())
+            raise
+        written = self._keep(context, trajectory)
+        for sink in self.sinks:
+            await sink.write(written, self.folder)
+        if self.folder is not None and time.monotonic() - self._synced > SYNC_EVERY_S:
+            self._synced = time.monotonic()
+            await in_thread(self.folder.sync)
+        if down is not None:
+            raise down
+
+    def _keep(self, context: RolloutContext, trajectory: Trajectory) -> dict[str, Any]:
+        self._running.discard(trajectory)
+        record = trajectory.to_record(context.redact)
+        written = record.to_json()
+        if self.folder is not None:
+            self.folder.append(json_line(written))
+        self.tally.add(record)
+        self.progress.update(self.tally)
+        _tell_finished(context, written)
+        if self.on_record is not None:
+            self.on_record(written)
+        if self.stop_on_infra is not None and self.tally.infra_rate() > self.stop_on_infra:
+            rate = self.tally.infra_rate()
+            self._stopped = (
+                f"{rate:.0%} of the last rollouts were failures of the infrastructure, images or the model's endpoint"
+            )
+        return written
+
+
+async def each(jobs: Iterator[T], work: Callable[[T], Awaitable[None]], concurrency: int) -> None:
+    """Do `work` on every job, `concurrency` at a time. The first exception ends everything, and is raised without a
+    group.
+
+    After an exception in `STOPPING`, running jobs end by themselves.
+    """
+    stopped: list[HermesError] = []
+
+    async def worker() -> None:
+        for job in jobs:
+            if stopped:
+                return
+            try:
+                await work(job)
+            except STOPPING as error:
+                stopped.append(error)
+
+    async with together() as group:
+        for _ in range(concurrency):
+            group.create_task(worker())
+    if stopped:
+        raise stopped[0]
+
+
+def _tell_finished(context: RolloutContext, record: Mapping[str, Any]) -> None:
+    context.hooks.events.emit("trajectory_finished", trajectory_id=record["trajectory_id"], record=record)
+
+
+async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call a function in a thread. Wait for it even if cancelled, because the files that it uses are closed
+    afterwards."""
+    future = asyncio.get_running_loop().run_in_executor(None, functools.partial(function, *args, **kwargs))
+    try:
+        await asyncio.wait([future])
+    except asyncio.CancelledError:
+        await asyncio.wait([future])
+        if (error := future.exception()) is not None:
+            log.warning("given up while cancelled: %s", error)
+        raise
+    return future.result()

@@ -1,0 +1,372 @@
+"""A run for a trainer: a session, its sandboxes, and rollouts as the trainer asks for them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import uuid
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from functools import cached_property, partial
+from typing import Any, Generic, Self, TypeVar
+from weakref import WeakValueDictionary
+
+from hermes_core.agents.base import Agent, AgentSettings
+from hermes_core.agents.exact.chat import Chat
+from hermes_core.agents.exact.generate import TokenServer
+from hermes_core.agents.model import ExactSettings, ModelAgent
+from hermes_core.aio import LoopThread, SingleFlight, TaskSet, together
+from hermes_core.environment import Environment, Item
+from hermes_core.errors import UnknownNameError, UsageError
+from hermes_core.records.record import Record
+from hermes_core.rollout.rollout import RolloutContext
+from hermes_core.runs.external_agent import DrivenRollout
+from hermes_core.runs.group import Group, GroupRecords, GroupRoller, Rolled
+from hermes_core.runs.options import RunOptions
+from hermes_core.runs.session import Session, check_scored, open_session
+from hermes_core.runtime import Runtime
+
+T = TypeVar("T")
+RunT = TypeVar("RunT", bound="TrainerRun")
+
+NAME = "name"
+"""The key of an agent's settings that has the agent's name."""
+
+
+@asynccontextmanager
+async def open_trainer_session(
+    environment: str | Environment,
+    options: RunOptions,
+    *,
+    env: Mapping[str, Any] | None = None,
+    agent: Mapping[str, Any] | None = None,
+    server: Callable[[AgentSettings, Chat], TokenServer] | None = None,
+) -> AsyncIterator[Session]:
+    """Open a session for a trainer, with a runtime of its own.
+
+    Args:
+        environment: its name, or an instance.
+        env: the environment's configuration, if it is given by name.
+        agent: settings of the agent, whose rollouts are token-exact. `name` is the agent's: `model`, or a program's.
+            None if the trainer runs the model itself.
+        server: makes what samples for the agent; None is the server at the agent's `base_url`.
+
+    Raises:
+        UsageError: the environment gives no rewards.
+        HermesError: as `open_session` says.
+    """
+    async with Runtime() as runtime:
+        # Where the trainer runs the model, `nop` only stands for it: `work_of` decides the isolation.
+        name = "nop" if agent is None else agent.get(NAME, ModelAgent.name)
+        settings = None if agent is None else exact_settings(runtime, agent)
+        async with open_session(
+            runtime,
+            environment,
+            name,
+            options,
+            env=env,
+            settings=settings,
+            work_of=ModelAgent.name,
+            server=None if server is None or settings is None else partial(server, settings),
+        ) as session:
+            check_scored(session.environment)
+            yield session
+
+
+def exact_settings(runtime: Runtime, agent: Mapping[str, Any]) -> ExactSettings:
+    """Return the settings of an agent whose rollouts are token-exact.
+
+    Raises:
+        UsageError: no rollouts of this agent are.
+        UnknownNameError, ConfigError: a key or a value is wrong.
+    """
+    given = {"tool_call_parser": "auto", **agent}
+    name = given.pop(NAME, ModelAgent.name)
+    if not issubclass(runtime.agent_config_class(name), ExactSettings):
+        raise UsageError(
+            f"the rollouts of agent {name!r} have no tokens", hint="use `model`, or an agent that is a program"
+        )
+    settings = runtime.agent_settings(given, name)
+    assert isinstance(settings, ExactSettings)
+    return settings
+
+
+class TrainerRun:
+    """A run whose rollouts begin as a trainer asks for them: in groups, or one by one with a model of the trainer.
+
+    A trainer that is asynchronous opens it in its own event loop:
+
+        async with TrainerRun(partial(open_trainer_session, "boxes", options, agent=agent), exact=True) as run:
+            groups = await run.roll([(item_id, 8) for item_id in run.items])
+
+    Any other opens it in a thread. Then every coroutine goes through `call`, which any thread may use, or through
+    `run`, which any event loop may:
+
+        with TrainerRun(partial(open_trainer_session, "boxes", options)) as run:
+            rollout = run.call(run.begin(item_id))
+
+    Without `eager`, the first rollout starts the sandboxes.
+
+    Args:
+        opening: opens the session.
+        sandboxes: makes the session's sandboxes.
+        exact: whether a rollout without its tokens is useless.
+        refills: number of failed rollouts of a group that `roll` may replace.
+        records: where every rollout and group that `roll` makes is recorded, if anywhere.
+        eager: whether to start the sandboxes as soon as the session is open.
+        more_room: what to do where rollouts hold all slots and the trainer begins another.
+    """
+
+    def __init__(
+        self,
+        opening: Callable[[], AbstractAsyncContextManager[Session]],
+        *,
+        sandboxes: Callable[[Session], AbstractAsyncContextManager[RolloutContext]] = Session.sandboxes,
+        exact: bool = False,
+        refills: int = 0,
+        records: GroupRecords | None = None,
+        eager: bool = False,
+        more_room: str = "raise concurrency",
+    ) -> None:
+        self.exact = exact
+        self._opening = opening
+        self._sandboxes = sandboxes
+        self._refills = refills
+        self._records = records
+        self._eager = eager
+        self._more_room = more_room
+        self._tasks = TaskSet()
+        self._stack = AsyncExitStack()
+        self._sessions = SingleFlight[Session]("the opening of the run", keep=True)
+        self._rollers = SingleFlight[GroupRoller]("the start of the sandboxes", keep=True)
+        self._rollouts: set[DrivenRollout] = set()
+        self._thread: LoopThread | None = None
+
+    # ------------------------------------------------------------------ in the running event loop
+
+    async def open(self) -> Self:
+        """Open the session. Callers at the same time share one attempt.
+
+        Raises:
+            HermesError: as `opening` and `sandboxes` do.
+        """
+        await self._sessions.get(self._tasks, lambda: self._stack.enter_async_context(self._opening()))
+        if self._eager:
+            await self.roller()
+        return self
+
+    async def aclose(self) -> None:
+        """End the rollouts, the sandboxes and the session. Idempotent."""
+        try:
+            await asyncio.gather(*(rollout.aclose() for rollout in self._rollouts))
+            await self._tasks.aclose()
+        finally:
+            await self._stack.aclose()
+
+    async def __aenter__(self) -> Self:
+        return await self.open()
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    # ------------------------------------------------------------------ in a thread of its own
+
+    def start(self) -> Self:
+        """Open the session in an event loop of its own, in a thread. It is closed at the latest when the program ends.
+
+        Raises:
+            HermesError: as `open` does.
+        """
+        self._thread = LoopThread("hermes-rl run", self.aclose)
+        try:
+            return self.call(self.open())
+        except BaseException:
+            self.close()
+            raise
+
+    def call(self, work: Coroutine[Any, Any, T]) -> T:
+        """Wait for `work`, which runs in the run's thread. Ctrl-C cancels it.
+
+        Raises:
+            LoopEnded: the run is closed.
+        """
+        return self._started.call(work)
+
+    async def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Await `work`, which runs in the run's thread, in any other event loop. It is cancelled with the caller.
+
+        Raises:
+            LoopEnded: the run is closed.
+        """
+        return await self._started.run(work)
+
+    async def spawn(self, work: Coroutine[Any, Any, T], what: str) -> asyncio.Task[T]:
+        """Begin `work` in the run's loop and return it at once. It is cancelled when the run is closed."""
+        return self._tasks.spawn(work, what)
+
+    def close(self) -> None:
+        """End the rollouts, the sandboxes, the session and the thread. Idempotent."""
+        if self._thread is not None:
+            self._thread.close()
+
+    @property
+    def closed(self) -> bool:
+        """Return whether its thread has ended, or never began."""
+        return self._thread is None or self._thread.closed
+
+    @property
+    def _started(self) -> LoopThread:
+        if self._thread is None:
+            raise UsageError("the run has no thread", hint="use `start`, or the block `with`")
+        return self._thread
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ------------------------------------------------------------------ items and sandboxes
+
+    @property
+    def session(self) -> Session:
+        """Return the open session.
+
+        Raises:
+            UsageError: it is not open.
+        """
+        if None not in self._sessions.kept:
+            raise UsageError("the run is not open", hint="use `open` or `start`, or a block `async with` or `with`")
+        return self._sessions.kept[None]
+
+    @cached_property
+    def items(self) -> Mapping[str, Item]:
+        """Return the items of the environment by id."""
+        environment = self.session.environment
+        return {environment.item_id(item): item for item in environment.selected_items()}
+
+    def item(self, item_id: str) -> Item:
+        """Return an item of the environment.
+
+        Raises:
+            UnknownNameError: it has no such item.
+        """
+        if item_id not in self.items:
+            raise UnknownNameError("item", item_id, ())
+        return self.items[item_id]
+
+    async def roller(self) -> GroupRoller:
+        """Return what rolls out groups. The first caller starts the sandboxes.
+
+        Raises:
+            HermesError: as `sandboxes` does.
+        """
+        return await self._rollers.get(self._tasks, self._new_roller)
+
+    async def _new_roller(self) -> GroupRoller:
+        session = self.session
+        context = await self._stack.enter_async_context(self._sandboxes(session))
+        return GroupRoller(
+            context, session.tools, self._records, room=session.room, refills=self._refills, exact=self.exact
+        )
+
+    async def context(self) -> RolloutContext:
+        """Return what all rollouts have in common. The first caller starts the sandboxes. Raise as `roller`."""
+        return (await self.roller()).context
+
+    # ------------------------------------------------------------------ rollouts
+
+    async def roll(self, sizes: Sequence[tuple[str, int]]) -> list[Group]:
+        """Return groups of rollouts, all rolled out at the same time. Each is given as the item's id and its size.
+
+        Raises:
+            HermesError: as `GroupRoller.roll` says.
+        """
+        roller = await self.roller()
+        async with together() as tasks:
+            groups = [tasks.create_task(roller.roll(self.item(item_id), size)) for item_id, size in sizes]
+        return [group.result() for group in groups]
+
+    async def roll_one(self, item_id: str, *, agent: Agent | None = None, group_id: str | None = None) -> Rolled:
+        """Return one rollout, which has ended. See `GroupRoller.roll_one`."""
+        group = await (await self.roller()).roll_one(self.item(item_id), agent=agent, group_id=group_id)
+        (rolled,) = group.kept or group.failed
+        return rolled
+
+    async def begin(self, item_id: str) -> DrivenRollout:
+        """Return a rollout that has begun, or could not: then its record says why. The trainer runs its model.
+
+        Raises:
+            UnknownNameError: there is no such item.
+            UsageError, PolicyError: no slot can be had with these settings.
+        """
+        context, item = await self.context(), self.item(item_id)
+        if len(self._rollouts) >= self.session.room:
+            raise UsageError(
+                f"{len(self._rollouts)} rollouts hold all slots until they end, and another was to begin",
+                hint=self._more_room,
+            )
+        rollout = DrivenRollout(self.session.tools.offered(context, item, item_id), item)
+        self._rollouts.add(rollout)
+        try:
+            await rollout.begin()
+        except BaseException:
+            self._rollouts.discard(rollout)
+            raise
+        return rollout
+
+    async def end(self, rollouts: Sequence[tuple[DrivenRollout, str]]) -> list[Record]:
+        """Verify rollouts, all at the same time, and return their records. Each comes with its model's last message."""
+        records = await asyncio.gather(*(rollout.end(text) for rollout, text in rollouts))
+        self._rollouts.difference_update(rollout for rollout, _ in rollouts)
+        return records
+
+    async def drop(self, rollout: DrivenRollout) -> None:
+        """End a rollout that nobody scores. Idempotent."""
+        await rollout.aclose()
+        self._rollouts.discard(rollout)
+
+
+class SharedRun(Generic[RunT]):
+    """A run that is started when it is first used. It can be pickled: in each process, all copies share one run.
+
+    Args:
+        make: makes the run. It is pickled, too.
+        key: what copies have in common; None is a new one.
+    """
+
+    def __init__(self, make: Callable[[], RunT], key: str | None = None) -> None:
+        self._make = make
+        self._key = key or uuid.uuid4().hex
+        self._starting = threading.Lock()
+        self._run: RunT | None = None
+        _shared[self._key] = self
+
+    @property
+    def run(self) -> RunT:
+        """Return the run of this process; the first use starts it. Blocks.
+
+        Raises:
+            HermesError: as `TrainerRun.start` does. The next use tries again.
+        """
+        with self._starting:
+            if self._run is None:
+                self._run = self._make().start()
+            return self._run
+
+    def close(self) -> None:
+        """Close the run of this process, if it was started. Idempotent."""
+        if self._run is not None:
+            self._run.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _same, (self._make, self._key)
+
+
+_shared: WeakValueDictionary[str, SharedRun[Any]] = WeakValueDictionary()
+"""By key, those of this process."""
+
+
+def _same(make: Callable[[], RunT], key: str) -> SharedRun[RunT]:
+    """Return the one with this key in this process, or a new one."""
+    return _shared.get(key) or SharedRun(make, key)
