@@ -29,6 +29,10 @@ DRAIN_LIMIT = 2 << 20
 LAST_RESORT_S = 3.0
 _HUNG_UP_S = 0.1
 """How often a terminal is looked at that no program has open at the moment."""
+_LITTLE, _REST_S = 1 << 10, 0.002
+"""After so few bytes, and at the start of a stream, output is read only in so many seconds. Otherwise, a program that
+writes line by line wakes us, the channel and the driver for each line, and a short command for its output and its end.
+"""
 _HELD_S = 0.05
 """How long what may be the beginning of a secret waits for the rest of it, where somebody may be looking on."""
 _DRY, _CLOSED, _FULL, _SPENT = "dry", "closed", "full", "spent"
@@ -90,7 +94,7 @@ class Execution:
         self._stopping = False
         self._still_drained = DRAIN_LIMIT
         self._timers: list[Timer] = []
-        self._look: Timer | None = None
+        self._rest: Timer | None = None
         self._open: dict[int, Sink] = {}
         self._masked = masked
         self._masks: dict[int, Mask] = {}
@@ -118,7 +122,10 @@ class Execution:
         if self._masked:
             self._masks[fd] = Mask(self._masked)
         os.set_blocking(fd, False)
-        self._watch(fd)
+        if isinstance(sink, Stream):
+            self._read_later(_REST_S)
+        else:
+            self._watch(fd)
 
     def _sink(self, mode: str, limit: int) -> Sink:
         if mode == "stream":
@@ -240,7 +247,7 @@ class Execution:
 
     def _settled(self) -> None:
         self.duration = time.monotonic() - self.began
-        for timer in [*self._timers, *filter(None, [self._look])]:
+        for timer in [*self._timers, *filter(None, [self._rest])]:
             timer.cancel()
         self._timers = []
 
@@ -313,8 +320,28 @@ class Execution:
             self._loop.remove(fd)
 
     def _readable(self, fd: int) -> None:
-        if fd in self._open and self._pump(fd, CHUNK) == _FULL:
+        if fd not in self._open:
+            return
+        sink = self._open[fd]
+        before = sink.total
+        state = self._pump(fd, CHUNK)
+        if state == _FULL:
             self._pause(fd)
+        elif state == _DRY and sink.total - before < _LITTLE:
+            self._read_later(_REST_S)
+
+    def _read_later(self, seconds: float) -> None:
+        """Read no output until then, unless the command ends first."""
+        for fd in self._open:
+            self._loop.remove(fd)
+        if self._rest is not None:
+            self._rest.cancel()
+        self._rest = self._loop.later(seconds, self._read_on)
+
+    def _read_on(self) -> None:
+        for fd in self._open:
+            if fd not in self._paused:
+                self._watch(fd)
 
     def _pause(self, fd: int) -> None:
         if fd not in self._paused:
@@ -337,8 +364,9 @@ class Execution:
                 return _DRY
             except OSError:  # a terminal that no program has open
                 if self.status is None and not self.ended:
-                    self._look_again(fd)
-                    return _DRY
+                    # Programs may reopen it, so we don't hang it up before the command ends.
+                    self._read_later(_HUNG_UP_S)
+                    return _CLOSED
                 data = b""
             if not data:
                 self._keep_held(fd)
@@ -362,8 +390,3 @@ class Execution:
         """Keep held-back bytes: what looked like the beginning of a secret seems to be none."""
         if fd in self._masks and fd in self._open:
             self._keep(self._open[fd], self._masks[fd].rest())
-
-    def _look_again(self, fd: int) -> None:
-        """Look at the terminal again later. Programs may reopen it, so we don't hang it up before the command ends."""
-        self._loop.remove(fd)
-        self._look = self._loop.later(_HUNG_UP_S, lambda: self._watch(fd))  # one at a time

@@ -10,6 +10,7 @@ import pytest
 
 from hermes_core.errors import CommandError
 from hermes_core.sandbox.guest import processes
+from tests.sandbox.conftest import SYSTEM_PYTHON
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -186,6 +187,22 @@ async def test_a_writer_left_behind_by_a_streamed_command_is_not_waited_for(slot
 
 
 # --- what they print ------------------------------------------------------------------------------------------------
+
+
+async def test_lines_that_follow_each_other_come_together(slot):
+    """Whoever writes line by line does not wake us for each. What comes after a while comes at once."""
+    pieces = []
+
+    async def sink(piece):
+        pieces.append(piece)
+
+    writer = "import time\nfor i in range(500): print(i, flush=True), time.sleep(0.0002)"
+    result = await slot.run([SYSTEM_PYTHON, "-c", writer], stdout=sink)
+    assert b"".join(pieces).split() == [b"%d" % number for number in range(500)] and result.exit_code == 0
+    assert len(pieces) < 200, "each line woke the driver, or nearly each"
+    pieces.clear()
+    await slot.run("for i in 1 2 3 4; do echo $i; sleep 0.2; done", stdout=sink)
+    assert pieces == [b"1\n", b"2\n", b"3\n", b"4\n"]
 
 
 async def test_output_streams_are_apart(slot):
