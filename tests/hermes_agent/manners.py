@@ -6,6 +6,7 @@ import json
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 
@@ -29,6 +30,22 @@ def interrupted() -> Any:
     thread.join()
     left = tool("chat", "terminal", command="pgrep -f '^sleep 345'")["output"]
     return {**answers[0], "seconds": time.monotonic() - began, "left": left}
+
+
+def variables() -> Any:
+    """What commands see of variables that were set before, also if they run at once, and which files keep them."""
+
+    def run(command: str) -> str:
+        return tool("vars", "terminal", command=command)["output"]
+
+    run("export LONG=$(head -c 100000 /dev/zero | tr '\\0' x) LINES2=$'a \\'b\\'\\nc' GONE=1; f() { :; }; plain=1")
+    with ThreadPoolExecutor(6) as threads:
+        asked = [f'sleep 0.0{number}; export N{number}=1; echo ${{#LONG}} "$LINES2"' for number in range(6)]
+        at_once = [*threads.map(run, asked)]
+    run("unset GONE LONG; export LAST=1")
+    after = run('echo "${GONE-unset} ${LONG-unset} $LAST $LINES2 ${plain-unset}"')
+    files = run("ls -A $TMPDIR | sed 's/.*[.]sh//' | sort")
+    return {"at_once": at_once, "after": after, "files": files}
 
 
 def subagent() -> Any:
@@ -69,7 +86,7 @@ def guarded() -> Any:
 
 
 def main() -> None:
-    checks = (interrupted, subagent, ended, lost, guarded)
+    checks = (interrupted, variables, subagent, ended, lost, guarded)
     sys.__stdout__.write(json.dumps({check.__name__: check() for check in checks}))
 
 

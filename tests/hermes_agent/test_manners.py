@@ -17,6 +17,10 @@ def test_interrupts_subagents_and_ends_of_sessions(home: Home, isolates: None, l
     assert (interrupted["exit_code"], interrupted["left"]) == (130, ""), interrupted
     assert interrupted["output"] == "[Command interrupted]"
     assert interrupted["seconds"] < 100
+    variables = found["variables"]
+    assert variables["at_once"] == 6 * ["100000 a 'b'\nc"]
+    assert variables["after"] == "unset unset 1 a 'b'\nc unset"
+    assert len(variables["files"].split()) <= 6, "one for each command that ran at once"
     of_chat, of_helper, of_other = found["subagent"]
     assert of_helper == of_chat and of_chat.startswith("of-the-chat.txt")
     assert "No such file" in of_other

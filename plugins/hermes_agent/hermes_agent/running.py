@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import os
+import queue
 import threading
-from collections.abc import Sequence
-from io import FileIO
+from collections.abc import Callable, Iterator, Sequence
 
 from hermes_agent.slots import Lease, Slots
 from hermes_core import CommandError, HermesError
@@ -20,25 +19,50 @@ _FAILED = 255
 _WAIT_S = 0.1
 """Seconds that one look at a command waits for its end, so that nobody has to sleep in between."""
 
+_AHEAD, _BEHIND_S = 16, 0.005
+"""Pieces of output that may wait for their reader, and the seconds between looks whether it has caught up."""
+
+
+class Output:
+    """Output, piece by piece, for one thread that reads it while the event loop writes it."""
+
+    def __init__(self) -> None:
+        self._pieces: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._pieces.get, None)
+
+    async def write(self, piece: bytes) -> None:
+        """Add a piece, and wait while the reader is behind."""
+        self._pieces.put(piece)
+        while self._pieces.qsize() > _AHEAD:  # noqa: ASYNC110 (the reader's thread sets no event)
+            await asyncio.sleep(_BEHIND_S)
+
+    def end(self) -> None:
+        """Say that this was all."""
+        self._pieces.put(None)
+
+    def close(self) -> None:
+        """Do nothing: hermes-agent closes a process's output when it has read it."""
+
 
 class RunningCommand:
-    """A command that runs. Its output comes through a pipe, as the output of a process does."""
+    """A command that runs.
 
-    def __init__(self, slots: Slots, lease: Lease, argv: Sequence[str], stdin: str | None) -> None:
-        readable, self._pipe = os.pipe()
-        os.set_blocking(self._pipe, False)
-        self.stdout = FileIO(readable, "rb")
+    Args:
+        done: called in the event loop when it has ended by itself.
+    """
+
+    def __init__(
+        self, slots: Slots, lease: Lease, argv: Sequence[str], stdin: str | None, done: Callable[[], object]
+    ) -> None:
+        self.stdout = Output()
         self.returncode: int | None = None
         self.error: HermesError | None = None
         """Why its outcome is not known; None as long as it is."""
+        self._done = done
         self._ended = threading.Event()
-        data = None if stdin is None else stdin.encode()
-        try:
-            self._started = slots.start(self._run(lease, argv, data))
-        except BaseException:
-            os.close(self._pipe)
-            self.stdout.close()
-            raise
+        self._started = slots.start(self._run(lease, argv, None if stdin is None else stdin.encode()))
 
     def poll(self) -> int | None:
         """Return the exit status, or None while it runs."""
@@ -54,38 +78,18 @@ class RunningCommand:
         """Kill it, and everything that it started."""
         self._started.cancel()
 
-    # --- in the event loop
-
     async def _run(self, lease: Lease, argv: Sequence[str], stdin: bytes | None) -> None:
         code = _FAILED
         try:
-            done = await lease.commands.run(argv, stdin=stdin, merge_stderr=True, stdout=self._write)
+            done = await lease.commands.run(argv, stdin=stdin, merge_stderr=True, stdout=self.stdout.write)
             code = done.returncode
+            self._done()
         except CommandError as error:
             code = _NOT_STARTED.get(error.code, 126)
-            await self._write(f"{error}\n".encode())
+            await self.stdout.write(f"{error}\n".encode())
         except HermesError as error:
             self.error = error
         finally:
-            os.close(self._pipe)
             self.returncode = code
+            self.stdout.end()
             self._ended.set()
-
-    async def _write(self, data: bytes) -> None:
-        """Write to the pipe, and wait while it is full."""
-        while data:
-            try:
-                data = data[os.write(self._pipe, data) :]
-            except BlockingIOError:
-                await self._writable()
-            except BrokenPipeError:
-                return  # nobody reads any more: hermes-agent has given up on what the command left behind
-
-    async def _writable(self) -> None:
-        loop = asyncio.get_running_loop()
-        ready = asyncio.Event()
-        loop.add_writer(self._pipe, ready.set)
-        try:
-            await ready.wait()
-        finally:
-            loop.remove_writer(self._pipe)
