@@ -347,16 +347,16 @@ TYPED = {
 
 MISTAKES = """
 
-class Misspelt(AuthorEnvironment):
+class Misspelt(Environment):
     async def verify_and_score_trajectory(self, item: Item, *, rollout: RolloutHandle) -> float:
         async with rollout.fresh_slt() as fresh:
             return float(fresh.alone)
 
-class NoReward(AuthorEnvironment):
+class NoReward(Environment):
     async def verify_and_score_trajectory(self, item: Item) -> str:
         return "1"
 
-class NotAwaited(AuthorEnvironment):
+class NotAwaited(Environment):
     async def setup_trajectory_workspace(self, item: Item, *, rollout: RolloutHandle) -> dict[str, Any]:
         rollout.commands.write_file("given", b"")
         return {}
