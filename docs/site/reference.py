@@ -1,25 +1,21 @@
 """The generated pages of the reference: the command line, every setting, the hooks, the public API."""
 
-import ast
-import enum
 import inspect
-import itertools
 import json
-import re
-import textwrap
 from pathlib import Path
 
 import click
-from pydantic_core import PydanticUndefined
 
 import hermes_core
 from hermes_core.agents.base import AgentSettings
+from hermes_core.atropos.flat import FlatSettings
 from hermes_core.cli.main import main
+from hermes_core.cli.settings_table import settings_table
 from hermes_core.datasets.tasks import TaskRow, TasksConfig
 from hermes_core.environment import EnvironmentConfig
 from hermes_core.runs.options import RunOptions
 from hermes_core.runtime import Runtime
-from hermes_core.sandbox.contract import Prices, SandboxConfig
+from hermes_core.sandbox.contract import SandboxConfig
 from hermes_core.settings import VARIABLES, Settings
 
 API = {
@@ -216,13 +212,13 @@ def settings():
         parts += [f"### Environment `{name}`", model(kind, beside=EnvironmentConfig)]
     parts += ["### A row of `tasks`", "One line of the JSONL file.", model(TaskRow)]
     parts += ["## Backends", "Section `backend`, `--backend.KEY=VALUE`, and the keys of a profile. Every backend has:"]
-    parts += [model(SandboxConfig), "### Prices", "The keys of `prices`, each by the hour.", model(Prices)]
+    parts += [model(SandboxConfig)]
     for name in ("local", "docker", "ssh", "modal"):
         parts += [f"### Backend `{name}`", model(runtime.backend(name).config_class, beside=SandboxConfig)]
     parts += [
         "## Atropos",
         "`--env.KEY=VALUE` of `hermes-rl atropos`, beside the settings of Atropos itself.",
-        atropos(),
+        model(FlatSettings),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -240,84 +236,18 @@ def model(kind, *, beside=None, variables=None):
         beside: a base class whose fields are left out, unless their default or type differs.
         variables: the environment variables that set fields.
     """
-    meanings = docstrings(kind)
     rows = []
-    for name, field in kind.model_fields.items():
+    for row in settings_table(kind, "setting"):
+        name, meaning = row["key"].partition(".")[0], row["summary"]
+        field = kind.model_fields[name]
         inherited = beside.model_fields.get(name) if beside else None
         if inherited is not None and (inherited.default, inherited.annotation) == (field.default, field.annotation):
             continue
-        meaning = meanings.get(name, "")
         if variables and name in variables:
             meaning += f" Variable `{variables[name]}`."
-        rows.append((f"`{name}`", type_of(field), default_of(field), meaning))
+        default = row["default"].replace(str(Path.home()), "~")
+        rows.append((f"`{row['key']}`", row["type"], f"`{default}`" if default else "–", meaning))
     return table(("setting", "type", "default", "meaning"), rows)
-
-
-def atropos():
-    """Return a table of the Atropos adapter's settings, read from its source: it needs an extra to be imported."""
-    tree = ast.parse((Path(hermes_core.__file__).parent / "atropos" / "config.py").read_text(encoding="utf-8"))
-    fields = [
-        node
-        for each in tree.body
-        if isinstance(each, ast.ClassDef) and each.name == "HermesAgentEnvConfig"
-        for node in each.body
-        if isinstance(node, ast.AnnAssign) and isinstance(node.value, ast.Call)
-    ]
-    rows = []
-    for field in fields:
-        given = {keyword.arg: keyword.value for keyword in field.value.keywords}
-        default = ast.unparse(given["default"]) if "default" in given else "{}"
-        meaning = ast.literal_eval(given["description"]) if "description" in given else ""
-        rows.append((f"`{field.target.id}`", f"`{words(ast.unparse(field.annotation))}`", f"`{default}`", meaning))
-    return table(("setting", "type", "default", "meaning"), rows)
-
-
-def docstrings(kind):
-    """Return the texts below the fields of a class and of its bases, by field."""
-    found = {}
-    for base in reversed(kind.__mro__):
-        if not base.__module__.startswith("hermes_"):
-            continue
-        body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0].body
-        for field, text in itertools.pairwise(body):
-            if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
-                found[field.target.id] = inspect.cleandoc(text.value.value)
-    return found
-
-
-def type_of(field):
-    """Return a field's type and bounds."""
-    text = inspect.formatannotation(field.annotation)
-    if isinstance(field.annotation, type) and issubclass(field.annotation, enum.Enum):
-        text = " | ".join(str(getattr(each, "value", each)) for each in field.annotation)
-    text = re.sub(r"Annotated\[(.*?), .*\]", r"\1", text)
-    signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
-    kept = [(sign, getattr(each, key, None)) for each in field.metadata for key, sign in signs.items()]
-    bounds = [f"{sign} {bound}" for sign, bound in kept if bound is not None]
-    return ", ".join([f"`{words(text)}`", *bounds])
-
-
-def words(annotation):
-    """Return a type's source for a table: names without their modules, `or` in place of a bar."""
-    return re.sub(r"\b(?:[a-z_]\w*\.)+(?=[A-Za-z])", "", annotation).replace("NoneType", "None").replace(" | ", " or ")
-
-
-def default_of(field):
-    """Return a field's default as a user would write it."""
-    value = field.default
-    if field.default_factory is not None:
-        try:
-            value = field.default_factory()
-        except TypeError:
-            return ""
-        if not isinstance(value, dict | list | tuple):
-            return "see the meaning"
-    if value is PydanticUndefined:
-        return "–"
-    value = getattr(value, "value", value)
-    if value is None or value in ((), {}, []):
-        return "none"
-    return f"`{json.dumps(value)}`" if not isinstance(value, str) else f"`{value}`"
 
 
 # ---------------------------------------------------------------------- Markdown

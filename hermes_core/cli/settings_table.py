@@ -38,10 +38,10 @@ def help_text(model: type[BaseModel], name: str) -> str:
 
     Where a sentence of the meaning is `None is …`, or the same of another default, the brackets have that.
     """
-    field, meaning = model.model_fields[name], _meaning(model, name)
+    field, text = model.model_fields[name], meaning(model, name)
     default = _default(field)
-    first = re.split(r"\.(?= [A-Z0-9`]|$)", meaning, maxsplit=1)[0]
-    said = re.search(rf"(?:^|\. ){re.escape(default)} is ([^.;]+)", meaning, re.IGNORECASE)
+    first = re.split(r"\.(?= [A-Z0-9`]|$)", text, maxsplit=1)[0]
+    said = re.search(rf"(?:^|\. ){re.escape(default)} is ([^.;]+)", text, re.IGNORECASE)
     if said is not None:
         default = said[1]
     elif isinstance(field.default, float):
@@ -66,7 +66,7 @@ def _rows(model: type[BaseModel], prefix: str, inside: tuple[type[BaseModel], ..
                 "key": option.split(".", 1)[1],
                 "type": _type(field, schema),
                 "default": _default(field),
-                "summary": _meaning(model, name),
+                "summary": meaning(model, name),
             },
         )
         inner = _model_in(field.annotation)
@@ -105,7 +105,8 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
     return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
 
 
-def _meaning(model: type[BaseModel], name: str) -> str:
+def meaning(model: type[BaseModel], name: str) -> str:
+    """Return what a setting is for: the field's description, or the text below it in the source."""
     return model.model_fields[name].description or _docstrings(model).get(name, "")
 
 

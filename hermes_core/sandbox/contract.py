@@ -102,13 +102,13 @@ class Prices(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     sandbox: float = Field(default=0.0, ge=0)
-    """Price of each sandbox, independent of its size."""
+    """Price per hour of each sandbox, independent of its size."""
     cpu: float = Field(default=0.0, ge=0)
-    """Price of each core of `cpu`."""
+    """Price per hour of each core of `cpu`."""
     memory: float = Field(default=0.0, ge=0)
-    """Price of each GiB of `memory`."""
+    """Price per hour of each GiB of `memory`."""
     gpu: float = Field(default=0.0, ge=0)
-    """Price of each GPU."""
+    """Price per hour of each GPU."""
 
     def per_hour(self, cpu: float | None, memory: int | None, gpus: int | None) -> float:
         """Return the price of one sandbox per hour.

@@ -65,6 +65,23 @@ def test_values_of_every_form(config_of: Callable[..., Any]) -> None:
     assert (server.base_url, server.timeout) == ("http://127.0.0.1:1/v1", 5)
 
 
+def test_a_setting_of_another_name_goes_where_it_is_declared(config_of: Callable[..., Any]) -> None:
+    written = ["max_agent_turns=3", "max_turn_tokens=9", "endpoint_patience=0", "compact_at=0.5", "tool_pool_size=2"]
+    written += ["terminal_timeout=7", "local_idle_timeout=8", "seed=5", "system_prompt=Hm.", "deadline=60"]
+    config, _ = config_of(*(f"--env.{each}" for each in written))
+    agent, options = config.agent_settings(), config.run_options(groups=9)
+    assert (agent.max_turns, agent.max_tokens, agent.endpoint_patience_s, agent.compact_at) == (3, 9, 0, 0.5)
+    assert (agent.temperature, agent.tool_call_parser, agent.check_patience_s) == (1, None, 1)
+    assert options.backend_config == {"execution_timeout_s": 7, "idle_timeout": "8"}
+    assert (options.concurrency, options.seed, options.deadline_s, options.backend) == (2, 5, 60, "local")
+    assert config.environment_settings() == {"seed": 5, "system_prompt": "Hm."}
+
+
+def test_a_setting_is_bound_as_where_it_is_declared(config_of: Callable[..., Any]) -> None:
+    for wrong in ("max_agent_turns=0", "agent_temperature=-1", "tool_pool_size=65537", "terminal_timeout=0"):
+        assert f"{wrong.partition('=')[0]} must be" in config_of(f"--env.{wrong}")
+
+
 def test_what_is_written_comes_before_the_file(config_of: Callable[..., Any], tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_text(
