@@ -9,8 +9,8 @@ SPARE_S = 600.0
 
 
 class Limits(BaseModel):
-    """Time limits of a rollout in seconds, and how often it is started again. The first sentence of each setting here
-    and below is also its `--help`."""
+    """Time limits of a rollout in seconds, and how often it is started again. The first sentence below a setting is
+    also its `--help`."""
 
     rollout_timeout: float | None = Field(default=3600.0, gt=0)
     """Agent time limit in seconds, without its waits for the model; what was done by then is scored. None is no
