@@ -81,7 +81,7 @@ ENDPOINT_S = 1.0
 """Seconds of waiting for its endpoint after which a model that has not answered by the deadline is not to blame."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RolloutContext:
     """What the rollouts of one run have in common."""
 

@@ -10,12 +10,12 @@ import resource
 import signal
 import sys
 import time
-from types import SimpleNamespace
 
 from ..linux import descriptors, landlock, mounts, namespaces, removal, syscalls
 from ..linux.probe import kernel_version
 from .layers import import_nothing_more
 from .parent import Parent, close_all_but, encode_message
+from .value import Value
 
 TYPE_CHECKING = False  # `typing` is slow to import
 if TYPE_CHECKING:
@@ -32,56 +32,53 @@ _TERMINALS = 64
 _UMASK = 0o022
 """The usual one, which programs and checks expect. What is private is so by the directories above."""
 _OPEN_FILES = 4096
-"""Descriptors of a process in a slot at most: the kernel's own default, and well below the guest's."""
+"""Maximum number of descriptors of a process: the kernel's default, and far fewer than the guest has."""
 _SIGNALS = 4096
-"""Signals and timers of a slot that wait at most."""
+"""Maximum number of pending signals and timers of a slot."""
 _SHARE = 8
-"""What the kernel counts for an ordinary user as a whole, none of its slots gets more of than one part in so many."""
+"""Each slot may use at most one eighth of a resource that the kernel limits per user."""
 _PIDS_OF_NAMESPACE, _RESERVED_PIDS = (6, 14), 300
-"""Since when each pid namespace has its own bound, and the number of ids below it that are not used again."""
+"""The first kernel with a `pid_max` for each pid namespace, and the kernel's own RESERVED_PIDS."""
 _SET_DUMPABLE, _SET_CHILD_SUBREAPER = 4, 36
 _libc = ctypes.CDLL(None)
 _PROOF_TRIES, _PROOF_PAUSE_S = 4, 0.001
 
 
-class Plan(SimpleNamespace):
-    """What a slot's parent shall be.
-
-    Args:
-        mechanism: `shared` (nothing), `user`, `namespace` or `root` (of a root of its own).
-        uid: the user to become; None stays ours.
-        counted_as: of `root`: the user of outside as which the kernel counts its processes.
-        layers: of `root`: what its root starts from.
-        lists: of `namespace`: what it sees as the system's lists of users; None leaves those.
-        user_namespace: the namespaces come with a user namespace, in which `uid` is ourselves.
-        net_namespace: of `namespace` and `root`: a network of its own, with nothing but loopback.
-        max_processes: of this user, 0 for no limit.
-        process_memory: bytes that each process may allocate, 0 for no limit.
-        max_files: the soft limit on descriptors that commands get.
-        visible: of `namespace`: what it may read besides the system.
-        scratch: of `namespace`: a directory to mount its root on.
-        wipe: discard the workspace first, and sweep `swept` of what the user owns there.
-    """
+class Plan(Value):
+    """What a slot's parent becomes."""
 
     workspace: Workspace
     mechanism: str
+    """`shared` (nothing of its own), `user`, `namespace`, or `root` (of a root directory of its own)."""
     uid: int | None
+    """The user that it becomes. None leaves it the guest's."""
     counted_as: int | None
+    """For `root`: the user outside as which the kernel counts its processes."""
     layers: Layers | None
+    """For `root`: the layers below its root directory."""
     lists: Lists | None
+    """For `namespace`: the lists of users that it sees as the system's. None shows those of the system."""
     user_namespace: bool
+    """Whether it gets a user namespace, in which `uid` is the guest's own user."""
     net_namespace: bool
+    """For `namespace` and `root`: whether it gets a network of its own, which has only a loopback."""
     max_processes: int
+    """Maximum number of processes of its user. 0 is no limit."""
     process_memory: int
+    """Maximum number of bytes that each process may allocate. 0 is no limit."""
     max_files: int
+    """The soft limit on the descriptors of each command."""
     visible: Sequence[str]
+    """For `namespace`: what it can read besides the system."""
     scratch: str
+    """For `namespace` and `root`: the directory that its root is mounted on."""
     wipe: bool
+    """Whether the workspace is emptied first, and the files that the user owns in `swept` are removed."""
     swept: Sequence[str]
 
     @property
     def has_namespaces(self) -> bool:
-        """Return whether it has namespaces of its own, and so is made by a process in between."""
+        """Return whether it has namespaces of its own. Another process then makes it."""
         return self.mechanism in ("namespace", "root")
 
 
@@ -128,7 +125,7 @@ def _enter_own_user(sock: socket.socket, plan: Plan) -> None:
         _enter_namespaces(sock, plan)
     else:
         become_subreaper()
-    # Not before: a user namespace hands the limit of who makes it on to all of that one's processes together.
+    # Only now: a user namespace inherits its creator's limits, and counts all of that user's processes against them.
     _limit(plan)
     if plan.uid is not None:
         namespaces.become(plan.uid, plan.uid)

@@ -11,68 +11,81 @@ import time
 from ..linux.output import HeadTail, Rolling
 from . import terminal
 from .masking import Mask
-from .streams import Drains, Input, Spool, Stream
+from .streams import Input, Spool, Stream
+from .value import Value
 from .wire import CAPTURE_LIMIT, CHUNK
 
 TYPE_CHECKING = False  # `typing` is slow to import
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any
+    from typing import Any, Protocol
 
     from .loop import Timer
     from .site import Site
+    from .streams import Drains
 
     Sink = HeadTail | Rolling | Stream
 
+    class Owner(Protocol):
+        """The slot of a command."""
+
+        drains: Drains
+        """Pipes that ended commands have left to other processes."""
+
+        def stop(self, identity: str, grace: float) -> None:
+            """Send TERM to a command and what it started, and KILL after so many seconds."""
+
+        def last_resort(self, execution: Execution) -> None:
+            """Empty the slot, because even KILL did not end the command."""
+
+
 DRAIN_LIMIT = 2 << 20
-"""Bytes read after a command has ended: more than a pipe holds, so that what it wrote is all there."""
+"""Maximum number of bytes read after a command has ended. A pipe holds fewer, so all that it wrote is read."""
 LAST_RESORT_S = 3.0
 _HUNG_UP_S = 0.1
-"""How often a terminal is looked at that no program has open at the moment."""
+"""Seconds between looks at a terminal that no program has open."""
 _LITTLE, _REST_S = 1 << 10, 0.002
 """After so few bytes, and at the start of a stream, output is read only in so many seconds. Otherwise, a program that
 writes line by line wakes us, the channel and the driver for each line, and a short command for its output and its end.
 """
 _HELD_S = 0.05
-"""How long what may be the beginning of a secret waits for the rest of it, where somebody may be looking on."""
+"""Seconds for which a possible beginning of a secret is held back, if somebody may be following the output."""
 _DRY, _CLOSED, _FULL, _SPENT = "dry", "closed", "full", "spent"
 
 
+class Stdio(Value):
+    """The standard streams of a command."""
+
+    mode: str
+    """Where standard output goes: `capture` keeps its head and tail, `ring` its last bytes, and `stream` sends it to
+    the driver piece by piece."""
+    limit: int
+    """Maximum number of bytes that are kept."""
+    merge: bool
+    """Whether standard error goes the same way, in the order written."""
+    pty: tuple[int, int] | None
+    """Rows and columns of the terminal that takes the place of all three; then `merge` means nothing."""
+    masked: tuple[bytes, ...]
+    """Values that are masked in the output."""
+
+
 class Execution:
-    """A command from its spawn to its result. `on_end(execution)` is called once, when it has ended and is drained.
+    """A command from its start to its result.
 
     Args:
-        drains: the slot's pipes that others may still hold.
-        stop: TERM to the command of that id and what it started, KILL after so many seconds.
-        last_resort: called when even KILL brought no exit.
-        mode: where standard output goes: `capture` (head and tail, `limit` bytes), `ring` (the last `limit` bytes) or
-            `stream` (to the driver, piece by piece).
-        merge: standard error goes the same way, in the order written.
-        pty: rows and columns of the terminal that it gets in place of pipes; `merge` is of no matter then.
-        masked: values that are not to be seen in its output.
+        owner: its slot.
+        identity: the id of the request that it answers.
+        on_end: called once, when it has ended and its output is read.
 
     Raises:
         OSError: there are no more descriptors.
     """
 
     def __init__(
-        self,
-        site: Site,
-        drains: Drains,
-        stop: Callable[[str, float], object],
-        last_resort: Callable[[Execution], object],
-        identity: str,
-        mode: str,
-        limit: int,
-        merge: bool,
-        on_end: Callable[[Execution], object],
-        pty: tuple[int, int] | None = None,
-        masked: tuple[bytes, ...] = (),
+        self, site: Site, owner: Owner, identity: str, stdio: Stdio, on_end: Callable[[Execution], object]
     ) -> None:
         self.id = identity
-        self._drains = drains
-        self._stop = stop
-        self._last_resort = last_resort
+        self._owner = owner
         self._loop = site.loop
         self._outlet = site.outlet
         self._takes_pipes = site.takes_pipes
@@ -81,7 +94,7 @@ class Execution:
         self.spool: Spool | None = None
         self.on_start: Callable[[], object] | None = None
         self.on_output: Callable[[], object] | None = None
-        self.pty = pty
+        self.pty = stdio.pty
         self.cancel_grace = 0.0
         self.pid: int | None = None
         self.handed_over = False
@@ -96,16 +109,16 @@ class Execution:
         self._timers: list[Timer] = []
         self._rest: Timer | None = None
         self._open: dict[int, Sink] = {}
-        self._masked = masked
+        self._masked = stdio.masked
         self._masks: dict[int, Mask] = {}
         self._paused: set[int] = set()
         self._child_fds: list[int] = []
-        self.sinks = [self._sink(mode, limit)]
-        if pty is not None:
+        self.sinks = [self._sink(stdio.mode, stdio.limit)]
+        if stdio.pty is not None:
             return  # the slot's parent sends our end of the terminal when it has started the command
-        if not merge:
-            # A stream is of standard output only: the outcome of a file operation comes on standard error.
-            self.sinks.append(self._sink("capture" if mode == "stream" else mode, limit))
+        if not stdio.merge:
+            # Only standard output is streamed: the outcome of a file operation comes on standard error.
+            self.sinks.append(self._sink("capture" if stdio.mode == "stream" else stdio.mode, stdio.limit))
         if self.fetches:
             return
         try:
@@ -143,7 +156,7 @@ class Execution:
         return self.sinks[0] if isinstance(self.sinks[0], Stream) else None
 
     def descriptors(self, wants_input: bool) -> list[int]:
-        """Return the child's descriptors, if it gets no terminal: its input, if it has one, its output and errors.
+        """Return the descriptors of the command's pipes: input if it has any, output, errors. None for a terminal.
 
         `spawned` closes them.
 
@@ -167,13 +180,13 @@ class Execution:
         return [reader, *outputs]
 
     def spawned(self) -> None:
-        """Close our copies of the child's descriptors, as the slot's parent has them. Idempotent."""
+        """Close the command's descriptors, of which the slot's parent now has copies. Idempotent."""
         for fd in self._child_fds:
             os.close(fd)
         self._child_fds = []
 
     def started(self, pid: int, fds: list[int]) -> None:
-        """Note that the slot's parent started it. Take our terminal or pipes out of the list `fds`."""
+        """Record that the slot's parent has started it, and take the guest's ends of its streams from `fds`."""
         self.pid = pid
         if self.fetches:
             for sink in self.sinks[: len(fds)]:
@@ -196,7 +209,7 @@ class Execution:
     # --- its end ----------------------------------------------------------------------------------------------------
 
     def limit_time(self, seconds: float, grace: float) -> None:
-        """End it after so many seconds."""
+        """Stop it after this many seconds, and say that its time was up."""
 
         def expire() -> None:
             self.timed_out = True
@@ -212,8 +225,8 @@ class Execution:
         if not self.handed_over:
             self.exited(int(signal.SIGKILL))
             return
-        self._stop(self.id, grace)
-        self._timers.append(self._loop.later(grace + LAST_RESORT_S, lambda: self._last_resort(self)))
+        self._owner.stop(self.id, grace)
+        self._timers.append(self._loop.later(grace + LAST_RESORT_S, lambda: self._owner.last_resort(self)))
 
     def exited(self, status: int) -> None:
         """Record the command's wait status. The result is complete once the pipes are drained."""
@@ -281,7 +294,7 @@ class Execution:
             self._unwatch(fd)
             del self._open[fd]
             # A child that the command left behind may hold the pipe: closing our end would kill it with SIGPIPE.
-            self._drains.add(fd)
+            self._owner.drains.add(fd)
 
     def _close_all(self) -> None:
         for fd in [*self._open, *self._child_fds]:

@@ -7,7 +7,7 @@ import os
 
 from ..linux.output import HeadTail
 from . import terminal
-from .execution import Execution
+from .execution import Execution, Stdio
 from .forward import Carrier, Forward
 from .slot import Slot
 from .streams import Spool
@@ -99,11 +99,15 @@ class Operations:
             on_end(execution)
 
         rows_and_columns = header.get("pty")
-        pty = None if rows_and_columns is None else (int(rows_and_columns[0]), int(rows_and_columns[1]))
-        limit = header.get("limit", 1 << 20)
-        masked = () if "builtin" in header else self._site.masked  # a file's content is data, to be written back
-        ways = (slot.drains, slot.stop, slot.last_resort)
-        execution = Execution(self._site, *ways, request.identity, mode, limit, merge, ended, pty, masked)
+        stdio = Stdio(
+            mode=mode,
+            limit=header.get("limit", 1 << 20),
+            merge=merge,
+            pty=None if rows_and_columns is None else (int(rows_and_columns[0]), int(rows_and_columns[1])),
+            # What is read of a file is not masked, because it may be written back.
+            masked=() if "builtin" in header else self._site.masked,
+        )
+        execution = Execution(self._site, slot, request.identity, stdio, ended)
         slot.executions[execution.id] = request.execution = execution
         return execution
 

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from hermes_core.errors import CommandError
-from hermes_core.sandbox.guest import processes
+from hermes_core.sandbox.linux import processes
 from tests.sandbox.conftest import SYSTEM_PYTHON
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
