@@ -11,7 +11,7 @@ from typing import Any
 from hermes_core.agents.program import AgentProgram
 from hermes_core.cli.settings_table import settings_table
 from hermes_core.errors import HermesError, UsageError
-from hermes_core.plugins.registry import Entry, Registry
+from hermes_core.plugins.registry import Entry
 from hermes_core.runs.options import BASELINES
 from hermes_core.runtime import Runtime
 from hermes_core.sandbox.contract import Backend, Network
@@ -34,10 +34,36 @@ DETAILS = frozenset({"hooks", "reason", "advice", "key", "schema"})
 """Columns that only the JSON has; the reasons are told on standard error."""
 
 
-def plugins(runtime: Runtime) -> Tables:
+def list_entries(runtime: Runtime, what: str, name: str | None = None, *, taken: Collection[str] = ()) -> Tables:
+    """Return the tables of a listing: all entries of a kind; or one, with what else there is to know of it.
+
+    Args:
+        what: a kind of entry (`backend`, `environment`, `agent`, `parser`, `sink`, `command`, `tool`), or `plugin`.
+        taken: names of commands that can't be a plugin's.
+
+    Raises:
+        UnknownNameError: there is no such entry.
+    """
+    if what == "plugin":
+        return {"plugins": _plugins(runtime)}
+    if what == "tool":
+        return _tools(runtime, name)
+    registry = runtime.plugin_manager.registry(what)
+    if name is None:
+        return {f"{what}s": [_row(entry, taken) for entry in registry.entries()]}
+    entry = registry.entry(name)
+    use = {"use": _USES[what].format(entry.name)} if what in _USES else {}
+    return {what: [{**_row(entry, taken), **use}], **(_DETAILS[what](runtime, entry) if what in _DETAILS else {})}
+
+
+_USES = {"parser": "hermes-rl rollout ENV --parser {}", "sink": "hermes-rl rollout ENV --sink {}=TARGET"}
+"""How to use an entry of a kind that has no settings."""
+
+
+def _plugins(runtime: Runtime) -> list[Row]:
     """Return every plugin that was found: its origin, whether it is in use, and what it provides."""
     manager = runtime.plugin_manager
-    rows = []
+    rows: list[Row] = []
     for plugin in manager.plugins:
         provided: dict[str, list[str]] = {}
         for entry in manager.claims:
@@ -55,19 +81,29 @@ def plugins(runtime: Runtime) -> Tables:
                 "advice": plugin.hint,
             }
         )
-    return {"plugins": rows}
+    return rows
 
 
-def backends(runtime: Runtime, name: str | None = None) -> Tables:
-    """Return the backends; or one, with its capabilities and the settings of its profiles."""
-    if name is None:
-        return {"backends": _entries(runtime.backends)}
-    entry, backend = runtime.backends.entry(name), runtime.backend(name)
+def _of_backend(runtime: Runtime, entry: Entry) -> Tables:
+    backend = runtime.backend(entry.name)
+    return {"capabilities": _capabilities(backend), "settings": _backend_settings(backend)}
+
+
+def _of_environment(runtime: Runtime, entry: Entry) -> Tables:
+    return {"settings": settings_table(runtime.environment_class(entry.name).config_class, "env")}
+
+
+def _of_agent(runtime: Runtime, entry: Entry) -> Tables:
+    program = getattr(entry.load(), "program", None)
+    config_class = runtime.agent_config_class(entry.name)
     return {
-        "backend": [_row(entry)],
-        "capabilities": _capabilities(backend),
-        "settings": _backend_settings(backend),
+        **({"program": _program(program)} if isinstance(program, AgentProgram) else {}),
+        "settings": [] if entry.name in BASELINES else settings_table(config_class, "agent"),
     }
+
+
+_DETAILS = {"backend": _of_backend, "environment": _of_environment, "agent": _of_agent}
+"""Return the tables of one entry of a kind, beside its own row."""
 
 
 def _capabilities(backend: Backend) -> list[Row]:
@@ -104,28 +140,6 @@ def _backend_settings(backend: Backend) -> list[Row]:
     return [{**row, "type": policies} if row["key"] == "network" else row for row in rows]
 
 
-def envs(runtime: Runtime, name: str | None = None) -> Tables:
-    """Return the environments; or one, with its settings."""
-    if name is None:
-        return {"environments": _entries(runtime.environments)}
-    settings = settings_table(runtime.environment_class(name).config_class, "env")
-    return {"environment": [_row(runtime.environments.entry(name))], "settings": settings}
-
-
-def agents(runtime: Runtime, name: str | None = None) -> Tables:
-    """Return the agents; or one, with its settings."""
-    if name is None:
-        return {"agents": _entries(runtime.agents)}
-    entry = runtime.agents.entry(name)
-    config_class = runtime.agent_config_class(name)
-    program = getattr(entry.load(), "program", None)
-    return {
-        "agent": [_row(entry)],
-        **({"program": _program(program)} if isinstance(program, AgentProgram) else {}),
-        "settings": [] if entry.name in BASELINES else settings_table(config_class, "agent"),
-    }
-
-
 def program_of(runtime: Runtime, name: str) -> AgentProgram:
     """Return the program of an agent that can be fetched.
 
@@ -159,41 +173,7 @@ def _program(program: AgentProgram) -> list[Row]:
     return [{"name": name, "value": value} for name, value in rows if value]
 
 
-def parsers(runtime: Runtime, name: str | None = None) -> Tables:
-    """Return the parsers of tool calls; or one, with the option that uses it."""
-    if name is None:
-        return {"parsers": _entries(runtime.parsers)}
-    entry = runtime.parsers.entry(name)
-    return {"parser": [{**_row(entry), "use": f"hermes-rl rollout ENV --parser {entry.name}"}]}
-
-
-def sinks(runtime: Runtime, name: str | None = None) -> Tables:
-    """Return the sinks; or one, with the option that uses it."""
-    if name is None:
-        return {"sinks": _entries(runtime.sinks)}
-    entry = runtime.sinks.entry(name)
-    return {"sink": [{**_row(entry), "use": f"hermes-rl rollout ENV --sink {entry.name}=TARGET"}]}
-
-
-def commands(runtime: Runtime, name: str | None = None, *, taken: Collection[str] = ()) -> Tables:
-    """Return the commands that plugins add; or one, with how to use it.
-
-    Args:
-        taken: names of commands that can't be a plugin's.
-    """
-    if name is None:
-        return {"commands": [_command_row(entry, taken) for entry in runtime.commands.entries()]}
-    return {"command": [_command_row(runtime.commands.entry(name), taken)]}
-
-
-def _command_row(entry: Entry, taken: Collection[str]) -> Row:
-    use = (
-        "hidden by the program's own command of this name" if entry.name in taken else f"hermes-rl {entry.name} --help"
-    )
-    return {**_row(entry), "use": use}
-
-
-def tools(runtime: Runtime, name: str | None = None) -> Tables:
+def _tools(runtime: Runtime, name: str | None = None) -> Tables:
     """Return the tools and the two kinds of groups of them; or one tool with its parameters, or one toolset with its
     tools.
 
@@ -289,12 +269,12 @@ def _is_shown(column: str, rows: Sequence[Row]) -> bool:
     return column not in DETAILS and any(row[column] for row in rows)
 
 
-def _entries(registry: Registry) -> list[Row]:
-    return [_row(entry) for entry in registry.entries()]
-
-
-def _row(entry: Entry) -> Row:
-    return {"name": entry.name, "aliases": entry.aliases, **_origin(entry), "summary": entry.summary}
+def _row(entry: Entry, taken: Collection[str]) -> Row:
+    row = {"name": entry.name, "aliases": entry.aliases, **_origin(entry), "summary": entry.summary}
+    if entry.kind == "command":
+        hidden = entry.name in taken
+        row["use"] = "hidden by the program's own command of this name" if hidden else f"hermes-rl {entry.name} --help"
+    return row
 
 
 def _members(known: ToolRegistry, toolset: str) -> list[str]:

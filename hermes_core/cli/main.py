@@ -176,36 +176,32 @@ _json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.
 
 
 _LISTS = {
-    "plugins": "List plugins, what each provides, and which are not loaded.",
-    "backends": "List available backends, or what the backend NAME can do and every setting of it.",
-    "envs": "List available environments, or every setting of the environment NAME.",
-    "tools": "List available tools, toolsets and distributions, or the parameters of the tool NAME.",
-    "parsers": "List available parsers of tool calls that models write as text, or how to use the parser NAME.",
-    "sinks": "List available sinks: further places for the records of a run, or how to use the sink NAME.",
-    "commands": "List the commands that plugins add, or how to use the command NAME.",
+    "plugins": ("plugin", "List plugins, what each provides, and which are not loaded."),
+    "backends": ("backend", "List available backends, or what the backend NAME can do and every setting of it."),
+    "envs": ("environment", "List available environments, or every setting of the environment NAME."),
+    "tools": ("tool", "List available tools, toolsets and distributions, or the parameters of the tool NAME."),
+    "parsers": (
+        "parser",
+        "List available parsers of tool calls that models write as text, or how to use the parser NAME.",
+    ),
+    "sinks": ("sink", "List available sinks: further places for the records of a run, or how to use the sink NAME."),
+    "commands": ("command", "List the commands that plugins add, or how to use the command NAME."),
 }
+"""The commands that list what plugins provide: the kind, and the help."""
 
 
-def _add_list(what: str, summary: str) -> None:
-    """Add a command that prints one of the listings; what is wrong with the plugins goes to standard error."""
-
+def _add_list(command: str, what: str, summary: str) -> None:
     @_json_option
     @click.pass_context
     def show(ctx: click.Context, as_json: bool, name: str | None = None) -> None:
-        from hermes_core.cli import listing
-        from hermes_core.cli.support import new_runtime, tell_problems
+        _list(ctx, what, name, as_json)
 
-        runtime = new_runtime(ctx.obj)
-        more = {"taken": main.list_commands(ctx)} if what == "commands" else {}
-        _show(getattr(listing, what)(runtime, *([name] if name is not None else []), **more), as_json)
-        tell_problems(runtime)
-
-    named = show if what == "plugins" else click.argument("name", required=False)(show)
-    main.command(what, help=summary)(named)
+    named = show if what == "plugin" else click.argument("name", required=False)(show)
+    main.command(command, help=summary)(named)
 
 
-for _what, _summary in _LISTS.items():
-    _add_list(_what, _summary)
+for _command, (_what, _summary) in _LISTS.items():
+    _add_list(_command, _what, _summary)
 
 
 @main.command()
@@ -220,23 +216,21 @@ def agents(ctx: click.Context, words: tuple[str, ...], version: str | None, as_j
     """
     import asyncio
 
-    from hermes_core.cli import listing
-    from hermes_core.cli.support import new_runtime, tell_problems
+    from hermes_core.cli.listing import program_of
+    from hermes_core.cli.support import new_runtime
 
-    runtime = new_runtime(ctx.obj)
     installs = words[:1] == ("install",)
     if version and not installs:
         raise click.UsageError("--version is only for `agents install NAME`; a run takes --agent.version", ctx)
     if len(words) != 2 if installs else len(words) > 1:
         raise click.UsageError("name one agent, as in `agents NAME` or `agents install NAME`", ctx)
     if not installs:
-        _show(listing.agents(runtime, *words), as_json)
-        tell_problems(runtime)
-        return
-    program = listing.program_of(runtime, words[1])
-    folder = asyncio.run(program.fetch(version))
-    row = {"name": program.name, "version": version or program.version or "", "folder": str(folder)}
-    _show({"installed": [row]}, as_json)
+        _list(ctx, "agent", words[0] if words else None, as_json)
+    else:
+        program = program_of(new_runtime(ctx.obj), words[1])
+        folder = asyncio.run(program.fetch(version))
+        row = {"name": program.name, "version": version or program.version or "", "folder": str(folder)}
+        _show({"installed": [row]}, as_json)
 
 
 @main.command()
@@ -348,6 +342,16 @@ def reap(
     _tell_unasked(found, backend)
     if any(each.outcome == "failed" for each in outcomes):
         ctx.exit(EXIT_INCOMPLETE)
+
+
+def _list(ctx: click.Context, what: str, name: str | None, as_json: bool) -> None:
+    """Print a listing. What is wrong with the plugins goes to standard error."""
+    from hermes_core.cli.listing import list_entries
+    from hermes_core.cli.support import new_runtime, tell_problems
+
+    runtime = new_runtime(ctx.obj)
+    _show(list_entries(runtime, what, name, taken=main.list_commands(ctx)), as_json)
+    tell_problems(runtime)
 
 
 def _show(tables: Tables, as_json: bool) -> None:

@@ -7,6 +7,7 @@ import io
 import json
 import select
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TextIO
 
@@ -31,40 +32,71 @@ progress_option = click.option(
 """The option whose value `progress_for` takes."""
 
 
-class PlainProgress:
-    """Prints a line when another stage begins, and now and then: done, solved, failed, rate, time left."""
+class _LineProgress(ABC):
+    """Writes a line at the start, when another stage begins, now and then, and at the end. Stops if its reader goes
+    away."""
 
     def __init__(self, stream: TextIO, title: str = "", every_s: float = LINE_EVERY_S) -> None:
-        self._stream = stream
-        self._prefix = f"{title}: " if title else ""
-        self._every_s = every_s
+        self._stream, self._title, self._every_s = stream, title, every_s
         self._total = 0
-        self._shown: object = None
         self._next, self._stage = 0.0, ""
 
     def begin(self, total: int, tally: Standing) -> None:
-        """Print a line with the number to do."""
+        """Write the first line."""
         self._total = total
-        earlier = f", {tally.done} of them done before" if tally.done else ""
-        self._write(f"{total} {tally.noun}{'' if total == 1 else 's'}{earlier}")
-        self._next = time.monotonic() + self._every_s
+        self._write("begin", tally)
 
     def update(self, tally: Standing) -> None:
-        """Print a line, if the last one is old enough or of another stage, and says something else."""
+        """Write a line, if the last one is old enough or of another stage."""
         if time.monotonic() >= self._next or tally.stage != self._stage:
-            self.end(tally)
-            self._next, self._stage = time.monotonic() + self._every_s, tally.stage
+            self._write("progress", tally)
 
     def end(self, tally: Standing) -> None:
-        """Print the last line."""
-        if self._shown != tally.news:
-            self._shown = tally.news
-            self._write(status_line(tally, self._total))
+        """Write the last line."""
+        self._write("end", tally)
 
-    def _write(self, line: str) -> None:
+    def _write(self, event: str, tally: Standing) -> None:
+        self._next, self._stage = time.monotonic() + self._every_s, tally.stage
         with contextlib.suppress(OSError):
-            self._stream.write(f"{self._prefix}{line}\n")
-            self._stream.flush()
+            if line := self._line(event, tally):
+                self._stream.write(f"{line}\n")
+                self._stream.flush()
+
+    @abstractmethod
+    def _line(self, event: str, tally: Standing) -> str:
+        """Return the line; empty if there is none to write."""
+
+
+class PlainProgress(_LineProgress):
+    """Lines for people: done, solved, failed, rate, time left. A line that would say the same again is left out."""
+
+    _shown: object = None
+
+    def _line(self, event: str, tally: Standing) -> str:
+        prefix, total = f"{self._title}: " if self._title else "", self._total
+        if event == "begin":
+            earlier = f", {tally.done} of them done before" if tally.done else ""
+            return f"{prefix}{total} {tally.noun}{'' if total == 1 else 's'}{earlier}"
+        if self._shown == tally.news:
+            return ""
+        self._shown = tally.news
+        return f"{prefix}{status_line(tally, total)}"
+
+
+class JsonProgress(_LineProgress):
+    """Lines of JSON for programs. If the reader is slow, lines are left out."""
+
+    def _line(self, event: str, tally: Standing) -> str:
+        if not _takes_a_line(self._stream):
+            return ""
+        state = {
+            "event": event,
+            **({"run": self._title} if self._title else {}),
+            "time": round(time.time(), 3),
+            "total": self._total,
+            **tally.state(self._total),
+        }
+        return json.dumps(state)
 
 
 class LiveProgress:
@@ -102,46 +134,6 @@ class LiveProgress:
         """Leave the bar in its final state."""
         self.update(tally)
         self._display.stop()
-
-
-class JsonProgress:
-    """Writes a line of JSON every two seconds, when another stage begins, at the start and at the end. If its reader is
-    slow, lines are left out; if it goes away, all are."""
-
-    def __init__(self, stream: TextIO, title: str = "", every_s: float = LINE_EVERY_S) -> None:
-        self._stream = stream
-        self._named = {"run": title} if title else {}
-        self._every_s = every_s
-        self._total = 0
-        self._next, self._stage = 0.0, ""
-
-    def begin(self, total: int, tally: Standing) -> None:
-        """Write the first line."""
-        self._total = total
-        self._write("begin", tally)
-
-    def update(self, tally: Standing) -> None:
-        """Write a line, if the last one is old enough or of another stage."""
-        if time.monotonic() >= self._next or tally.stage != self._stage:
-            self._write("progress", tally)
-
-    def end(self, tally: Standing) -> None:
-        """Write the last line."""
-        self._write("end", tally)
-
-    def _write(self, event: str, tally: Standing) -> None:
-        self._next, self._stage = time.monotonic() + self._every_s, tally.stage
-        state = {
-            "event": event,
-            **self._named,
-            "time": round(time.time(), 3),
-            "total": self._total,
-            **tally.state(self._total),
-        }
-        with contextlib.suppress(OSError):
-            if _takes_a_line(self._stream):
-                self._stream.write(f"{json.dumps(state)}\n")
-                self._stream.flush()
 
 
 def _takes_a_line(stream: TextIO) -> bool:

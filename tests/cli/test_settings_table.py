@@ -64,8 +64,8 @@ def test_each_setting_has_a_type_a_default_and_a_meaning() -> None:
 
 def test_every_setting_of_the_base_classes_says_what_it_is_for() -> None:
     with_runtime = Runtime(load_entry_points=False)
-    for what, name in (("envs", "tasks"), ("agents", "model"), ("backends", "local")):
-        rows = getattr(listing, what)(with_runtime, name)["settings"]
+    for what, name in (("environment", "tasks"), ("agent", "model"), ("backend", "local")):
+        rows = listing.list_entries(with_runtime, what, name)["settings"]
         assert rows and [row["option"] for row in rows if not row["summary"]] == []
 
 
@@ -118,7 +118,7 @@ class Fixing:
 
 
 def test_a_backend_lists_what_it_declares_and_no_setting_that_it_refuses() -> None:
-    told = listing.backends(Runtime(plugins=[Fixing()], load_entry_points=False), "fixed")
+    told = listing.list_entries(Runtime(plugins=[Fixing()], load_entry_points=False), "backend", "fixed")
     settings = {row["key"]: row for row in told["settings"]}
     assert settings["network"]["type"] == 'one of "none", "open"'
     assert "memory" in settings and not {"name", "image", "cpu"} & settings.keys()
@@ -184,7 +184,7 @@ def test_one_parser_or_sink_says_how_it_is_used() -> None:
         def hermes_register_sinks(self, registry: Registrar) -> None:
             registry.add("rewards", "os:getcwd", summary="Rewards as CSV")
 
-    (row,) = listing.sinks(Runtime(plugins=[Plugin()], load_entry_points=False), "rewards")["sink"]
+    (row,) = listing.list_entries(Runtime(plugins=[Plugin()], load_entry_points=False), "sink", "rewards")["sink"]
     assert (row["summary"], row["use"]) == ("Rewards as CSV", "hermes-rl rollout ENV --sink rewards=TARGET")
 
 
@@ -195,7 +195,7 @@ def test_the_json_of_a_tool_has_the_schema_that_the_model_gets() -> None:
 
 
 def test_a_terminal_of_80_columns_shows_all_of_it() -> None:
-    told = listing.agents(Runtime(load_entry_points=False), "model")
+    told = listing.list_entries(Runtime(load_entry_points=False), "agent", "model")
     lines = listing.as_text(told, terminal_width=80).splitlines()
     assert max(map(len, lines)) <= 80
     assert any(line.endswith("type: integer, at least 1; default: 30") for line in lines)
