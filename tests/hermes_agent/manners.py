@@ -9,6 +9,9 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+DAEMON = 'import os; os.fork() or os.setsid() or os.fork() or os.execvp("sleep", ["sleep", "345.5"])'
+"""A program whose child leaves its session and its parent, as daemons do."""
+
 
 def tool(task: str, name: str, **args: Any) -> Any:
     from model_tools import handle_function_call
@@ -22,12 +25,14 @@ def interrupted() -> Any:
 
     answers: list[Any] = []
     began = time.monotonic()
-    thread = threading.Thread(target=lambda: answers.append(tool("chat", "terminal", command="sleep 345")))
+    command = f"python3 -c '{DAEMON}'; sleep 345"
+    thread = threading.Thread(target=lambda: answers.append(tool("chat", "terminal", command=command)))
     thread.start()
-    while not tool("chat", "terminal", command="pgrep -f '^sleep 345'")["output"]:
+    while len(tool("chat", "terminal", command="pgrep -f '^sleep 345'")["output"].split()) < 2:
         time.sleep(0.1)
     set_interrupt(True, thread.ident)
     thread.join()
+    set_interrupt(False, thread.ident)  # or else it counts for the next thread that gets this number
     left = tool("chat", "terminal", command="pgrep -f '^sleep 345'")["output"]
     return {**answers[0], "seconds": time.monotonic() - began, "left": left}
 

@@ -15,6 +15,7 @@ from hermes_agent.running import RunningCommand
 from hermes_agent.slots import Lease, Slots
 from hermes_agent.version import HERMES_AGENT
 from hermes_core import HermesError, InfraError, StaleSlotError
+from hermes_core.sandbox.linux.processes import MARK
 
 with HERMES_AGENT.imports():
     from tools.environments.base import BaseEnvironment
@@ -27,6 +28,18 @@ _LOOK = 'cd -- {cwd} 2>/dev/null && [ -w . ] || cd -- {workspace}; printf "%s\\n
 
 _LOOK_S = 30.0
 
+# What keeps a login shell's variables, functions and aliases for the session's first command. It does what
+# hermes-agent's own script does, without that one's eight processes. The mark is that of one command and its processes.
+_BEGIN = """\
+umask 077; unset {own}
+{{ export -p && compgen -A function >{scratch}
+while IFS= read -r __hermes_name; do
+[[ $__hermes_name == _[!_]* ]] || declare -f -- "$__hermes_name"
+done <{scratch}
+alias -p; echo 'shopt -s expand_aliases'; echo 'set +e'; echo 'set +u'; }} >{snapshot} || exit
+builtin cd -- {cwd} 2>/dev/null
+printf '\\n{mark}'; builtin pwd -P; printf '{mark}\\n'"""
+
 # What a command is wrapped in. It does what hermes-agent's own wrapper does, without its processes: a subshell for
 # `pwd`, and `mv` at each command, not only if a variable has changed.
 _WRAPPED = """\
@@ -34,7 +47,7 @@ _WRAPPED = """\
 builtin cd -- {cwd} || exit 126
 eval {command}
 __hermes_ec=$?
-umask 077
+umask 077; unset {own}
 {keep}
 printf '\\n{mark}'; builtin pwd -P; printf '{mark}\\n'
 exit $__hermes_ec"""
@@ -90,6 +103,17 @@ class SlotEnvironment(BaseEnvironment):
             self.cleanup()
             raise
 
+    def init_session(self) -> None:
+        """Keep a login shell's variables for the session's commands. If it fails, each command has a login shell."""
+        script = _BEGIN.format(cwd=self._quote_cwd_for_cd(self.cwd), **self._names())
+        command = self._run_bash(script, login=True, timeout=self._snapshot_timeout)
+        result = self._wait_for_process(command, timeout=self._snapshot_timeout)
+        self._snapshot_ready = result["returncode"] == 0
+        if self._snapshot_ready:
+            self._update_cwd(result)
+        else:
+            log.warning("no login shell in session %s: %s", self.lease.slot.trajectory_id, result["output"].strip())
+
     def get_temp_dir(self) -> str:
         """Return the slot's own directory for temporary files."""
         return self._temp
@@ -124,18 +148,19 @@ class SlotEnvironment(BaseEnvironment):
         return RunningCommand(self._slots, self.lease, argv, stdin_data, done=lambda: self._free.append(scratch))
 
     def _wrap_command(self, command: str, cwd: str) -> str:
-        paths = {
-            "snapshot": shlex.quote(self._snapshot_path),
-            "scratch": shlex.quote(self._scratch),
-            "new": shlex.quote(f"{self._snapshot_path}.tmp."),
-        }
+        names = self._names()
         return _WRAPPED.format(
-            source=_SOURCE.format(**paths) if self._snapshot_ready else "",
+            source=_SOURCE.format(**names) if self._snapshot_ready else "",
             cwd=self._quote_cwd_for_cd(cwd),
             command=shlex.quote(command),
-            keep=_KEEP.format(**paths) if self._snapshot_ready else "",
-            mark=self._cwd_marker,
+            keep=_KEEP.format(**names) if self._snapshot_ready else "",
+            **names,
         )
+
+    def _names(self) -> dict[str, str]:
+        paths = {"snapshot": self._snapshot_path, "scratch": self._scratch, "new": f"{self._snapshot_path}.tmp."}
+        quoted = {name: shlex.quote(path) for name, path in paths.items()}
+        return {**quoted, "own": MARK, "mark": self._cwd_marker}
 
     def _wait_for_process(self, proc: RunningCommand, timeout: int = 120, **given: Any) -> dict[str, Any]:
         result: dict[str, Any] = super()._wait_for_process(proc, timeout=timeout, **given)
