@@ -33,7 +33,7 @@ from hermes_core.errors import (
     plugin_fault,
 )
 from hermes_core.plugins.manager import PluginManager
-from hermes_core.plugins.registry import Entry, import_hint
+from hermes_core.plugins.registry import PluginEntry, import_hint
 from hermes_core.plugins.telemetry import Telemetry
 from hermes_core.sandbox.contract import Backend, Isolation, SandboxConfig
 from hermes_core.sandbox.pool.checkpoint import Checkpoint
@@ -401,7 +401,7 @@ class Runtime:
     ) -> None:
         await self.aclose()
 
-    def _make(self, entry: Entry, *arguments: Any) -> Any:
+    def _make(self, entry: PluginEntry, *arguments: Any) -> Any:
         """Return the result of the entry's factory for these arguments."""
         self._check_open()
         factory: Callable[..., Any] = entry.load()
@@ -475,7 +475,7 @@ async def close(made: Closable) -> None:
         raise plugin_fault(made, "aclose", what) from error
 
 
-def _named(made: T, entry: Entry) -> T:
+def _named(made: T, entry: PluginEntry) -> T:
     """Give a plugin's object the name that it is registered under. Users write that name, so records and messages have
     it, also if the class has another one."""
     if getattr(made, "name", None) != entry.name:

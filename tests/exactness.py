@@ -11,7 +11,7 @@ from typing import Any
 from hermes_core.agents.exact.probe import TRIAL
 from hermes_core.runtime import Runtime
 from hermes_core.settings import Settings
-from hermes_core.testing.tiny_model.engine import Sampled
+from hermes_core.testing.tiny_model.engine import SampledCompletion
 from tests.tiny_model.token_exactness import TOLERANCE, Exactness, TrainedSequence, check_exactness
 
 TURNS = 4
@@ -47,7 +47,7 @@ def long_conversations(tokenizer: Any, form: str, task: str, system: str = "", *
     }
 
 
-def without_trial(sampled: Iterable[Sampled], tokenizer: Any) -> list[Sampled]:
+def without_trial(sampled: Iterable[SampledCompletion], tokenizer: Any) -> list[SampledCompletion]:
     """Return the completions of the rollouts: the others tried the server out."""
     trial = tuple(tokenizer.encode(TRIAL, add_special_tokens=False))
     return [each for each in sampled if each.prompt != trial]
@@ -57,7 +57,7 @@ def check_run(
     what: str,
     model: Any,
     sequences: Iterable[TrainedSequence],
-    sampled: Iterable[Sampled],
+    sampled: Iterable[SampledCompletion],
     *,
     summaries: Sequence[int],
     tell: Callable[[str, object], None],

@@ -14,12 +14,12 @@ from typing import Any
 from pydantic import Field
 
 from hermes_core.agents.base import AgentTask, StopReason
-from hermes_core.agents.program import CommandAgent, CommandSettings, Running, prompt_of
+from hermes_core.agents.program import CommandAgent, CommandSettings, RunningProgram, prompt_of
 from hermes_core.agents.replies import sayable
 from hermes_core.aio import alongside
 from hermes_core.errors import HermesError, SetupFailed
 from hermes_core.sandbox.commands import SlotCommands
-from hermes_core.sandbox.programs import Flooded, Lines, ProgramEnded, SlotProgram
+from hermes_core.sandbox.programs import Flooded, LineCutter, ProgramEnded, SlotProgram
 from hermes_core.version import __version__
 
 VERSION = 1
@@ -54,7 +54,7 @@ _STOPS = {
 """What a program's reasons to stop are if the driver saw no other one."""
 
 
-class Failed(Exception):
+class AcpFailed(Exception):
     """The program refused a request, or gives no answers any more; says what it did."""
 
 
@@ -75,7 +75,7 @@ class Peer:
         """Whether nothing more is to be allowed."""
         self._program = program
         self._counts = counts
-        self._lines = Lines(MAX_LINE)
+        self._lines = LineCutter(MAX_LINE)
         self._read_lines = 0
         self._numbers = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
@@ -83,12 +83,12 @@ class Peer:
 
     async def receive(self) -> None:
         """Take what the program writes until it ends. Then requests without an answer fail."""
-        over: Exception = Failed("ended")
+        over: Exception = AcpFailed("ended")
         try:
             while data := await self._program.read():
                 await self._feed(data)
         except Flooded as error:
-            over = Failed(f"wrote too much: {error}")
+            over = AcpFailed(f"wrote too much: {error}")
         except ProgramEnded:
             pass
         except Exception as error:  # a mistake of ours must not look like one of the program
@@ -113,12 +113,12 @@ class Peer:
             await self.send(id=number, method=method, params=params)
             answer = await waiting
         except ProgramEnded:
-            raise Failed("ended") from None
+            raise AcpFailed("ended") from None
         finally:
             del self._waiting[number]
         if (error := answer.get("error")) is not None:
             said = error.get("message") if isinstance(error, dict) else error
-            raise Failed(f"refused {method}: {_words(said)}")
+            raise AcpFailed(f"refused {method}: {_words(said)}")
         result = answer.get("result")
         return result if isinstance(result, dict) else {}
 
@@ -214,7 +214,7 @@ class AcpAgent(CommandAgent):
     called = "acp"
     settings: AcpSettings
 
-    async def work(self, running: Running, task: AgentTask, prompt: str) -> None:
+    async def work(self, running: RunningProgram, task: AgentTask, prompt: str) -> None:
         """Prompt the program, and again with whatever the user says then.
 
         Raises:
@@ -226,7 +226,7 @@ class AcpAgent(CommandAgent):
         while said is not None and (not session.id or session.loadable):
             said = await self._talk(running, task, session, said)
 
-    async def _talk(self, running: Running, task: AgentTask, session: _Session, said: str) -> str | None:
+    async def _talk(self, running: RunningProgram, task: AgentTask, session: _Session, said: str) -> str | None:
         """Run the program until the user has no more to say. Return what was said to it when it had been ended.
 
         Raises:
@@ -245,7 +245,7 @@ class AcpAgent(CommandAgent):
                             if (left := await _next(running, task)) is None:
                                 break
                             said = left
-                    except Failed as error:
+                    except AcpFailed as error:
                         failed = str(error)
             finally:
                 output = _tell(running, program, peer, session)
@@ -278,11 +278,11 @@ class AcpAgent(CommandAgent):
                     "initialize", protocolVersion=VERSION, clientCapabilities=capabilities, clientInfo=client
                 )
                 if told.get("protocolVersion") != VERSION:
-                    raise Failed(f"speaks version {_words(told.get('protocolVersion'))} of ACP, and not {VERSION},")
+                    raise AcpFailed(f"speaks version {_words(told.get('protocolVersion'))} of ACP, and not {VERSION},")
                 able = _object(told.get("agentCapabilities"))
                 session.loadable = able.get("loadSession") is True
                 if servers and _object(able.get("mcpCapabilities")).get("http") is not True:
-                    raise Failed("takes no MCP servers over HTTP, and the rollout has some, so it was not started:")
+                    raise AcpFailed("takes no MCP servers over HTTP, and the rollout has some, so it was not started:")
                 about = _object(told.get("agentInfo"))
                 session.agent = _words(f"{about.get('name', '')} {about.get('version', '')}".strip())
                 if self.settings.auth_method is not None:
@@ -291,17 +291,17 @@ class AcpAgent(CommandAgent):
                     await peer.call("session/load", sessionId=session.id, **place)
                     return
                 opened = (await peer.call("session/new", **place)).get("sessionId")
-        except Failed as error:
+        except AcpFailed as error:
             ways = told.get("authMethods") if self.settings.auth_method is None else None
             names = [_words(_object(way).get("id")) for way in ways] if isinstance(ways, list) else []
-            raise Failed(f"{error} (auth_method can be {', '.join(names)})" if names else str(error)) from None
+            raise AcpFailed(f"{error} (auth_method can be {', '.join(names)})" if names else str(error)) from None
         except TimeoutError:
-            raise Failed(f"was not ready within {self.settings.start_timeout_s:g} s,") from None
+            raise AcpFailed(f"was not ready within {self.settings.start_timeout_s:g} s,") from None
         if not isinstance(opened, str) or not opened:
-            raise Failed("opened a session without a name")
+            raise AcpFailed("opened a session without a name")
         session.id = opened
 
-    async def _prompt(self, running: Running, peer: Peer, session: _Session, text: str) -> None:
+    async def _prompt(self, running: RunningProgram, peer: Peer, session: _Session, text: str) -> None:
         """Give the program a prompt, and note why it stopped. At the end of its time, it is told to stop.
 
         Raises:
@@ -329,13 +329,13 @@ class AcpAgent(CommandAgent):
         running.result.stop(running.stop_reason(_STOPS.get(stop, StopReason.PROGRAM_FAILED), since=calls))
 
 
-def _mcp_servers(running: Running, url: str) -> list[dict[str, Any]]:
+def _mcp_servers(running: RunningProgram, url: str) -> list[dict[str, Any]]:
     """Return the rollout's MCP servers in the form of the protocol."""
     headers = [{"name": "Authorization", "value": f"Bearer {running.gateway.key}"}]
     return [{"type": "http", "name": name, "url": f"{url}/mcp/{name}", "headers": headers} for name in running.servers]
 
 
-async def _next(running: Running, task: AgentTask) -> str | None:
+async def _next(running: RunningProgram, task: AgentTask) -> str | None:
     """Return what the user says now, if the model was done."""
     if running.result.stop_reason is not StopReason.FINISHED:
         return None
@@ -343,7 +343,7 @@ async def _next(running: Running, task: AgentTask) -> str | None:
     return None if message is None else prompt_of([message])
 
 
-def _tell(running: Running, program: SlotProgram, peer: Peer, session: _Session) -> str:
+def _tell(running: RunningProgram, program: SlotProgram, peer: Peer, session: _Session) -> str:
     """Record how the program ended, and return the end of its standard error."""
     done = None
     with suppress(HermesError):  # raised where nothing else is on its way

@@ -20,7 +20,7 @@ from hermes_core.agents.endpoint.errors import (
 )
 from hermes_core.agents.endpoint.prices import TokenPrices
 from hermes_core.agents.endpoint.request import count_waits
-from hermes_core.agents.replies import Reply, read_reply
+from hermes_core.agents.replies import ModelReply, read_reply
 from hermes_core.errors import HermesError, ModelError, UsageError
 
 _ENDS: dict[type[Exception], StopReason] = {
@@ -36,7 +36,7 @@ class ChatServer(Protocol):
 
     async def chat_completion(self, *, messages: Sequence[Message], **request: Any) -> Any:
         """Return one completion of `messages`, in the shape of the OpenAI API, as an object or as a dict; or a
-        `Reply`."""
+        `ModelReply`."""
         ...
 
 
@@ -200,7 +200,7 @@ class HermesAgentLoop:
         await CallRunner(self.result, self.valid_tool_names, refuse_call, self.task_id).run(calls)
         return None if summary else StopReason.CONTEXT_LENGTH
 
-    async def _ask(self, messages: Sequence[Message]) -> Reply:
+    async def _ask(self, messages: Sequence[Message]) -> ModelReply:
         """Return one answer of the model to these messages."""
         try:
             return read_reply(await self._completion(messages), self.result.turns_used + 1)
@@ -226,7 +226,9 @@ class HermesAgentLoop:
             finally:
                 self.result.waited_s += sum(waits)
 
-    def _record(self, reply: Reply, started: float, waited_s: float, *, compacted: bool = False) -> list[NumberedCall]:
+    def _record(
+        self, reply: ModelReply, started: float, waited_s: float, *, compacted: bool = False
+    ) -> list[NumberedCall]:
         """Add the answer to the result, and return its calls.
 
         Args:
@@ -255,7 +257,7 @@ class HermesAgentLoop:
         result.managed_state = state_of(self.server)
         return list(zip(numbers, reply.calls, strict=True))
 
-    def _cost(self, reply: Reply) -> float | None:
+    def _cost(self, reply: ModelReply) -> float | None:
         """Return the price of an answer in US dollars; None if it is not known."""
         if self._price is None:
             return reply.cost
@@ -271,7 +273,7 @@ def _prompt(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
     return [{"role": "user", "content": "", **copy.deepcopy(dict(message))} for message in messages]
 
 
-def _why_it_ended(reply: Reply) -> StopReason:
+def _why_it_ended(reply: ModelReply) -> StopReason:
     """Return why an answer without tool calls is the last one."""
     if reply.finish_reason == "length":
         return StopReason.LENGTH

@@ -302,7 +302,7 @@ class ProgramAgent:
             Gateway(server, task, self.settings, conversations=asked, bounds=bounds, routes=routes) as gateway,
         ):
             folder = await _new_folder(task.slot.commands)
-            running = Running(
+            running = RunningProgram(
                 program, self.settings, task.slot, gateway, install, folder, task.result, tuple(task.mcp_tools)
             )
             try:
@@ -317,7 +317,7 @@ class ProgramAgent:
                 task.result.stop(StopReason.PROGRAM_FAILED)  # what its own work made of the slot is its result
         return task.result
 
-    async def work(self, running: Running, task: AgentTask, prompt: str) -> None:
+    async def work(self, running: RunningProgram, task: AgentTask, prompt: str) -> None:
         """Run the program on the prompt, and again for whatever the user says then.
 
         Raises:
@@ -382,7 +382,7 @@ class CommandAgent(ProgramAgent):
 
 
 @dataclass(frozen=True)
-class Running:
+class RunningProgram:
     """A program at work on one task."""
 
     program: AgentProgram
@@ -422,7 +422,7 @@ class Running:
             ModelError: the model failed.
             SetupFailed: it failed, or asked in vain, before the model had answered anything.
         """
-        tail, done, calls = _Tail(), None, self.calls
+        tail, done, calls = _OutputTail(), None, self.calls
         try:
             async with self.prepared(argv, prompt) as (line, env, _):
                 stdin = None if _names_prompt(argv) else prompt.encode()
@@ -563,7 +563,7 @@ _ENVIRONMENT = {
 """What every program gets."""
 
 
-class _Tail:
+class _OutputTail:
     """Keeps the end of an output: a sink."""
 
     def __init__(self) -> None:

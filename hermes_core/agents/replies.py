@@ -35,7 +35,7 @@ class ToolCall:
 
 
 @dataclass(frozen=True)
-class Reply:
+class ModelReply:
     """One answer of the model."""
 
     content: str
@@ -74,18 +74,18 @@ class Reply:
         return message
 
 
-def read_reply(completion: Any, turn: int) -> Reply:
+def read_reply(completion: Any, turn: int) -> ModelReply:
     """Return the model's answer in a chat completion.
 
     Args:
-        completion: an SDK object, or a dict of the same shape, of which only the first choice is used; or a `Reply`,
-            which is returned unchanged, from a server that parses its model's text itself.
+        completion: an SDK object, or a dict of the same shape, of which only the first choice is used; or a
+            `ModelReply`, which is returned unchanged, from a server that parses its model's text itself.
         turn: the number of this answer; calls without an id get one made from it.
 
     Raises:
         BadCompletion: it is not a chat completion, has no choices, or was broken off.
     """
-    if isinstance(completion, Reply):
+    if isinstance(completion, ModelReply):
         return completion
     choices = get(completion, "choices")
     message = get(choices[0], "message") if isinstance(choices, Sequence) and choices else None
@@ -95,7 +95,7 @@ def read_reply(completion: Any, turn: int) -> Reply:
     if finish_reason == "abort":
         raise BadCompletion("the endpoint broke its answer off", hint="look at the server's own log")
     usage, model = get(completion, "usage"), get(completion, "model")
-    return Reply(
+    return ModelReply(
         content=_text(get(message, "content")),
         calls=_calls(get(message, "tool_calls"), turn, cut=finish_reason == "length"),
         reasoning=_reasoning(message),

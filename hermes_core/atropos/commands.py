@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import click
 
 from hermes_core.cli.exits import EXIT_INCOMPLETE
-from hermes_core.cli.main import Program
+from hermes_core.cli.main import LazyGroup
 from hermes_core.cli.options import DottedCommand, dotted, merged
 from hermes_core.cli.support import finish
 from hermes_core.errors import ConfigError, UnknownNameError
@@ -55,7 +55,7 @@ Named = Callable[[Runtime, str | None], type[Modes]]
 """Returns the environment's class, in this runtime, for the given name, if any."""
 
 
-class EnvironmentCommands(Program):
+class EnvironmentCommands(LazyGroup):
     """The three commands, with the messages and exit codes of `hermes-rl`."""
 
     elsewhere: Mapping[str, tuple[str, str]] = {}

@@ -28,7 +28,7 @@ from hermes_core.atropos.items import ItemSource
 from hermes_core.atropos.json_lines import JsonLines, group_json
 from hermes_core.atropos.metrics import lengths
 from hermes_core.atropos.modes import Serving, check_servable, process
-from hermes_core.atropos.reporting import Reporter, evaluating
+from hermes_core.atropos.reporting import RolloutReporter, evaluating
 from hermes_core.atropos.servers import (
     EXACT,
     checked_servers,
@@ -111,7 +111,7 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
             ) from error
         self.runtime = runtime
         self.api: TrainerApi | None = None
-        self.reporter = Reporter()
+        self.reporter = RolloutReporter()
         self.metrics, self.evaluation = self.reporter.training, self.reporter.evaluation
         self.endless = False
         """Whether `get_next_item` starts again after the last item."""

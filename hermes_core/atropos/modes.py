@@ -15,7 +15,7 @@ from hermes_core.aio import together
 from hermes_core.atropos.config import HermesAgentEnvConfig
 from hermes_core.atropos.group_workers import GroupWorkers
 from hermes_core.atropos.items import ItemSource
-from hermes_core.atropos.reporting import Reporter
+from hermes_core.atropos.reporting import RolloutReporter
 from hermes_core.atropos.trainer import TrainerApi
 from hermes_core.environment import Item
 from hermes_core.errors import ConfigError, HermesError
@@ -96,7 +96,7 @@ def check_servable(config: HermesAgentEnvConfig, *, exact: bool) -> None:
         )
 
 
-class Served(Protocol):
+class ServingParts(Protocol):
     """The parts of an environment that serving uses."""
 
     curr_step: int
@@ -113,12 +113,12 @@ class Served(Protocol):
 class Serving:
     """Runs serve mode: keeps the trainer's queue filled, but never too full."""
 
-    env: Served
+    env: ServingParts
     config: HermesAgentEnvConfig
     api: TrainerApi
     roller: GroupRoller
     source: ItemSource
-    reporter: Reporter
+    reporter: RolloutReporter
     workers: GroupWorkers
 
     async def run(self) -> None:

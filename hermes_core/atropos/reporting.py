@@ -30,7 +30,7 @@ async def evaluating(evaluate: Callable[..., Awaitable[None]], *args: Any, **kwa
         _EVALUATING.reset(before)
 
 
-class Reporter:
+class RolloutReporter:
     """Counts rollouts, writes their records, and reports both. The trainer's are kept separate from evaluations."""
 
     def __init__(self) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from hermes_core.agents.program import AgentProgram
 from hermes_core.cli.settings_table import settings_table
 from hermes_core.errors import HermesError, UsageError
-from hermes_core.plugins.registry import Entry
+from hermes_core.plugins.registry import PluginEntry
 from hermes_core.runs.options import BASELINES
 from hermes_core.runtime import Runtime
 from hermes_core.sandbox.contract import Backend, Network
@@ -84,16 +84,16 @@ def _plugins(runtime: Runtime) -> list[Row]:
     return rows
 
 
-def _of_backend(runtime: Runtime, entry: Entry) -> Tables:
+def _of_backend(runtime: Runtime, entry: PluginEntry) -> Tables:
     backend = runtime.backend(entry.name)
     return {"capabilities": _capabilities(backend), "settings": _backend_settings(backend)}
 
 
-def _of_environment(runtime: Runtime, entry: Entry) -> Tables:
+def _of_environment(runtime: Runtime, entry: PluginEntry) -> Tables:
     return {"settings": settings_table(runtime.environment_class(entry.name).config_class, "env")}
 
 
-def _of_agent(runtime: Runtime, entry: Entry) -> Tables:
+def _of_agent(runtime: Runtime, entry: PluginEntry) -> Tables:
     program = getattr(entry.load(), "program", None)
     config_class = runtime.agent_config_class(entry.name)
     return {
@@ -207,7 +207,7 @@ def _tools(runtime: Runtime, name: str | None = None) -> Tables:
     return {"tool": [{**row, "summary": tool.description}], "parameters": _parameters(tool)}
 
 
-def _tool_row(entry: Entry) -> Row:
+def _tool_row(entry: PluginEntry) -> Row:
     return {
         "name": entry.name,
         "where": entry.value.where,
@@ -269,7 +269,7 @@ def _is_shown(column: str, rows: Sequence[Row]) -> bool:
     return column not in DETAILS and any(row[column] for row in rows)
 
 
-def _row(entry: Entry, taken: Collection[str]) -> Row:
+def _row(entry: PluginEntry, taken: Collection[str]) -> Row:
     row = {"name": entry.name, "aliases": entry.aliases, **_origin(entry), "summary": entry.summary}
     if entry.kind == "command":
         hidden = entry.name in taken
@@ -285,7 +285,7 @@ def _members(known: ToolRegistry, toolset: str) -> list[str]:
         return [f"({error})"]
 
 
-def _origin(entry: Entry) -> dict[str, Cell]:
+def _origin(entry: PluginEntry) -> dict[str, Cell]:
     return {
         "plugin": entry.plugin.name,
         "distribution": f"{entry.plugin.distribution} {entry.plugin.version}".strip(),

@@ -42,7 +42,7 @@ ELSEWHERE = {
 """Commands with a module of their own, each with the line that `--help` shows for it."""
 
 
-class Program(click.Group):
+class LazyGroup(click.Group):
     """Imports the commands in `elsewhere` when they run, and turns our errors into messages and exit codes."""
 
     elsewhere: Mapping[str, tuple[str, str]] = ELSEWHERE
@@ -110,7 +110,7 @@ class Program(click.Group):
             ctx.exit(exit_code(expected[0]))
 
 
-class _WithPlugins(Program):
+class _WithPlugins(LazyGroup):
     """Also has the commands of plugins. They are looked for only when the program has none of the name."""
 
     def further_command(self, name: str, known: list[str]) -> click.Command:

@@ -12,7 +12,7 @@ from hermes_core.cli.listing import as_text
 from hermes_core.records.plain_text import without_what_differs
 from hermes_core.records.store import QUARANTINE, TABLE, TRAJECTORIES
 from hermes_core.records.summary import RATED_FROM_S, RunSummary
-from hermes_core.soundness.verdicts import Status
+from hermes_core.soundness.verdicts import ItemStatus
 
 if TYPE_CHECKING:
     from hermes_core.soundness.rescore import Rescoring
@@ -152,7 +152,7 @@ def validation_text(outcome: Validation, width: int | None = None) -> str:
     """Return the table of a validation, why items are not sound or were not tried, and how many are sound."""
     rows = outcome.rows()
     if len(rows) > MOST_ROWS:
-        rows = [row for row in rows if row["result"] != Status.SOUND]
+        rows = [row for row in rows if row["result"] != ItemStatus.SOUND]
     lines = [as_text({"items": rows[:MOST_ROWS]}, terminal_width=width), ""] if rows else []
     if len(rows) > MOST_ROWS:
         lines.append(f"… and {len(rows) - MOST_ROWS} more rows")
@@ -169,12 +169,12 @@ def validation_text(outcome: Validation, width: int | None = None) -> str:
         lines += _indented(f"not tried ({count} items): {_shortened(why)}", 0, width)
     if outcome.stopped:
         lines.append(f"stopped: {outcome.stopped}")
-    counts = {status: len(outcome.with_status(status)) for status in Status}
+    counts = {status: len(outcome.with_status(status)) for status in ItemStatus}
     times = "once" if outcome.repeat == 1 else f"{outcome.repeat} times"
     cheats = f", with {len(outcome.cheats)} cheats" if outcome.cheats else ""
-    others = "".join(f", {counts[each]} {each}" for each in (Status.UNSOUND, Status.NOT_TRIED) if counts[each])
+    others = "".join(f", {counts[each]} {each}" for each in (ItemStatus.UNSOUND, ItemStatus.NOT_TRIED) if counts[each])
     lines.append(
-        f"{counts[Status.SOUND]} of {outcome.items} items are sound{others}; "
+        f"{counts[ItemStatus.SOUND]} of {outcome.items} items are sound{others}; "
         f"each tried {times} with either baseline{cheats}, on {', '.join(outcome.backends)}"
     )
     if outcome.out_dir:

@@ -89,7 +89,7 @@ class RowFile(Sequence[Row]):
         self._file = -1
 
 
-def _checked_rows(model: type[Row], path: Path, *, skip: bool) -> Iterator[tuple[_Line, Row]]:
+def _checked_rows(model: type[Row], path: Path, *, skip: bool) -> Iterator[tuple[_RowLine, Row]]:
     """Yield each line that is a row, with the row, and raise at the end if there were others."""
     intake, taken = Intake(str(path), skip=skip), 0
     for line in _lines(path):
@@ -148,7 +148,7 @@ def checked_row(model: type[Row], row: Mapping[str, Any], where: str, hint: Call
         raise DatasetError(f"{where}, field {field!r} {requirement(first)}", hint=advice) from error
 
 
-class _Line(NamedTuple):
+class _RowLine(NamedTuple):
     """A line of a file that is not empty."""
 
     number: int
@@ -156,13 +156,13 @@ class _Line(NamedTuple):
     text: bytes
 
 
-def _lines(path: Path) -> Iterator[_Line]:
+def _lines(path: Path) -> Iterator[_RowLine]:
     try:
         with path.open("rb") as lines:
             offset = 0
             for number, line in enumerate(lines, 1):
                 if line.strip():
-                    yield _Line(number, offset, line)
+                    yield _RowLine(number, offset, line)
                 offset += len(line)
     except OSError as error:
         raise _unreadable(path, error) from error

@@ -14,7 +14,7 @@ from hermes_core.records.tokens import TokenSequence
 VERSION = "ATIF-v1.8"
 
 
-class Sampled(NamedTuple):
+class AnswerTokens(NamedTuple):
     """The tokens of one answer."""
 
     prompt: list[int]
@@ -102,7 +102,7 @@ def _steps(record: Record) -> Iterator[dict[str, Any]]:
 def _agent_step(
     message: Message,
     turn: TurnRecord | None,
-    tokens: Sampled | None,
+    tokens: AnswerTokens | None,
     results: Sequence[tuple[Message, CallRecord | None]],
 ) -> dict[str, Any]:
     calls = calls_in(message)
@@ -159,7 +159,7 @@ def _call_extra(call: CallRecord | None) -> dict[str, Any] | None:
     return found or None
 
 
-def _metrics(turn: TurnRecord | None, tokens: Sampled | None) -> dict[str, Any]:
+def _metrics(turn: TurnRecord | None, tokens: AnswerTokens | None) -> dict[str, Any]:
     counted = (
         _present(
             prompt_tokens=turn.prompt_tokens or None,
@@ -180,7 +180,7 @@ def _metrics(turn: TurnRecord | None, tokens: Sampled | None) -> dict[str, Any]:
     }
 
 
-def _in_order(sampled: list[Sampled], turns: Sequence[TurnRecord]) -> list[Sampled]:
+def _in_order(sampled: list[AnswerTokens], turns: Sequence[TurnRecord]) -> list[AnswerTokens]:
     """Return the answers in the order of the turns, by their lengths. The sequences have them in another if the agent
     left some behind."""
     left, found = [*sampled], []
@@ -193,7 +193,7 @@ def _in_order(sampled: list[Sampled], turns: Sequence[TurnRecord]) -> list[Sampl
     return [*found, *left]
 
 
-def answers(sequences: Sequence[TokenSequence]) -> list[Sampled]:
+def answers(sequences: Sequence[TokenSequence]) -> list[AnswerTokens]:
     """Return the tokens of each answer, from the runs of tokens that the model wrote; between two answers is always a
     token of the chat template."""
     found = []
@@ -205,7 +205,7 @@ def answers(sequences: Sequence[TokenSequence]) -> list[Sampled]:
             elif begin is not None:
                 tokens, logprobs = sequence.tokens, sequence.logprobs
                 found.append(
-                    Sampled(tokens[:begin].tolist(), tokens[begin:place].tolist(), logprobs[begin:place].tolist())
+                    AnswerTokens(tokens[:begin].tolist(), tokens[begin:place].tolist(), logprobs[begin:place].tolist())
                 )
                 begin = None
     return found

@@ -56,7 +56,7 @@ class ServerFailed(HermesError):
     """An MCP server can't be used; says why. Whoever opened it decides what that means."""
 
 
-class Connection:
+class McpConnection:
     """A connection to one server. `open` it, and `aclose` it in any case.
 
     The `mcp` package wants its parts closed by the task that opened them, so one task does both.

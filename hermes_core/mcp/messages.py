@@ -7,7 +7,7 @@ from typing import Any
 from mcp_types import JSONRPCMessage, JSONRPCNotification, JSONRPCRequest, JSONRPCResponse, jsonrpc_message_adapter
 from pydantic import ValidationError
 
-from hermes_core.sandbox.programs import Flooded, Lines
+from hermes_core.sandbox.programs import Flooded, LineCutter
 
 MAX_MESSAGE = 4 << 20
 """Maximum number of bytes of one message."""
@@ -31,14 +31,14 @@ MAX_LISTED = 2000
 _JUNK_CHARS = 100
 
 
-class Inbox:
+class MessageInbox:
     """What a program writes to its standard output: messages by lines. Lines that are no messages are left out.
 
     Notifications are left out, too: nothing here needs them, and a server could send any number.
     """
 
     def __init__(self) -> None:
-        self._lines = Lines(MAX_MESSAGE)
+        self._lines = LineCutter(MAX_MESSAGE)
         self._left, self._left_bytes = MAX_UNASKED, MAX_UNASKED_BYTES
         self.junk = ""
         """The beginning of the first line that is no message."""

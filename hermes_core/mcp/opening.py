@@ -79,12 +79,12 @@ async def open_servers(
         return
     check_installed()
     await asyncio.to_thread(importlib.import_module, "hermes_core.mcp.tools")  # the package takes a second to import
-    from hermes_core.mcp.connection import Connection, ServerFailed
+    from hermes_core.mcp.connection import McpConnection, ServerFailed
     from hermes_core.mcp.tools import tools_of
 
-    connections = [Connection(name, server, commands) for name, server in servers.items()]
+    connections = [McpConnection(name, server, commands) for name, server in servers.items()]
 
-    async def opened(connection: Connection) -> dict[str, Tool]:
+    async def opened(connection: McpConnection) -> dict[str, Tool]:
         try:
             await connection.open()
             return tools_of(connection)

@@ -25,7 +25,7 @@ _INHERITED = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "TERM", "TMP
 """Variables of the driver that its programs get. Others may be secret."""
 
 
-class Program(Protocol):
+class ServerProcess(Protocol):
     """A running program with its standard input and output."""
 
     async def read(self) -> bytes:
@@ -48,7 +48,7 @@ class Program(Protocol):
 
 
 @asynccontextmanager
-async def running(server: McpServer, commands: SlotCommands | None) -> AsyncIterator[Program]:
+async def running(server: McpServer, commands: SlotCommands | None) -> AsyncIterator[ServerProcess]:
     """Run a server's program while the block runs: in a slot, or on the driver if `commands` is None.
 
     At the end its input is ended. If it does not end in time, it is killed with all that it has started.

@@ -12,7 +12,7 @@ from typing import Any
 import mcp_types
 
 from hermes_core.errors import ConfigError, ErrorKind, nearest_hint
-from hermes_core.mcp.connection import Connection, ServerFailed
+from hermes_core.mcp.connection import McpConnection, ServerFailed
 from hermes_core.sandbox.commands import ExecutionResult
 from hermes_core.tools.base import CallContext, Tool
 from hermes_core.tools.limits import cut_output
@@ -33,7 +33,7 @@ _MAX_NAME = 64
 _OTHER_CHARACTER = re.compile(r"[^A-Za-z0-9_-]")
 
 
-def tools_of(connection: Connection) -> dict[str, Tool]:
+def tools_of(connection: McpConnection) -> dict[str, Tool]:
     """Return the tools that a server offers, by its own names for them.
 
     Raises:
@@ -74,7 +74,7 @@ def tool_name(server: str, tool: str) -> str:
     return f"{plain}_{digest}"
 
 
-def _chosen(connection: Connection) -> Sequence[mcp_types.Tool]:
+def _chosen(connection: McpConnection) -> Sequence[mcp_types.Tool]:
     wanted = connection.server.tools
     if wanted is None:
         return connection.listed
@@ -85,7 +85,7 @@ def _chosen(connection: Connection) -> Sequence[mcp_types.Tool]:
     return [listed[name] for name in dict.fromkeys(wanted)]
 
 
-def _tool(connection: Connection, listed: mcp_types.Tool) -> tuple[Tool, int]:
+def _tool(connection: McpConnection, listed: mcp_types.Tool) -> tuple[Tool, int]:
     """Return a tool, and the size of its schema in bytes."""
     what = f"tool {listed.name[:_MAX_NAME]!r} of {connection}"
     hint = "name the other tools in its `tools`, or report this to its author"

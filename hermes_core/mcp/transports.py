@@ -13,8 +13,8 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.message import SessionMessage
 
 from hermes_core.aio import alongside
-from hermes_core.mcp.messages import MAX_MESSAGE, Inbox
-from hermes_core.mcp.processes import Program, running
+from hermes_core.mcp.messages import MAX_MESSAGE, MessageInbox
+from hermes_core.mcp.processes import ServerProcess, running
 from hermes_core.mcp.servers import McpServer
 from hermes_core.sandbox.commands import SlotCommands
 from hermes_core.sandbox.programs import ENDING_S, Flooded, ProgramEnded
@@ -37,8 +37,8 @@ class ProgramTransport:
     def __init__(self, server: McpServer, commands: SlotCommands | None) -> None:
         self._server = server
         self._commands = commands
-        self._inbox = Inbox()
-        self._program: Program | None = None
+        self._inbox = MessageInbox()
+        self._program: ServerProcess | None = None
         self._flood: str | None = None
         self.ended = False
         """Whether it gives no more messages."""
@@ -85,7 +85,9 @@ class ProgramTransport:
             said = f"{said or ''}; its standard output is not only MCP: {self._inbox.junk!r}".removeprefix("; ")
         return said or ""
 
-    async def _receive(self, program: Program, incoming: MemoryObjectSendStream[SessionMessage | Exception]) -> None:
+    async def _receive(
+        self, program: ServerProcess, incoming: MemoryObjectSendStream[SessionMessage | Exception]
+    ) -> None:
         with incoming:
             try:
                 while data := await program.read():
@@ -96,7 +98,7 @@ class ProgramTransport:
             except (anyio.BrokenResourceError, anyio.ClosedResourceError):
                 return  # the session is over
 
-    async def _send(self, program: Program, outgoing: MemoryObjectReceiveStream[SessionMessage]) -> None:
+    async def _send(self, program: ServerProcess, outgoing: MemoryObjectReceiveStream[SessionMessage]) -> None:
         with outgoing:
             try:
                 async for each in outgoing:
@@ -183,10 +185,10 @@ async def _bounded(response: httpx2.Response) -> None:
         raise httpx2.DecodingError("the server compresses its answers, although it was asked not to")
     if not response.headers.get("content-type", "").startswith("text/event-stream"):
         assert isinstance(response.stream, httpx2.AsyncByteStream)
-        response.stream = _Bounded(response.stream)
+        response.stream = _BoundedBody(response.stream)
 
 
-class _Bounded(httpx2.AsyncByteStream):
+class _BoundedBody(httpx2.AsyncByteStream):
     """A body of bounded size."""
 
     def __init__(self, body: httpx2.AsyncByteStream) -> None:

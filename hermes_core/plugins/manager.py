@@ -12,7 +12,7 @@ from hermes_core.plugins import builtin
 from hermes_core.plugins.calling import adapt, caller, observed
 from hermes_core.plugins.hookspecs import PROJECT
 from hermes_core.plugins.registry import (
-    Entry,
+    PluginEntry,
     PluginInfo,
     PluginStatus,
     Registrar,
@@ -53,7 +53,7 @@ class PluginManager:
         """Every plugin that was found, in the order of loading: the core, entry points by name, extras."""
         self.registered: list[tuple[str, object]] = []
         """The plugins that loaded, as `adapt` returns them, with the name that reports use."""
-        self.claims: list[Entry] = []
+        self.claims: list[PluginEntry] = []
         """All claims of these plugins, including clashes."""
 
         self._add(CORE, builtin)
@@ -150,7 +150,7 @@ def _check_api(info: PluginInfo, plugin: object) -> None:
         )
 
 
-def _claims(info: PluginInfo, adapted: object) -> Iterator[Entry]:
+def _claims(info: PluginInfo, adapted: object) -> Iterator[PluginEntry]:
     """Yield what the plugin claims through its registration hooks."""
     hooks = caller(adapted)
     for registrar in (*(Registrar(kind, info) for kind in KINDS), ToolRegistrar("tool", info)):

@@ -69,7 +69,7 @@ class PluginInfo:
 
 
 @dataclass(frozen=True)
-class Entry:
+class PluginEntry:
     """One claim of one plugin on a name of one kind (`backend`, `environment`, `tool`, …)."""
 
     kind: str
@@ -111,7 +111,7 @@ class Claims:
 
     def __init__(self, kind: str, plugin: PluginInfo) -> None:
         self.kind = kind
-        self.entries: list[Entry] = []
+        self.entries: list[PluginEntry] = []
         self._plugin = plugin
 
     def _claim(
@@ -124,14 +124,14 @@ class Claims:
         summary: str = "",
         requires: str | Iterable[str] = (),
     ) -> None:
-        entry = Entry(kind, name, value, self._plugin, words(aliases), summary, words(requires))
+        entry = PluginEntry(kind, name, value, self._plugin, words(aliases), summary, words(requires))
         for word in (name, *entry.aliases):
             if not isinstance(word, str) or not re.fullmatch(r"[^\s-]\S*", word):
                 raise PluginError(f"{word!r} cannot be the name of a {kind}", hint="use letters, digits, '-' and '_'")
         self._check_new(entry)
         self.entries.append(entry)
 
-    def _check_new(self, entry: Entry) -> None:
+    def _check_new(self, entry: PluginEntry) -> None:
         names = {entry.name, *entry.aliases}
         for earlier in self.entries:
             if earlier.kind == entry.kind and (taken := names & {earlier.name, *earlier.aliases}):
@@ -209,16 +209,16 @@ class Registry:
     work."""
 
     kind: str
-    claims: tuple[Entry, ...] = ()
+    claims: tuple[PluginEntry, ...] = ()
     absent: tuple[PluginInfo, ...] = ()
     """Plugins that failed to load or were left out. Errors name them as possible providers of a missing name."""
     beside: tuple[str, ...] = ()
     """Names of this kind that no plugin provides. Errors list them, too."""
 
     @cached_property
-    def _by_name(self) -> dict[str, list[Entry]]:
+    def _by_name(self) -> dict[str, list[PluginEntry]]:
         """Return the claims on each name and alias."""
-        by_name: dict[str, list[Entry]] = {}
+        by_name: dict[str, list[PluginEntry]] = {}
         for entry in self.claims:
             for name in dict.fromkeys((entry.name, *entry.aliases)):
                 by_name.setdefault(name, []).append(entry)
@@ -232,7 +232,7 @@ class Registry:
         """Return the same names in the order in which they were registered."""
         return [entry.name for entry in self.claims if len(self._by_name[entry.name]) == 1]
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[PluginEntry]:
         """Return the claims whose name nobody else claims, by name."""
         return sorted((e for e in self.claims if len(self._by_name[e.name]) == 1), key=lambda e: e.name)
 
@@ -240,7 +240,7 @@ class Registry:
         """Return the names that are claimed more than once, each with its error."""
         return {name: self._clash(name, entries) for name, entries in self._by_name.items() if len(entries) > 1}
 
-    def entry(self, name: str) -> Entry:
+    def entry(self, name: str) -> PluginEntry:
         """Return the claim on this name or alias.
 
         Raises:
@@ -269,10 +269,10 @@ class Registry:
         return None
 
     def load(self, name: str) -> Any:
-        """Return what this name stands for, imported if necessary. Raise as `entry` and `Entry.load` do."""
+        """Return what this name stands for, imported if necessary. Raise as `entry` and `PluginEntry.load` do."""
         return self.entry(name).load()
 
-    def _clash(self, name: str, entries: Sequence[Entry]) -> PluginError:
+    def _clash(self, name: str, entries: Sequence[PluginEntry]) -> PluginError:
         who = " and ".join(dict.fromkeys(entry.plugin.label for entry in entries))
         return PluginError(
             f"{self.kind} {name!r} is claimed by {who}",

@@ -76,7 +76,7 @@ def supervise(source: str) -> int:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
     _tell({"supervisor": os.getpid()})
     started = time.monotonic()
-    run = _Run(config, source)
+    run = _TestRun(config, source)
     try:
         run.watch(started + config["timeout_s"])
     finally:
@@ -92,7 +92,7 @@ def _tell(message: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
-class _Run:
+class _TestRun:
     """The test process as the supervisor sees it: two pipes, a deadline, and the data received so far."""
 
     def __init__(self, config: dict[str, Any], source: str) -> None:
@@ -193,7 +193,7 @@ class Results:
         self.outcomes = [MISSING] * tests
         self.texts: list[list[str]] = []
         self.facts: dict[str, Any] = {}
-        self._lines = _Lines(_LINE_BYTES, _REPORT_BYTES, _EVENTS_BESIDE + _EVENTS_EACH * tests)
+        self._lines = _LineReader(_LINE_BYTES, _REPORT_BYTES, _EVENTS_BESIDE + _EVENTS_EACH * tests)
 
     def add(self, data: bytes) -> None:
         """Process the next bytes of the pipe."""
@@ -221,7 +221,7 @@ class Results:
             self.facts.setdefault("status", event["status"])
 
 
-class _Lines:
+class _LineReader:
     """The lines of a stream. Lines have a maximum length; after a maximum number of bytes or lines, the rest is
     ignored."""
 

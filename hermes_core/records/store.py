@@ -316,7 +316,7 @@ def read_run(path: Path) -> dict[str, Any]:
     """
     try:
         with open_to_read(path / RUN) as file:
-            return _Run.model_validate(json_value(file.read())).model_dump(exclude_unset=True)
+            return _RunFile.model_validate(json_value(file.read())).model_dump(exclude_unset=True)
     except (OSError, ValueError) as error:
         why = problem_text(error) if isinstance(error, ValidationError) else getattr(error, "strerror", error)
         raise UsageError(f"{path} has no usable {RUN}: {why}", hint=runs_below(path)) from error
@@ -335,7 +335,7 @@ class _Configuration(BaseModel):
     rollout_timeout: float | None = None
 
 
-class _Run(BaseModel):
+class _RunFile(BaseModel):
     """What is read of `run.json`, beside other keys."""
 
     model_config = ConfigDict(extra="allow", allow_inf_nan=False)

@@ -41,7 +41,7 @@ git diff --cached --binary --full-index --no-renames --no-color --no-ext-diff --
 """
 
 
-class Origin(Enum):
+class ErrorOrigin(Enum):
     """Where an error happened."""
 
     AGENT = "agent"
@@ -52,7 +52,7 @@ class Origin(Enum):
     """In a place where no slot can write."""
 
 
-Note = Callable[[BaseException, Origin], None]
+Note = Callable[[BaseException, ErrorOrigin], None]
 """Called with every error of a slot and every cancellation of its commands, before the hook gets it."""
 
 
@@ -69,7 +69,7 @@ class LeasedSlot:
 
     alone = False
 
-    origin = Origin.AGENT
+    origin = ErrorOrigin.AGENT
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class LeasedSlot:
     @functools.cached_property
     def preparation(self) -> SlotCommands:
         """Return the preparation user's commands on this slot's sandbox."""
-        return self._observed("preparation", self._backend.preparation(self.slot), Origin.PREPARATION)
+        return self._observed("preparation", self._backend.preparation(self.slot), ErrorOrigin.PREPARATION)
 
     @awaited()
     async def exec_tool(
@@ -161,7 +161,7 @@ class LeasedSlot:
         try:
             return await self._watch(self._backend.prepare(self.slot, key, logged, private=private))
         except HermesError as error:
-            await self._check_room(error, Origin.PREPARATION)
+            await self._check_room(error, ErrorOrigin.PREPARATION)
             raise
 
     @asynccontextmanager
@@ -221,7 +221,7 @@ class LeasedSlot:
             raise CommandError(f"the diff of {path!r} has {size}", code="too_large", slot_id=self.slot.slot_id)
         return done.stdout
 
-    def _observed(self, name: str, commands: SlotCommands, origin: Origin, *, log: bool = True) -> SlotCommands:
+    def _observed(self, name: str, commands: SlotCommands, origin: ErrorOrigin, *, log: bool = True) -> SlotCommands:
         """Return commands, known to hooks as `name`, that must be awaited and whose errors are noted."""
 
         def observe(call: Call, operation: Operation[T], /) -> Pending[T]:
@@ -230,7 +230,7 @@ class LeasedSlot:
 
         return commands.around(observe)
 
-    async def _note_errors(self, call: Call, operation: Operation[T], origin: Origin, *, log: bool) -> T:
+    async def _note_errors(self, call: Call, operation: Operation[T], origin: ErrorOrigin, *, log: bool) -> T:
         """Carry out an operation, and note how it fails.
 
         Raises:
@@ -250,7 +250,7 @@ class LeasedSlot:
         work = call(operation)
         return work if operation.command is None else self.log.run(operation.command.line, work)
 
-    async def _check_room(self, outcome: object, origin: Origin) -> None:
+    async def _check_room(self, outcome: object, origin: ErrorOrigin) -> None:
         """Raise `Disturbed` if something failed because other slots have filled the disk of the sandbox."""
         said = ""
         if isinstance(outcome, HermesError):
@@ -259,8 +259,8 @@ class LeasedSlot:
             said = outcome.text + outcome.error_text
         if not any(words in said for words in _NO_ROOM):
             return
-        check = self._backend.check_room(self.slot, preparation=origin is Origin.PREPARATION)
-        await (check if origin is Origin.FRESH else self._watch(check))  # what fails in a fresh slot is repeated
+        check = self._backend.check_room(self.slot, preparation=origin is ErrorOrigin.PREPARATION)
+        await (check if origin is ErrorOrigin.FRESH else self._watch(check))  # what fails in a fresh slot is repeated
 
     async def _watch(self, awaitable: Awaitable[T]) -> T:
         try:
@@ -337,4 +337,4 @@ class AgentTime:
 class Fresh(LeasedSlot):
     """A fresh slot for verification: a lease of its own, in which no agent has written."""
 
-    origin = Origin.FRESH
+    origin = ErrorOrigin.FRESH

@@ -52,7 +52,7 @@ from hermes_core.mcp.servers import McpServer, check_server_name
 from hermes_core.plugins.calling import EnvironmentHooks, HookArguments
 from hermes_core.records.jsonable import Redact, plain
 from hermes_core.rollout.decided import WorkAtFault, decided
-from hermes_core.rollout.leased_slot import AgentTime, Fresh, LeasedSlot, ModelTime, Origin
+from hermes_core.rollout.leased_slot import AgentTime, ErrorOrigin, Fresh, LeasedSlot, ModelTime
 from hermes_core.rollout.limits import Limits
 from hermes_core.rollout.running import RunningRollouts
 from hermes_core.rollout.trajectory import Trajectory
@@ -142,15 +142,15 @@ class Rollout(LeasedSlot):
         self.servers = OpenServers()
         """The MCP servers of the rollout."""
 
-    def _met(self, error: BaseException, origin: Origin) -> None:
+    def _met(self, error: BaseException, origin: ErrorOrigin) -> None:
         """Record who caused an error."""
-        if isinstance(error, SlotUnclean) and origin is Origin.AGENT:
+        if isinstance(error, SlotUnclean) and origin is ErrorOrigin.AGENT:
             self.unclean = self.unclean or error
         elif isinstance(error, InfraError):
             self._trajectory.note_infra(error)
-        elif isinstance(error, CommandError) and origin is Origin.PREPARATION:
+        elif isinstance(error, CommandError) and origin is ErrorOrigin.PREPARATION:
             self._ours.append(error)
-        elif isinstance(error, asyncio.CancelledError) and origin is not Origin.PREPARATION:
+        elif isinstance(error, asyncio.CancelledError) and origin is not ErrorOrigin.PREPARATION:
             self.overran = self.limit is not None and self.limit.expired()
 
     def is_of_the_work(self, error: CommandError) -> bool:
@@ -178,7 +178,7 @@ class Rollout(LeasedSlot):
             return call(operation)
 
         commands = self._backend.commands(self.slot).around(mark_used)
-        commands = self._observed("commands", commands, Origin.AGENT, log=False)
+        commands = self._observed("commands", commands, ErrorOrigin.AGENT, log=False)
         user = self.agent_user
         return AgentSlot(commands if user is None else AsUser(commands, user), prepare)
 

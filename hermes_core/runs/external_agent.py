@@ -11,7 +11,7 @@ from typing import Any
 
 from hermes_core.agents.base import AgentResult, AgentSettings, AgentTask, Message, nothing_more
 from hermes_core.agents.model import ModelAgent
-from hermes_core.agents.replies import Reply, ToolCall
+from hermes_core.agents.replies import ModelReply, ToolCall
 from hermes_core.aio import TaskSet
 from hermes_core.environment import Item
 from hermes_core.errors import FailureKind, RolloutEnded, describe
@@ -130,7 +130,7 @@ class _Caller:
     def __init__(self) -> None:
         self.asked = asyncio.Event()
         """Set when the loop waits for the first call."""
-        self._replies: asyncio.Queue[tuple[Reply, asyncio.Future[str]]] = asyncio.Queue()
+        self._replies: asyncio.Queue[tuple[ModelReply, asyncio.Future[str]]] = asyncio.Queue()
         self._open: list[asyncio.Future[str]] = []
         """The calls that were not answered yet, in order; the last message counts as one."""
         self._ended: str | None = None
@@ -154,7 +154,7 @@ class _Caller:
     async def aclose(self) -> None:
         """Do nothing: it holds nothing open."""
 
-    async def chat_completion(self, *, messages: Sequence[Message], **_: Any) -> Reply:
+    async def chat_completion(self, *, messages: Sequence[Message], **_: Any) -> ModelReply:
         """Answer the call before this one, and wait for the next."""
         if self.asked.is_set() and not (answered := self._open.pop(0)).done():
             answered.set_result(messages[-1]["content"])
@@ -190,7 +190,7 @@ class _Caller:
 
     def _say(self, text: str, calls: tuple[ToolCall, ...]) -> asyncio.Future[str]:
         answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        reply = Reply(
+        reply = ModelReply(
             content=text,
             calls=calls,
             reasoning=None,

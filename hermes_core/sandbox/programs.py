@@ -124,7 +124,7 @@ class Flooded(Exception):
     """A program wrote more than it may, or a message that can't be read; says what."""
 
 
-class Lines:
+class LineCutter:
     """Cuts a stream into lines of bounded length, in time that grows only with the stream."""
 
     def __init__(self, limit: int) -> None:

@@ -39,7 +39,7 @@ from hermes_core.runs.session import ITEMS, Session, broken, check_scored, open_
 from hermes_core.runs.stall_watchdog import STALLS
 from hermes_core.runtime import Runtime
 from hermes_core.sandbox.contract import Isolation
-from hermes_core.soundness.verdicts import EXPECTED, UNTRIED, Finding, ItemResult, Status, Verdict
+from hermes_core.soundness.verdicts import EXPECTED, UNTRIED, Finding, ItemResult, ItemStatus, Verdict
 from hermes_core.validation import validated
 from hermes_core.version import __version__
 
@@ -92,7 +92,7 @@ class Validation:
         """Return whether everything was tried, and every item is sound."""
         return self.complete and not any(result.findings for result in self.results)
 
-    def with_status(self, status: Status) -> list[ItemResult]:
+    def with_status(self, status: ItemStatus) -> list[ItemResult]:
         """Return the items with this status."""
         return [result for result in self.results if result.status is status]
 
@@ -119,7 +119,7 @@ class Validation:
             "sound": self.sound,
             "complete": self.complete,
             "stopped": self.stopped,
-            "count": {str(status): len(self.with_status(status)) for status in Status},
+            "count": {str(status): len(self.with_status(status)) for status in ItemStatus},
             "out_dir": self.out_dir,
             "unsound": [_verdict(verdict) for verdict in self.unsound],
             "results": [result.to_dict() for result in self.results],
@@ -149,13 +149,13 @@ class Validation:
                     "fingerprint": known and known.items.get(result.item_id),
                     "reasons": [_reason(finding) for finding in result.findings],
                 }
-                for result in self.with_status(Status.UNSOUND)
+                for result in self.with_status(ItemStatus.UNSOUND)
             ],
         }
 
     def to_markdown(self) -> str:
         """Return the table and the reasons, for readers."""
-        counts = ", ".join(f"{len(self.with_status(status))} {status}" for status in Status)
+        counts = ", ".join(f"{len(self.with_status(status))} {status}" for status in ItemStatus)
         cheats = f", {len(self.cheats)} cheats" if self.cheats else ""
         lines = [
             f"# Validation of `{self.environment}`",

@@ -47,7 +47,7 @@ class Reason(StrEnum):
     """Backends give different rewards."""
 
 
-class Status(StrEnum):
+class ItemStatus(StrEnum):
     """What is known of an item."""
 
     SOUND = "sound"
@@ -170,11 +170,11 @@ class ItemResult:
         return cls(item_id, verdicts, (*findings, *_differences(item_id, verdicts)))
 
     @property
-    def status(self) -> Status:
+    def status(self) -> ItemStatus:
         """Return what is known of the item. What is wrong with it is certain, even if a part was not tried."""
         if self.findings:
-            return Status.UNSOUND
-        return Status.NOT_TRIED if self.untried else Status.SOUND
+            return ItemStatus.UNSOUND
+        return ItemStatus.NOT_TRIED if self.untried else ItemStatus.SOUND
 
     @property
     def untried(self) -> list[str]:

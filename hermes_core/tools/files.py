@@ -77,7 +77,7 @@ class WriteFileParams(ToolParams):
 
 
 @dataclass
-class _Lines:
+class _WantedLines:
     """Collects the wanted lines of a file that comes in parts, and counts all lines. Holds only the lines that it
     shows."""
 
@@ -161,7 +161,7 @@ async def run_read_file(ctx: CallContext, params: ReadFileParams) -> Answer:
         return await path_error(commands, path, error)
     if kind := _binary(first.data):
         return {"error": f"{path} is {kind} of {first.size} bytes, not text", "file_size": first.size}
-    lines = _Lines(params.offset - 1, params.limit)
+    lines = _WantedLines(params.offset - 1, params.limit)
     data, read = first.data, len(first.data)
     lines.feed(data.removeprefix(BOM_UTF8))
     size = first.size or _SCAN_BYTES  # the kernel's files, as in /proc, have no size
@@ -175,7 +175,7 @@ async def run_read_file(ctx: CallContext, params: ReadFileParams) -> Answer:
     return _read_answer(params, lines, first.size or read, whole)
 
 
-def _read_answer(params: ReadFileParams, lines: _Lines, size: int, whole: bool) -> Answer:
+def _read_answer(params: ReadFileParams, lines: _WantedLines, size: int, whole: bool) -> Answer:
     answer: Answer = {"content": "\n".join(lines.shown), "total_lines": lines.total if whole else None}
     answer |= {"file_size": size, "truncated": False}
     last = params.offset - 1 + len(lines.shown)

@@ -55,7 +55,7 @@ _PLAIN = str.maketrans(
 )
 
 
-# What `_Plain` writes as one character: a line end, a letter with its accents, a syllable of Korean.
+# What `_PlainText` writes as one character: a line end, a letter with its accents, a syllable of Korean.
 _LINE_END = re.compile(r"\r\n")
 _UNIT = re.compile(
     "\r\n|[^\\W\\d_][\u0300-\u036f\u0653-\u0655\u093c\u3099\u309a]+|[\u1100-\u1112][\u1161-\u1175][\u11a8-\u11c2]?"
@@ -98,10 +98,10 @@ def replace_text(text: str, old: str, new: str, *, replace_all: bool = False) ->
         raise ReplaceError("the text to replace is empty", hint="quote the lines to change, or use write_file")
     if old == new:
         raise ReplaceError("the text to replace and its replacement are the same", hint="give another text for it")
-    as_given, plain = _Plain(text, units=False), _Plain(text)
+    as_given, plain = _PlainText(text, units=False), _PlainText(text)
     ways = [("exact", _exact, as_given), ("exact", _exact, plain), *((*way, plain) for way in _LOOSER_WAYS.items())]
     for name, find, view in ways if old.strip() else ways[:2]:
-        asked = (old, new) if view is as_given else (_Plain(old).text, new.replace("\r\n", "\n"))
+        asked = (old, new) if view is as_given else (_PlainText(old).text, new.replace("\r\n", "\n"))
         matches = find(view.text, *asked)
         if len(matches) > 1 and not (replace_all and name != "anchors"):
             raise _ambiguous(view.text, len(matches), [match.start for match in matches])
@@ -116,7 +116,7 @@ def _ambiguous(text: str, count: int, places: Sequence[int]) -> ReplaceError:
     return ReplaceError(message, hint="quote more of the lines around it, or set replace_all")
 
 
-def _put(text: _Plain, matches: Sequence[Match], strategy: str) -> Replacement:
+def _put(text: _PlainText, matches: Sequence[Match], strategy: str) -> Replacement:
     parts, end, count = [], 0, 0
     for match in matches:
         if match.start >= end:
@@ -128,7 +128,7 @@ def _put(text: _Plain, matches: Sequence[Match], strategy: str) -> Replacement:
 # What stays as it is.
 
 
-class _Plain:
+class _PlainText:
     """A text as models quote it, with plain line ends and composed accents; knows the original of each part.
 
     Args:

@@ -81,7 +81,7 @@ class _Unusable(HermesError):
 
 
 @dataclass(frozen=True)
-class _File:
+class _PatchedFile:
     """A file's bytes, as text that can be written back without loss."""
 
     data: bytes
@@ -93,7 +93,7 @@ class _File:
         """Return its text without the byte order mark, which models don't see."""
         return self.data.removeprefix(BOM_UTF8).decode("utf-8", "surrogateescape")
 
-    def with_text(self, text: str) -> _File:
+    def with_text(self, text: str) -> _PatchedFile:
         mark = BOM_UTF8 if self.data.startswith(BOM_UTF8) else b""
         return replace(self, data=mark + text.encode("utf-8", "surrogateescape"))
 
@@ -103,10 +103,10 @@ class _Changes:
     """Files before and after the changes; None is a missing file. Nothing is written before `apply`."""
 
     commands: SlotCommands
-    before: dict[str, _File | None] = field(default_factory=dict)
-    after: dict[str, _File | None] = field(default_factory=dict)
+    before: dict[str, _PatchedFile | None] = field(default_factory=dict)
+    after: dict[str, _PatchedFile | None] = field(default_factory=dict)
 
-    async def get(self, path: str) -> _File | None:
+    async def get(self, path: str) -> _PatchedFile | None:
         """Return the file as changed so far.
 
         Raises:
@@ -116,7 +116,7 @@ class _Changes:
             self.before[path] = self.after[path] = await self._read(path)
         return self.after[path]
 
-    async def existing(self, path: str) -> _File:
+    async def existing(self, path: str) -> _PatchedFile:
         """Return the file as changed so far; it must be an existing text file."""
         file = await self.get(path)
         if file is None:
@@ -126,7 +126,7 @@ class _Changes:
             raise _Unusable({"error": f"{path} is binary data, not text"})
         return file
 
-    async def _read(self, path: str) -> _File | None:
+    async def _read(self, path: str) -> _PatchedFile | None:
         try:
             content = await self.commands.read_file(path, limit=MAX_BYTES + 1)
         except CommandError as error:
@@ -135,7 +135,7 @@ class _Changes:
             raise _Unusable(await path_error(self.commands, path, error)) from error
         if content.size > MAX_BYTES:
             raise _Unusable({"error": f"{path} has {content.size} bytes, more than the {MAX_BYTES} that patch handles"})
-        return _File(content.data)
+        return _PatchedFile(content.data)
 
     def changed(self) -> list[str]:
         return [path for path, file in self.after.items() if file != self.before[path]]
@@ -152,7 +152,7 @@ class _Changes:
             done.append(path)
         return None
 
-    async def _put(self, path: str, file: _File | None) -> None:
+    async def _put(self, path: str, file: _PatchedFile | None) -> None:
         if file is None:
             await self.commands.remove(path)
         else:
@@ -215,7 +215,7 @@ async def _plan(changes: _Changes, patch: FilePatch) -> None:
     path = patch.path
     if patch.action == "add":
         await _check_free(changes, path)
-        changes.after[path] = _File(patch.content.encode())
+        changes.after[path] = _PatchedFile(patch.content.encode())
     elif patch.action == "delete":
         file = await changes.get(path) or await changes.existing(path)  # it reports what exists instead
         changes.before[path] = replace(file, mode=await _mode(changes, path))
@@ -249,7 +249,7 @@ def _diff(changes: _Changes) -> str:
     return cut_output("".join(diffs).encode(), limit=DIFF_CHARS)[0]
 
 
-def _text(file: _File | None) -> str | None:
+def _text(file: _PatchedFile | None) -> str | None:
     return None if file is None else file.text.replace("\r\n", "\n")
 
 

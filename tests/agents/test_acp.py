@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hermes_core.agents import acp
-from hermes_core.agents.acp import AcpAgent, AcpSettings, Failed, Peer
+from hermes_core.agents.acp import AcpAgent, AcpFailed, AcpSettings, Peer
 from hermes_core.errors import ConfigError
 from hermes_core.sandbox.programs import SlotProgram
 
@@ -51,7 +51,7 @@ async def test_any_line_is_answered_if_it_asks_and_breaks_nothing(lines: list[by
     ids = [each["id"] for each in asked if "id" in each and isinstance(each["method"], str)]
     assert [each["id"] for each in program.told] == ids
     assert all(("result" in each) != ("error" in each) for each in program.told)
-    with pytest.raises(Failed, match="ended"):
+    with pytest.raises(AcpFailed, match="ended"):
         await peer.call("session/new")
 
 
@@ -64,7 +64,7 @@ async def test_a_flood_ends_the_conversation(pieces: list[bytes]) -> None:
     program = Writing(pieces)
     peer = peer_of(program)
     await peer.receive()
-    with pytest.raises(Failed, match="wrote too much"):
+    with pytest.raises(AcpFailed, match="wrote too much"):
         await peer.call("session/prompt")
     assert program.told == []
 

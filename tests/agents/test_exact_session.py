@@ -19,7 +19,7 @@ from hermes_core.agents.exact.chat import Chat
 from hermes_core.agents.exact.token_tree import TokenTree
 from hermes_core.agents.exact.wires import Sampled
 from hermes_core.agents.loop import HermesAgentLoop
-from hermes_core.agents.replies import Reply
+from hermes_core.agents.replies import ModelReply
 from hermes_core.errors import ConfigError
 from hermes_core.records.tokens import MASKED, tokens_of
 from hermes_core.runtime import Runtime
@@ -295,7 +295,7 @@ async def test_a_token_of_the_prompt_is_not_trained_on_whatever_its_logprob(star
 def test_a_sequence_takes_a_few_bytes_a_token() -> None:
     conversation: list[dict[str, Any]] = [{"role": "user", "content": "go"}]
     answered = Sampled(list(range(1000, 1030)), [-0.5] * 30, "stop")
-    reply = Reply("", (), None, None, "stop", 0, 30)
+    reply = ModelReply("", (), None, None, "stop", 0, 30)
     tracemalloc.start()
     try:
         tree = TokenTree()

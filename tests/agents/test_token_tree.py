@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from hermes_core.agents.exact.token_tree import Asked, TokenTree, tokens_after
+from hermes_core.agents.exact.token_tree import TokenTree, TreeRequest, tokens_after
 from hermes_core.agents.exact.wires import Sampled
-from hermes_core.agents.replies import Reply, ToolCall
+from hermes_core.agents.replies import ModelReply, ToolCall
+from hermes_core.agents.serving.conversations import AnswerDetails as Answered
 from hermes_core.agents.serving.conversations import Conversations
-from hermes_core.agents.serving.conversations import Sampled as Answered
 from hermes_core.records.tokens import MASKED, tokens_of
 
 Messages = list[dict[str, Any]]
@@ -37,16 +37,18 @@ class Grown:
         """What a server saw and sampled."""
         self._sent: dict[Any, Messages] = {}
 
-    def ask(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] = (TOOL,)) -> Asked:
+    def ask(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] = (TOOL,)) -> TreeRequest:
         sent = [dict(message) for message in messages]
         asked = self.tree.ask(sent, tools)
         self._sent[asked.forms] = sent
         return asked
 
-    def answer(self, asked: Asked, text: str = "", thinking: str | None = None, *, calls: bool = True) -> Messages:
+    def answer(
+        self, asked: TreeRequest, text: str = "", thinking: str | None = None, *, calls: bool = True
+    ) -> Messages:
         number = len(self.seen)
         made = (ToolCall(f"call{number}", "bash", json.dumps({"n": number}), {"n": number}),) if calls else ()
-        reply = Reply(text, made, thinking, None, "stop", 0, 2)
+        reply = ModelReply(text, made, thinking, None, "stop", 0, 2)
         prompt = array("i", [1000 + number] * len(asked.rest))
         whole = tokens_after(asked.before) + prompt
         sampled = Sampled([number, number], [-0.5, -1.0], "stop")

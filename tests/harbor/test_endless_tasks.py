@@ -13,7 +13,7 @@ import pytest
 from hermes_harbor.endless.config import EndlessConfig
 from hermes_harbor.endless.definition import PATH, Unsupported, parse
 from hermes_harbor.endless.environment import EndlessTerminalsEnvironment
-from hermes_harbor.endless.tasks import Task, tasks_of
+from hermes_harbor.endless.tasks import EndlessTask, tasks_of
 
 from benchmarks.terminal_tasks import write_task, write_tasks
 from hermes_core.datasets.intake import Intake
@@ -118,7 +118,7 @@ async def test_a_folder_of_tasks(tmp_path: Path) -> None:
     config = EndlessConfig(dataset_name=str(tmp_path / "tasks/task_000003"))
     ((_, read),) = tasks_of(config, Intake("tasks", skip=False))
     one = read()
-    assert isinstance(one, Task)
+    assert isinstance(one, EndlessTask)
     assert one.final.node_ids == (
         "test_final_state.py::TestSettings::test_port",
         "test_final_state.py::TestSettings::test_old",

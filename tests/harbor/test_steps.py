@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from hermes_harbor.steps import Progress, combined
+from hermes_harbor.steps import StepProgress, combined
 from hermes_harbor.task_toml import TaskToml
-from hermes_harbor.tasks import Part, Task
-from hermes_harbor.verify import Verdict
+from hermes_harbor.tasks import HarborTask, TaskPart
+from hermes_harbor.verify import PartVerdict
 
 from tests.harbor.harbor_tasks import Shell, write_task
 from tests.harbor.harbor_tasks import roll_out_here as roll_out
@@ -117,8 +117,8 @@ async def test_a_first_step_that_can_t_begin_is_a_failure(host_runtime, tmp_path
 
 
 def task_of(toml, *names):
-    parts = [Part(name, "", (), None, None, None, None, {}, None, None, (), {}) for name in names]
-    return Task("t", None, TaskToml.model_validate(toml), None, "/app", {}, tuple(parts))
+    parts = [TaskPart(name, "", (), None, None, None, None, {}, None, None, (), {}) for name in names]
+    return HarborTask("t", None, TaskToml.model_validate(toml), None, "/app", {}, tuple(parts))
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def task_of(toml, *names):
 )
 def test_the_reward_of_all_steps(strategy, rewards, over, reward):
     toml = {} if strategy is None else {"multi_step_reward_strategy": strategy}
-    progress = Progress(None, [Verdict(each, {}) for each in rewards], over, excused=over == "excused")
+    progress = StepProgress(None, [PartVerdict(each, {}) for each in rewards], over, excused=over == "excused")
     found, details = combined(task_of(toml, *NAMES), progress)
     assert found == pytest.approx(reward)
     assert details.get("not_begun", []) == [*NAMES[len(rewards) :]]

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from hermes_harbor.config import HarborConfig
 from hermes_harbor.task_toml import Table, TaskToml, _table_of
-from hermes_harbor.tasks import Refused, checked, load_task
+from hermes_harbor.tasks import UnsupportedTask, checked, load_task
 
 from hermes_core.errors import DatasetError
 from hermes_core.runtime import Runtime
@@ -38,7 +38,7 @@ def test_a_folder_is_loaded_refused_or_wrong(tmp_path, name, monkeypatch):
         return
     with pytest.raises(DatasetError, match=folder.reason) as raised:
         load_task(tmp_path / "task", config)
-    assert isinstance(raised.value, Refused) == (folder.is_ == "refused")
+    assert isinstance(raised.value, UnsupportedTask) == (folder.is_ == "refused")
     assert raised.value.hint
 
 
@@ -46,7 +46,7 @@ def keys(model: type[Table], place: str = "") -> Iterator[str]:
     for name, field in model.model_fields.items():
         inner = _table_of(field.annotation)
         yield f"{place}{name}"
-        if inner is not None and model.__name__ != "Step":  # a step's tables are those of the task
+        if inner is not None and model.__name__ != "StepTable":  # a step's tables are those of the task
             yield from keys(inner, f"{place}{name}.")
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("mcp_types")
 
-from hermes_core.mcp.messages import MAX_PARTS, MAX_UNASKED, MAX_UNASKED_BYTES, Inbox
+from hermes_core.mcp.messages import MAX_PARTS, MAX_UNASKED, MAX_UNASKED_BYTES, MessageInbox
 from hermes_core.sandbox.programs import Flooded
 
 
@@ -21,16 +21,16 @@ from hermes_core.sandbox.programs import Flooded
     )
 )
 def test_any_json_is_a_message_or_left_out(value: object) -> None:
-    assert Inbox().feed(json.dumps(value).encode() + b"\n") == []
+    assert MessageInbox().feed(json.dumps(value).encode() + b"\n") == []
 
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_no_message(data: bytes) -> None:
-    Inbox().feed(data + b"\n")
+    MessageInbox().feed(data + b"\n")
 
 
 def test_what_is_kept_and_what_is_not() -> None:
-    inbox = Inbox()
+    inbox = MessageInbox()
     note = {"jsonrpc": "2.0", "method": "notifications/message", "params": {}}
     parts = {"content": [{"type": "text", "text": "x"}] * 3000}
     lines = [
@@ -45,11 +45,11 @@ def test_what_is_kept_and_what_is_not() -> None:
 
 
 def test_a_flood_of_lines_and_of_bytes() -> None:
-    inbox = Inbox()
+    inbox = MessageInbox()
     inbox.feed(b"\n" * MAX_UNASKED)
     with pytest.raises(Flooded, match="nobody asked for"):
         inbox.feed(b"\n")
-    inbox = Inbox()
+    inbox = MessageInbox()
     with pytest.raises(Flooded, match="nobody asked for"):
         for _ in range(MAX_UNASKED_BYTES // (1 << 20) + 1):
             inbox.feed(b"x" * ((1 << 20) - 1) + b"\n")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hermes_core.soundness.verdicts import ItemResult, Status, Verdict
+from hermes_core.soundness.verdicts import ItemResult, ItemStatus, Verdict
 
 
 def judged(**backends: Any) -> ItemResult:
@@ -50,7 +50,7 @@ def judged(**backends: Any) -> ItemResult:
 def test_each_fault_has_its_reason(agents, reasons):
     result = judged(here=agents)
     assert [str(finding.reason) for finding in result.findings] == reasons
-    assert result.status is (Status.UNSOUND if reasons else Status.SOUND)
+    assert result.status is (ItemStatus.UNSOUND if reasons else ItemStatus.SOUND)
     assert {each.agent for each in result.unsound_verdicts()} == {finding.agent for finding in result.findings}
 
 
@@ -67,19 +67,19 @@ def test_each_fault_has_its_reason(agents, reasons):
 )
 def test_what_says_nothing_of_the_item_makes_it_neither_sound_nor_unsound(agents):
     result = judged(here=agents)
-    assert (result.findings, result.status) == ((), Status.NOT_TRIED)
+    assert (result.findings, result.status) == ((), ItemStatus.NOT_TRIED)
     (why,) = result.untried
     assert "it broke" in why and "here" in why
 
 
 def test_what_a_cheat_gains_is_not_known_without_what_nothing_gets():
     result = judged(here={"nop": ["infra"], "cheat:x": [0.3]})
-    assert (result.findings, result.status) == ((), Status.NOT_TRIED)
+    assert (result.findings, result.status) == ((), ItemStatus.NOT_TRIED)
 
 
 def test_what_is_wrong_is_certain_although_a_part_was_not_tried():
     result = judged(here={"oracle": [0.0, 1.0], "nop": ["infra"]})
-    assert result.status is Status.UNSOUND
+    assert result.status is ItemStatus.UNSOUND
     assert result.untried
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from hermes_swe_smith.canary import Canary, new_canary, told_apart
 from hermes_swe_smith.config import SweSmithConfig
-from hermes_swe_smith.rows import Task, parse_row
+from hermes_swe_smith.rows import SweTask, parse_row
 
 from hermes_core.errors import CommandError
 from hermes_core.pytest_runner.run import run_pytest
@@ -32,7 +32,7 @@ class Here:
 class Placed(NamedTuple):
     """A task with a canary."""
 
-    task: Task
+    task: SweTask
     canary: Canary | None
 
 

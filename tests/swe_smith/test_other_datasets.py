@@ -7,7 +7,7 @@ import pytest
 from hermes_swe_smith.config import SweSmithConfig, image_name
 from hermes_swe_smith.dataset import load_tasks
 from hermes_swe_smith.environment import SweSmithEnvironment
-from hermes_swe_smith.names import Refused
+from hermes_swe_smith.names import UnsupportedRow
 from hermes_swe_smith.repos import Catalog
 from hermes_swe_smith.rows import parse_row
 
@@ -92,7 +92,7 @@ def test_a_name_without_file_is_of_the_one_file_that_the_test_patch_changes():
     assert task.fail_to_pass == ("tests/test_core.py::test_x", "tests/test_core.py::test_z[a b]")
     assert task.pass_to_pass == ("tests/test_core.py::test_y",)
     both = TEST_PATCH + TEST_PATCH.replace("test_core", "test_other")
-    with pytest.raises(Refused, match="'test_x', without its file, and the test patch changes 2 files of tests"):
+    with pytest.raises(UnsupportedRow, match="'test_x', without its file, and the test patch changes 2 files of tests"):
         parse(swe_bench(FAIL_TO_PASS=["test_x"], test_patch=both))
 
 
@@ -105,7 +105,7 @@ def test_a_name_without_file_is_of_the_one_file_that_the_test_patch_changes():
     ],
 )
 def test_names_of_other_runners_are_refused(name, reason):
-    with pytest.raises(Refused, match=reason) as refused:
+    with pytest.raises(UnsupportedRow, match=reason) as refused:
         parse(swe_bench(FAIL_TO_PASS=[name]))
     assert "line 3, instance 'Owner__name-1234', field 'FAIL_TO_PASS'" in str(refused.value)
 
@@ -234,8 +234,12 @@ def test_a_row_of_r2e():
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"expected_output_json": '{"test_nowhere": "PASSED"}'}, Refused, "'test_nowhere', which is in none"),
-        ({"expected_output_json": '{"TestMore.test_two": "PASSED"}'}, Refused, "no test that the fix makes pass"),
+        ({"expected_output_json": '{"test_nowhere": "PASSED"}'}, UnsupportedRow, "'test_nowhere', which is in none"),
+        (
+            {"expected_output_json": '{"TestMore.test_two": "PASSED"}'},
+            UnsupportedRow,
+            "no test that the fix makes pass",
+        ),
         ({"expected_output_json": "[]"}, DatasetError, "'expected_output_json' is no JSON object"),
         ({"expected_output_json": ""}, DatasetError, "'expected_output_json' is missing or empty"),
         ({"execution_result_content": "{}"}, DatasetError, "test_file_names"),

@@ -108,7 +108,7 @@ class Bench:
     def checkout(self):
         """The agent's checkout, as it gets it."""
         repo, agent, digest = Path(self.task, "agent").read_text().splitlines()
-        return self.unpack({**trees.Repository(repo).archive(agent, self.task), "digest": digest}, "slot")
+        return self.unpack({**trees.BareRepository(repo).archive(agent, self.task), "digest": digest}, "slot")
 
     @property
     def fix(self):
@@ -348,7 +348,7 @@ def test_special_files_and_hard_links(bench):
 def test_too_large_a_patch_is_refused(bench):
     root = bench.checkout()
     write(root, {"src/pkg/big.txt": b"x" * 5000})
-    with pytest.raises(trees.Refused) as refused:
+    with pytest.raises(trees.TreeError) as refused:
         bench.take(root, max_bytes=4000)
     assert refused.value.code == "too_large"
 
@@ -408,7 +408,7 @@ def test_a_directory_in_the_place_of_a_configuration_file(bench):
 
 @pytest.mark.parametrize("path", ["tests/conftest.py", "tests/test_core.py", "tests/data/table.csv", "setup.cfg"])
 def test_a_bug_that_restoring_the_tests_would_undo_is_refused(tmp_path, origin, path):
-    with pytest.raises(trees.Refused, match=f"only files of the tests.*{path}") as refused:
+    with pytest.raises(trees.TreeError, match=f"only files of the tests.*{path}") as refused:
         Bench(tmp_path, origin, patch=change_of(path))
     assert refused.value.code == "patch"
     assert not os.listdir(tmp_path / "task")
@@ -431,7 +431,7 @@ def test_of_a_bug_in_sources_and_tests_the_part_in_the_tests_is_undone(tmp_path,
 
 
 def test_tests_that_are_in_the_file_with_the_bug_are_refused(tmp_path, origin):
-    with pytest.raises(trees.Refused, match="both the bug and tests"):
+    with pytest.raises(trees.TreeError, match="both the bug and tests"):
         Bench(tmp_path, origin, test_files=["src/pkg/core.py"], hidden=[], patch=BUG)
 
 
@@ -445,19 +445,19 @@ def test_tests_beside_the_source_are_restored_but_the_source_is_not(tmp_path, or
 
 
 def test_a_patch_that_does_not_apply_says_where(tmp_path, origin):
-    with pytest.raises(trees.Refused, match=r"`patch` does not apply: .*core\.py") as refused:
+    with pytest.raises(trees.TreeError, match=r"`patch` does not apply: .*core\.py") as refused:
         Bench(tmp_path, origin, patch=BUG.replace("return 2", "return 7"))
     assert refused.value.code == "patch"
     assert not os.listdir(tmp_path / "task")
 
 
 def test_a_patch_that_is_none(tmp_path, origin):
-    with pytest.raises(trees.Refused, match="does not apply"):
+    with pytest.raises(trees.TreeError, match="does not apply"):
         Bench(tmp_path, origin, patch="this is no patch\n")
 
 
 def test_missing_test_files_are_named(tmp_path, origin):
-    with pytest.raises(trees.Refused, match=r"tests/test_gone\.py") as refused:
+    with pytest.raises(trees.TreeError, match=r"tests/test_gone\.py") as refused:
         Bench(tmp_path, origin, test_files=["tests/test_gone.py"])
     assert refused.value.code == "tests"
 
@@ -504,24 +504,24 @@ def test_a_repository_from_a_url(tmp_path, origin, of):
         "read": ["more.txt", "src", "x"],
     }
     if of == "nothing":
-        with pytest.raises(trees.Refused) as refused:
+        with pytest.raises(trees.TreeError) as refused:
             trees.make_repository(arguments, NOTHING)
         assert refused.value.code == "repository"
         return
     trees.make_repository(arguments, NOTHING)
-    found = trees.Repository(arguments["repo"]).git("rev-parse", trees.BASE).decode().strip()
+    found = trees.BareRepository(arguments["repo"]).git("rev-parse", trees.BASE).decode().strip()
     assert found == (tip if of == "an older commit" else newest)
 
 
 def test_a_url_where_nothing_is(tmp_path):
-    with pytest.raises(trees.Refused, match="nowhere"):
+    with pytest.raises(trees.TreeError, match="nowhere"):
         trees.make_repository(
             {"repo": str(tmp_path / "r.git"), "url": "file:///nowhere", "commit": None, "read": []}, NOTHING
         )
 
 
 def test_the_agents_patch_of_another_dataset_does_not_apply(bench):
-    with pytest.raises(trees.Refused, match="the patch does not apply"):
+    with pytest.raises(trees.TreeError, match="the patch does not apply"):
         bench.rescore(BUG)
 
 
@@ -544,7 +544,7 @@ def test_the_program_as_it_is_sent(bench):
 
 def test_the_archive_leaves_nothing_behind_when_it_fails(bench):
     with pytest.raises(subprocess.CalledProcessError):
-        trees.Repository(bench.repo).archive("0" * 40, bench.task)
+        trees.BareRepository(bench.repo).archive("0" * 40, bench.task)
     assert sorted(os.listdir(bench.task)) == ["agent", "fix.patch", "trees.json"]
 
 
@@ -659,11 +659,11 @@ def test_any_work_is_taken_as_git_takes_it(fuzz_bench, made, ignored):
             bench.rescore(answer["patch"])
             return
         expected = do("write-tree").decode().strip()
-        again = trees.Repository(bench.repo, tempfile.mkdtemp(dir=scratch))
+        again = trees.BareRepository(bench.repo, tempfile.mkdtemp(dir=scratch))
         agent = Path(bench.task, "agent").read_text().splitlines()[1]
         try:
             assert again.patched(agent, answer["patch"], "the patch") == expected
-        except trees.Refused as refused:
+        except trees.TreeError as refused:
             # Of an empty file below a directory that begins with a space, git can't read its own patch.
             assert "lacks filename information" in str(refused)
             return
@@ -716,7 +716,7 @@ def no_hang(seconds=20):
         signal.signal(signal.SIGALRM, before)
 
 
-OURS = (trees.Refused, tarfile.TarError, ValueError, KeyError, EOFError, OSError, subprocess.CalledProcessError)
+OURS = (trees.TreeError, tarfile.TarError, ValueError, KeyError, EOFError, OSError, subprocess.CalledProcessError)
 
 
 @fuzz
@@ -798,7 +798,7 @@ def test_a_checkout_gives_one_commit_and_the_modules_that_were_built_there(tmp_p
     write(checkout, {"notes.txt": b"1", ".venv/lib/x.py": b"1", "build/pkg/x.py": b"1", "src/pkg/x.pyc": b"1"})
     os.symlink("/etc/passwd", checkout / "src/pkg/linked.py")
     git(checkout, "config", "core.fsmonitor", "touch ran; false")
-    repo = trees.Repository(str(tmp_path / "repo.git"))
+    repo = trees.BareRepository(str(tmp_path / "repo.git"))
     trees.make_repository({"repo": repo.path, "checkout": str(checkout), "commit": commit, "read": []}, NOTHING)
     shutil.rmtree(checkout)
     assert set(repo.read(trees.BASE)) == {*FILES, *built}
@@ -807,7 +807,7 @@ def test_a_checkout_gives_one_commit_and_the_modules_that_were_built_there(tmp_p
     for gone in (commit, later):
         with pytest.raises(subprocess.CalledProcessError):
             repo.git("cat-file", "-e", gone)
-    with pytest.raises(trees.Refused, match="no repository in"):
+    with pytest.raises(trees.TreeError, match="no repository in"):
         arguments = {"repo": str(tmp_path / "other.git"), "checkout": str(checkout), "commit": None, "read": []}
         trees.make_repository(arguments, NOTHING)
 

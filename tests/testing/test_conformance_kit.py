@@ -36,7 +36,7 @@ from hermes_core.settings import Settings
 from hermes_core.testing import conformance
 from hermes_core.testing.conformance import (
     CheckFailed,
-    Outcome,
+    CheckOutcome,
     Report,
     Result,
     Rig,
@@ -347,9 +347,9 @@ async def outcomes(backend: type[LocalBackend], *names: str) -> dict[str, Result
 )
 async def test_without_a_guest_the_contract_is_checked_and_the_rest_says_why_it_could_not_start(backend, why):
     seen = await outcomes(backend, "terminate_by_id", "exit_status_and_last_words", "killed_while_idle")
-    assert seen["terminate_by_id"].outcome is Outcome.PASSED
-    assert seen["exit_status_and_last_words"].outcome is Outcome.FAILED
-    assert seen["killed_while_idle"].outcome is Outcome.FAILED
+    assert seen["terminate_by_id"].outcome is CheckOutcome.PASSED
+    assert seen["exit_status_and_last_words"].outcome is CheckOutcome.FAILED
+    assert seen["killed_while_idle"].outcome is CheckOutcome.FAILED
     assert seen["killed_while_idle"].reason.startswith("the guest could not start: `python3`")
     assert why in seen["killed_while_idle"].reason
 
@@ -387,7 +387,7 @@ async def test_what_is_broken_is_seen(
     if seen_by == "no_network_leads_nowhere" and Network.NONE not in LocalBackend().capabilities.network:
         pytest.skip("this host gives no sandbox a network of its own")
     found = (await outcomes(backend, seen_by))[seen_by]
-    assert found.outcome is Outcome.FAILED and found.reason, found
+    assert found.outcome is CheckOutcome.FAILED and found.reason, found
 
 
 @pytest.mark.full  # the kit on local: test_conformance.py
@@ -400,7 +400,7 @@ async def test_the_same_backend_unbroken_passes() -> None:
         "memory_is_limited_or_refused",
     )
     for result in (await outcomes(Broken, *names)).values():
-        assert result.outcome is not Outcome.FAILED, result
+        assert result.outcome is not CheckOutcome.FAILED, result
 
 
 @pytest.mark.full
@@ -411,7 +411,7 @@ async def test_what_no_check_cleans_up_is_a_failure_and_is_ended() -> None:
             await kit.backend.create(kit.spec())
 
         result = await run_one(rig, conformance.Check("contract", "x", leaves, None, (), Isolation.SHARED, "", 30))
-        assert result.outcome is Outcome.FAILED and "sandboxes were left" in result.reason
+        assert result.outcome is CheckOutcome.FAILED and "sandboxes were left" in result.reason
         assert [info for info in await rig.backend.list() if info.owner.startswith(f"{rig.owner}-")] == []
 
 
@@ -423,7 +423,7 @@ async def test_a_check_that_hangs_is_cut_off() -> None:
             await asyncio.sleep(1000)
 
         result = await run_one(rig, conformance.Check("contract", "x", hangs, None, (), Isolation.SHARED, "", 0.2))
-        assert (result.outcome, result.reason) == (Outcome.FAILED, "not done within 0.2 s")
+        assert (result.outcome, result.reason) == (CheckOutcome.FAILED, "not done within 0.2 s")
 
 
 class Forgetful(FindsNothingWrong):
@@ -471,9 +471,9 @@ async def test_a_backend_that_makes_no_sandbox_is_told_once(backend: type[Broken
 async def test_what_list_should_not_return_fails_the_checks_that_need_it() -> None:
     seen = await outcomes(ListsIds, "one_creation_id_is_one_sandbox", "exit_status")
     first = seen["one_creation_id_is_one_sandbox"]
-    assert first.outcome is Outcome.FAILED
+    assert first.outcome is CheckOutcome.FAILED
     assert "which is not a list of SandboxInfo" in first.reason and "a bug in the plugin" in first.reason
-    assert seen["exit_status"].outcome is Outcome.PASSED
+    assert seen["exit_status"].outcome is CheckOutcome.PASSED
 
 
 class Forever(FindsNothingWrong):
@@ -518,7 +518,7 @@ class WaitsForItsThread(FindsNothingWrong):
 @pytest.mark.full
 async def test_who_waits_for_their_threads_leaves_nothing() -> None:
     seen_by = "a_cancelled_creation_leaves_nothing"
-    assert (await outcomes(WaitsForItsThread, seen_by))[seen_by].outcome is Outcome.PASSED
+    assert (await outcomes(WaitsForItsThread, seen_by))[seen_by].outcome is CheckOutcome.PASSED
 
 
 @pytest.mark.full
@@ -527,7 +527,7 @@ async def test_who_waits_for_their_threads_leaves_nothing() -> None:
     [(Forever, "status_follows_life"), (MakesLater, "a_cancelled_creation_leaves_nothing")],
 )
 async def test_what_shows_only_later_is_seen(backend: type[Broken], seen_by: str) -> None:
-    assert (await outcomes(backend, seen_by))[seen_by].outcome is Outcome.FAILED
+    assert (await outcomes(backend, seen_by))[seen_by].outcome is CheckOutcome.FAILED
 
 
 @pytest.mark.full
@@ -582,7 +582,7 @@ async def test_a_check_that_holds_up_the_loop_and_then_hangs_is_ended(hanging: R
 
     check = dataclasses.replace(chosen(["contract"])[0], function=hangs, limit_s=0.2)
     result = await asyncio.wait_for(runner.run_one(hanging, check), 60)
-    assert (result.outcome, result.hung) == (Outcome.FAILED, True)
+    assert (result.outcome, result.hung) == (CheckOutcome.FAILED, True)
 
 
 class DeclaresMore(FindsNothingWrong):
@@ -612,9 +612,9 @@ class RefusesMore(DeclaresMore):
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("backend", "outcome"), [(DeclaresMore, Outcome.FAILED), (RefusesMore, Outcome.NOT_APPLICABLE)]
+    ("backend", "outcome"), [(DeclaresMore, CheckOutcome.FAILED), (RefusesMore, CheckOutcome.NOT_APPLICABLE)]
 )
-async def test_a_level_that_is_declared_and_can_not_be_had_fails(backend: type[Broken], outcome: Outcome) -> None:
+async def test_a_level_that_is_declared_and_can_not_be_had_fails(backend: type[Broken], outcome: CheckOutcome) -> None:
     if os.geteuid() != 0:
         pytest.skip("an ordinary user's guest needs no user ids")
     async with Runtime(plugins=[Plugin(backend)]) as runtime, Rig(runtime, "broken", isolation="shared") as rig:
@@ -622,7 +622,7 @@ async def test_a_level_that_is_declared_and_can_not_be_had_fails(backend: type[B
     results = {each.name: each for each in report.checks}
     assert results["reset_leaves_no_file[user]"].outcome is outcome, results
     assert "user ids" in results["reset_leaves_no_file[user]"].reason
-    assert results["exit_status"].outcome is Outcome.PASSED
+    assert results["exit_status"].outcome is CheckOutcome.PASSED
 
 
 # --- the list ---------------------------------------------------------------------------------------------------------
@@ -697,9 +697,9 @@ class NoPython(Broken):
 @pytest.mark.full
 async def test_without_python_the_reason_is_the_direct_modes() -> None:
     found = await outcomes(NoPython, "exit_status", "a_terminal_on_all_three", "reset_leaves_no_file")
-    assert found["exit_status"].outcome is Outcome.PASSED
+    assert found["exit_status"].outcome is CheckOutcome.PASSED
     for name in ("a_terminal_on_all_three", "reset_leaves_no_file[user]"):
-        assert found[name].outcome is Outcome.NOT_APPLICABLE
+        assert found[name].outcome is CheckOutcome.NOT_APPLICABLE
     assert "terminals" in found["a_terminal_on_all_three"].reason
     assert "isolation between slots" in found["reset_leaves_no_file[user]"].reason
 
@@ -708,7 +708,7 @@ async def test_without_python_the_reason_is_the_direct_modes() -> None:
 async def test_levels_that_are_not_declared_and_what_is_open_are_told() -> None:
     found = await outcomes(Broken, "a_neighbours_files_can_not_be_read")
     dedicated, shared = (found[f"a_neighbours_files_can_not_be_read[{level}]"] for level in ("dedicated", "shared"))
-    assert dedicated.outcome is shared.outcome is Outcome.NOT_APPLICABLE
+    assert dedicated.outcome is shared.outcome is CheckOutcome.NOT_APPLICABLE
     assert "does not declare level dedicated" in dedicated.reason
     assert shared.reason.startswith("documented as open: ")
 
@@ -764,9 +764,9 @@ async def test_a_check_that_returns_no_diagnosis_is_named() -> None:
 REPORT = Report(
     "some",
     (
-        Result("good", "files", Outcome.PASSED, "", 0.5),
-        Result("bad", "files", Outcome.FAILED, "a [bold]reason[/] \x1b[31m", 1.0),
-        Result("not", "slots", Outcome.NOT_APPLICABLE, "does not declare it", 0.0),
+        Result("good", "files", CheckOutcome.PASSED, "", 0.5),
+        Result("bad", "files", CheckOutcome.FAILED, "a [bold]reason[/] \x1b[31m", 1.0),
+        Result("not", "slots", CheckOutcome.NOT_APPLICABLE, "does not declare it", 0.0),
     ),
     {"true_p50_ms": 2.1},
 )
@@ -781,8 +781,8 @@ def test_the_rows_and_the_end_have_every_check_the_figures_and_the_sums() -> Non
 
 
 def test_failures_name_their_promise_and_checks_with_one_reason_are_folded() -> None:
-    failed = Result("terminate_by_id", "contract", Outcome.FAILED, "no", 0.0)
-    others = [Result(name, "slots", Outcome.NOT_APPLICABLE, "not declared", 0.0) for name in ("a", "b")]
+    failed = Result("terminate_by_id", "contract", CheckOutcome.FAILED, "no", 0.0)
+    others = [Result(name, "slots", CheckOutcome.NOT_APPLICABLE, "not declared", 0.0) for name in ("a", "b")]
     promise = next(each.promise for each in all_checks() if each.name == "terminate_by_id")
     assert as_row(failed, all_checks()).endswith(f"no (promised: {promise})")
     assert "not applicable: not declared: a, b" in as_end(Report("some", (failed, *others), {})).splitlines()

@@ -19,11 +19,11 @@ import pytest
 from hermes_core import ConfigError, LoopThread, ModelError
 from hermes_core.agents.endpoint import liveness
 from hermes_core.agents.exact.agent import ExactSession
-from hermes_core.agents.replies import Reply, ToolCall
+from hermes_core.agents.replies import ModelReply, ToolCall
 from hermes_core.runtime import Runtime
 from hermes_core.settings import Settings
 from hermes_core.testing import tiny_model
-from hermes_core.testing.tiny_model.engine import Sampled
+from hermes_core.testing.tiny_model.engine import SampledCompletion
 from tests.exactness import COMMAND, FORMS, MANY, check_run, check_share, without_trial
 from tests.tinker.conftest import AGENT, Open
 from tests.tiny_model.token_exactness import TrainedSequence
@@ -68,7 +68,7 @@ def calls_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three of four answers make a call, whatever the model wrote. It has learnt to write calls in one format only."""
     read = ExactSession._read
 
-    def reads(self: ExactSession, sampled: Any, *about: Any) -> Reply:
+    def reads(self: ExactSession, sampled: Any, *about: Any) -> ModelReply:
         reply, number = read(self, sampled, *about), sum(sampled.tokens)
         if reply.calls or number % 4 == 0:
             return reply
@@ -82,18 +82,20 @@ def calls_often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def answers(monkeypatch: pytest.MonkeyPatch) -> list[Sampled]:
+def answers(monkeypatch: pytest.MonkeyPatch) -> list[SampledCompletion]:
     """What the server answers from now on."""
     from hermes_tinker.server import TinkerServer
 
-    noted: list[Sampled] = []
+    noted: list[SampledCompletion] = []
     sample = TinkerServer.sample
 
     async def note(self: Any, prompt: Sequence[int], **asked: Any) -> Any:
         got = await sample(self, prompt, **asked)
         free, version = (False,) * len(got.tokens), int(got.weight_version or 0)
         noted.append(
-            Sampled(tuple(prompt), tuple(got.tokens), tuple(got.logprobs), free, 1.0, got.finish_reason, version)
+            SampledCompletion(
+                tuple(prompt), tuple(got.tokens), tuple(got.logprobs), free, 1.0, got.finish_reason, version
+            )
         )
         return got
 
@@ -109,7 +111,7 @@ def test_the_trainer_gets_the_tokens_that_were_sampled(
     skyrl: Open,
     opened: Callable[..., Any],
     troubled: Callable[..., Any],
-    answers: list[Sampled],
+    answers: list[SampledCompletion],
     calls_often: None,
     form: str,
     many: int,

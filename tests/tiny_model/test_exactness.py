@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from hermes_core.records.tokens import MASKED
-from hermes_core.testing.tiny_model.engine import Engine, Sampled
+from hermes_core.testing.tiny_model.engine import Engine, SampledCompletion
 from hermes_core.testing.tiny_model.folder import make_model
 from tests.tiny_model.token_exactness import TrainedSequence, check_exactness
 
-Rollouts = tuple[list[TrainedSequence], list[Sampled]]
+Rollouts = tuple[list[TrainedSequence], list[SampledCompletion]]
 
 
 @pytest.fixture(scope="module")

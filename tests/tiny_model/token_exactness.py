@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from hermes_core.records.tokens import MASKED
-from hermes_core.testing.tiny_model.engine import Sampled
+from hermes_core.testing.tiny_model.engine import SampledCompletion
 
 TOLERANCE = 1e-5
 """How far a logprob may be from the recomputed one: only as far as float32 sums in another order differ."""
@@ -43,7 +43,11 @@ class Exactness:
 
 
 def check_exactness(
-    model: Any, sequences: Iterable[TrainedSequence], sampled: Iterable[Sampled], *, tolerance: float = TOLERANCE
+    model: Any,
+    sequences: Iterable[TrainedSequence],
+    sampled: Iterable[SampledCompletion],
+    *,
+    tolerance: float = TOLERANCE,
 ) -> Exactness:
     """Compare each sequence with what was sampled, and its logprobs with those computed anew.
 
@@ -55,7 +59,7 @@ def check_exactness(
         model: the weights that sampled.
         sampled: all completions of these rollouts (`Engine.sampled`).
     """
-    known: dict[_Key, list[Sampled]] = {}
+    known: dict[_Key, list[SampledCompletion]] = {}
     for each in sampled:
         known.setdefault((each.prompt, each.tokens), []).append(each)
     found = Exactness()
@@ -75,7 +79,11 @@ _Key = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def _check_sequence(
-    model: Any, sequence: TrainedSequence, known: dict[_Key, list[Sampled]], tolerance: float, found: Exactness
+    model: Any,
+    sequence: TrainedSequence,
+    known: dict[_Key, list[SampledCompletion]],
+    tolerance: float,
+    found: Exactness,
 ) -> list[_Key]:
     """Check one sequence, write down what is wrong, and give the completions that it trains on."""
     where = f"sequence {found.sequences}"

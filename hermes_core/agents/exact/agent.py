@@ -18,11 +18,11 @@ from hermes_core.agents.endpoint.errors import BadCompletion, ContextLengthExcee
 from hermes_core.agents.exact.chat import Chat, Prompt
 from hermes_core.agents.exact.generate import TokenServer
 from hermes_core.agents.exact.probe import try_out
-from hermes_core.agents.exact.token_tree import Asked, Node, TokenTree, tokens_after
+from hermes_core.agents.exact.token_tree import Node, TokenTree, TreeRequest, tokens_after
 from hermes_core.agents.exact.wires import Sampled
 from hermes_core.agents.model import ModelAgent, derived_seed
 from hermes_core.agents.parsers.base import Parser
-from hermes_core.agents.replies import Reply
+from hermes_core.agents.replies import ModelReply
 from hermes_core.errors import ConfigError
 
 _CHARACTERS_PER_TOKEN = 16
@@ -43,8 +43,8 @@ class ExactSession:
         max_length: maximum number of tokens of a sequence, prompt and answers together.
         end_thinking: whether a call inside thinking that was never closed is made, and not only reported.
         keep_thinking: see `TokenTree`.
-        own: gives the numbers (`Reply.number`) of the answers to train on, when somebody looks at the sequences; for an
-            agent that is a program, to which the model may add calls of its own. None is all.
+        own: gives the numbers (`ModelReply.number`) of the answers to train on, when somebody looks at the sequences;
+            for an agent that is a program, to which the model may add calls of its own. None is all.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class ExactSession:
         max_tokens: int | None = None,
         extra_body: Mapping[str, Any] | None = None,
         **_: Any,
-    ) -> Reply:
+    ) -> ModelReply:
         """Return the model's answer, with its calls read by the parser.
 
         Args:
@@ -132,7 +132,7 @@ class ExactSession:
         answer = self._tree.add(asked, array("i", added.tokens), sampled, zlib.crc32(prompt), reply)
         return replace(reply, number=answer.number)
 
-    def _check_size(self, asked: Asked) -> None:
+    def _check_size(self, asked: TreeRequest) -> None:
         """Refuse what can't fit before it is rendered and encoded, while everybody waits.
 
         Raises:
@@ -155,7 +155,7 @@ class ExactSession:
             await asyncio.sleep(0)
             yield
 
-    def _prompt(self, asked: Asked, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Prompt:
+    def _prompt(self, asked: TreeRequest, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Prompt:
         """Return what must be added to the known tokens before the answer."""
         if asked.before is None:
             return self._chat.prompt(messages, tools)
@@ -175,14 +175,14 @@ class ExactSession:
                 hint="set tokenizer_name to the tokenizer of the model that the server has loaded",
             )
 
-    def _read(self, sampled: Sampled, tools: Sequence[Mapping[str, Any]], prompt_tokens: int, begun: str) -> Reply:
+    def _read(self, sampled: Sampled, tools: Sequence[Mapping[str, Any]], prompt_tokens: int, begun: str) -> ModelReply:
         written = sampled.tokens[:-1] if sampled.tokens[-1] in self._chat.end_tokens else sampled.tokens
         text = self._chat.decode(written)
         parsed = self._parser.parse(f"{begun}{text}", tools)
         calls = parsed.tool_calls(
             len(self._tree.answers) + 1, cut=sampled.finish_reason == "length", end_thinking=self._end_thinking
         )
-        return Reply(
+        return ModelReply(
             content=parsed.content,
             calls=calls,
             reasoning=parsed.reasoning,

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from hermes_core.agents.base import MASKED, Message
 from hermes_core.agents.canonical import Canonical, canonical, squeezed
 from hermes_core.agents.exact.wires import Sampled
-from hermes_core.agents.replies import Reply
+from hermes_core.agents.replies import ModelReply
 
 PROMPT_LOGPROB = 1.0
 """The logprob of a token that the model did not write, or that another sequence trains on. No real logprob can have
@@ -39,7 +39,7 @@ def forms_of(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) ->
     return (Canonical(_TOOLS, digest), *map(canonical, messages))
 
 
-class Step(StrEnum):
+class Transition(StrEnum):
     """How a sampled request came after what was asked before. Those from `AGAIN` on leave something behind: forks."""
 
     ROOT = "root"
@@ -109,10 +109,10 @@ class Node:
         return spread
 
 
-class Asked(NamedTuple):
+class TreeRequest(NamedTuple):
     """A request in the tree: where it goes on, and what it says beyond that."""
 
-    before: Answer | None
+    before: AnswerNode | None
     """The last known answer of its history; None for one that begins anew."""
     forms: tuple[Canonical, ...]
     """All of its messages, behind its tools."""
@@ -120,7 +120,7 @@ class Asked(NamedTuple):
     """How many of these are known: up to that answer."""
     asked_at: int
     """How many answers the tree had."""
-    summary: Answer | None = None
+    summary: AnswerNode | None = None
     """The answer whose text it holds, if it begins anew: that conversation may go on here."""
 
     @property
@@ -130,11 +130,11 @@ class Asked(NamedTuple):
 
 
 @dataclass(eq=False)
-class Answer:
+class AnswerNode:
     """A message that was sampled, with what was asked since the answer before it."""
 
     number: int
-    before: Answer | None
+    before: AnswerNode | None
     """The answer that its request went on from; None if it began anew."""
     heard: tuple[Canonical, ...]
     """What was asked since then, and the answer itself."""
@@ -144,12 +144,12 @@ class Answer:
     logprobs: array[float]
     prompt_checksum: int
     finish_reason: str
-    step: Step
+    step: Transition
     text: str
     """What it says, until something goes on from it: it may be a summary."""
-    after: list[Answer] = field(default_factory=list)
+    after: list[AnswerNode] = field(default_factory=list)
     """The answers that were sampled next."""
-    root: Answer = field(init=False)
+    root: AnswerNode = field(init=False)
     """The first answer on its path."""
 
     def __post_init__(self) -> None:
@@ -166,7 +166,7 @@ class Answer:
         return self.heard[-1]
 
     @property
-    def path(self) -> list[Answer]:
+    def path(self) -> list[AnswerNode]:
         """Return the answers from the root to this one."""
         path = [self]
         while (before := path[-1].before) is not None:
@@ -184,8 +184,8 @@ class TokenTree:
 
     def __init__(self, *, keep_thinking: bool = True) -> None:
         self._keep_thinking = keep_thinking
-        self._roots: list[Answer] = []
-        self.answers: list[Answer] = []
+        self._roots: list[AnswerNode] = []
+        self.answers: list[AnswerNode] = []
         """All of them, in the order in which they came."""
         self.thinking_kept = 0
         """How many went on from answers whose thinking the history leaves out."""
@@ -194,13 +194,17 @@ class TokenTree:
     def forks(self) -> dict[str, int]:
         """Return how many requests left something behind, by cause."""
         steps = Counter(answer.step for answer in self.answers)
-        return {str(step): steps[step] for step in Step if steps[step] and step not in (Step.ROOT, Step.CONTINUED)}
+        return {
+            str(step): steps[step]
+            for step in Transition
+            if steps[step] and step not in (Transition.ROOT, Transition.CONTINUED)
+        }
 
-    def after(self, before: Answer | None) -> list[Answer]:
+    def after(self, before: AnswerNode | None) -> list[AnswerNode]:
         """Return the answers that were sampled next; for None those to the first requests."""
         return self._roots if before is None else before.after
 
-    def ask(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Asked:
+    def ask(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> TreeRequest:
         """Return where a request goes on: after the last answer in the longest history that is known; the newest, if
         several are equal. A request without tools goes on from one with any."""
         forms = forms_of(messages, tools)
@@ -214,7 +218,7 @@ class TokenTree:
                     under.append((answer.after, end))
                     if best is None or (end, answer.number) > (known, best.number):
                         best, known = answer, end
-        asked = Asked(best, forms, known, len(self.answers))
+        asked = TreeRequest(best, forms, known, len(self.answers))
         if best is not None:
             return asked
         texts = [squeezed(form.text) for form in forms if form.role == "user"]
@@ -225,7 +229,9 @@ class TokenTree:
         summary = next((each for each, found in summaries if found and any(found in text for text in texts)), None)
         return asked._replace(summary=summary)
 
-    def add(self, asked: Asked, prompt: array[int], sampled: Sampled, checksum: int, reply: Reply) -> Answer:
+    def add(
+        self, asked: TreeRequest, prompt: array[int], sampled: Sampled, checksum: int, reply: ModelReply
+    ) -> AnswerNode:
         """Add an answer to this request.
 
         Args:
@@ -233,7 +239,7 @@ class TokenTree:
             checksum: of all tokens before the answer.
         """
         before = asked.before
-        answer = Answer(
+        answer = AnswerNode(
             number=len(self.answers),
             before=before,
             heard=(*asked.rest, canonical(reply.as_message())),
@@ -264,7 +270,7 @@ class TokenTree:
         mine = {self.answers[number] for number in numbers}
         ends = [(answer, True) for answer in self.answers if answer in mine and mine.isdisjoint(answer.after)]
         ends += [(answer, False) for answer in self.answers if answer not in mine and not answer.after]
-        taken: set[Answer] = set()
+        taken: set[AnswerNode] = set()
         made = {}
         for end, is_own in sorted(ends, key=lambda each: (each[1], each[0].number), reverse=True):
             turns = {each for each in end.path if each not in taken and (each in mine) == is_own}
@@ -281,33 +287,33 @@ class TokenTree:
             return True
         return self._keep_thinking and known.without_thinking == sent
 
-    def _leaves_thinking_out(self, asked: Asked) -> bool:
+    def _leaves_thinking_out(self, asked: TreeRequest) -> bool:
         assert asked.before is not None
         known = (form for answer in asked.before.path for form in answer.heard)
         return any(one.thinking and not other.thinking for one, other in zip(known, asked.forms, strict=False))
 
-    def _step(self, asked: Asked) -> Step:
+    def _step(self, asked: TreeRequest) -> Transition:
         """Return how this request came after others, now that it was answered."""
         before, rest = asked.before, asked.rest
         others = self.after(before)[-_LATEST:]
         if not others:
-            return Step.ROOT if before is None else Step.CONTINUED
+            return Transition.ROOT if before is None else Transition.CONTINUED
         common, _, near = max((_common(each.heard, rest), each.number, each) for each in others)
         if near.number >= asked.asked_at:
-            return Step.PARALLEL
+            return Transition.PARALLEL
         if asked.summary not in (None, near):
-            return Step.COMPACTION
+            return Transition.COMPACTION
         if common >= len(near.asked):
             if len(rest) == len(near.asked):
-                return Step.AGAIN
+                return Transition.AGAIN
             following = rest[len(near.asked)]
             if following.role != "assistant":
-                return Step.DROPPED_ANSWER
-            return Step.DROPPED_THINKING if following == near.said.without_thinking else Step.EDITED
+                return Transition.DROPPED_ANSWER
+            return Transition.DROPPED_THINKING if following == near.said.without_thinking else Transition.EDITED
         known = {each.said.without_thinking for each in self.answers}
         if before is not None or any(form.without_thinking in known for form in rest):
-            return Step.EDITED
-        return Step.PARALLEL
+            return Transition.EDITED
+        return Transition.PARALLEL
 
 
 def _common(known: Sequence[Canonical], sent: Sequence[Canonical]) -> int:
@@ -316,7 +322,7 @@ def _common(known: Sequence[Canonical], sent: Sequence[Canonical]) -> int:
     return next((place for place, (one, other) in pairs if one != other), min(len(known), len(sent)))
 
 
-def tokens_after(answer: Answer | None) -> array[int]:
+def tokens_after(answer: AnswerNode | None) -> array[int]:
     """Return all tokens up to the end of this answer."""
     tokens = array("i")
     for each in answer.path if answer is not None else ():
@@ -325,7 +331,7 @@ def tokens_after(answer: Answer | None) -> array[int]:
     return tokens
 
 
-def _node(path: Sequence[Answer], turns: Collection[Answer], own: bool) -> Node:
+def _node(path: Sequence[AnswerNode], turns: Collection[AnswerNode], own: bool) -> Node:
     """Return the sequence of a path, of which these answers are turns."""
     node = Node()
     for answer in path:

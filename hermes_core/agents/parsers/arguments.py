@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from hermes_core.agents.parsers.base import ParsedCall, ParseProblem, WritableCall
 from hermes_core.agents.parsers.jsontext import Item, extent, skip_space
-from hermes_core.agents.parsers.scan import THINKING, Marks, Reader, Source, TextParser
+from hermes_core.agents.parsers.scan import THINKING, MarkedText, Marks, Reader, TextParser
 from hermes_core.agents.replies import decode_arguments
 
 NAME = r"[^\s<>{}\[\]\"'`|｜,;]{1,256}+"
@@ -63,7 +63,7 @@ def json_arguments(call: WritableCall) -> str:
 
 
 def read_arguments(
-    source: Source, start: int, position: int, *, name: str, closing: re.Pattern[str], identifier: str | None = None
+    source: MarkedText, start: int, position: int, *, name: str, closing: re.Pattern[str], identifier: str | None = None
 ) -> tuple[list[Item], int]:
     """Read the arguments, from `position` on, of a call whose name was read. If a mark comes first, there are none.
 
@@ -106,7 +106,7 @@ _DEEPSEEK_CLOSING = re.compile(r"(?:\s*+```)?(?:\s*+<｜tool▁call▁end｜>)?"
 def _deepseek_reader(*, fenced: bool) -> Reader:
     """Return a reader of either version. `fenced` tells them apart if no arguments are visible."""
 
-    def read(source: Source, mark: re.Match[str]) -> tuple[list[Item], int]:
+    def read(source: MarkedText, mark: re.Match[str]) -> tuple[list[Item], int]:
         head = _DEEPSEEK_HEAD.match(source.text, mark.end())
         if head is None:
             return source.broken(mark.start(), mark.end(), "the call has no tool's name and separator")
@@ -155,7 +155,7 @@ def solar_open() -> TextParser:
     return TextParser("solar_open", SOLAR_MARKS.compiled(), read_solar, write, SOLAR_MARKS.thinking)
 
 
-def read_solar(source: Source, mark: re.Match[str]) -> tuple[list[Item], int]:
+def read_solar(source: MarkedText, mark: re.Match[str]) -> tuple[list[Item], int]:
     """Read one call of Solar Open."""
     head = _SOLAR_HEAD.match(source.text, mark.end())
     if head is None:
@@ -169,7 +169,7 @@ _KIMI_ALIKE = re.compile(r"(?:functions|call)[._]?(.+?)[:_]?\d*")
 _KIMI_CLOSING = re.compile(r"(?:\s*+<\|tool_call_end\|>)?")
 
 
-def read_kimi(source: Source, mark: re.Match[str]) -> tuple[list[Item], int]:
+def read_kimi(source: MarkedText, mark: re.Match[str]) -> tuple[list[Item], int]:
     """Read one call of Kimi K2."""
     head = _KIMI_HEAD.match(source.text, mark.end())
     name = _kimi_name(head[1], source) if head else ""
@@ -178,7 +178,7 @@ def read_kimi(source: Source, mark: re.Match[str]) -> tuple[list[Item], int]:
     return read_arguments(source, mark.start(), head.end(), name=name, closing=_KIMI_CLOSING, identifier=head[1])
 
 
-def _kimi_name(identifier: str, source: Source) -> str:
+def _kimi_name(identifier: str, source: MarkedText) -> str:
     """Return the tool's name in a call's id.
 
     Kimi copies the form of the ids that it was shown: `functions_NAME_0`, `call_NAME_0` and `functionsNAME0` occur.

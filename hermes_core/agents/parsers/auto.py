@@ -10,7 +10,7 @@ from functools import lru_cache
 from hermes_core.agents.parsers import arguments, gemma, harmony, hermes, llama, mistral, nested, pythonic, xml
 from hermes_core.agents.parsers.base import ParsedText, ToolSchemas, WritableCall
 from hermes_core.agents.parsers.jsontext import Item
-from hermes_core.agents.parsers.scan import Marks, Reader, Source, TextParser
+from hermes_core.agents.parsers.scan import MarkedText, Marks, Reader, TextParser
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def _parser_of(numbers: tuple[int, ...]) -> TextParser:
         {**harmony.MARKS.thinking, **arguments.SOLAR_MARKS.thinking},
     )
 
-    def read(source: Source, mark: re.Match[str]) -> tuple[list[Item], int]:
+    def read(source: MarkedText, mark: re.Match[str]) -> tuple[list[Item], int]:
         name = next(name for name in formats if mark[name] is not None)
         return formats[name].read(source, mark)
 

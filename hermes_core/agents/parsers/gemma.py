@@ -12,7 +12,7 @@ from typing import Any
 from hermes_core.agents.parsers.base import ParsedCall, WritableCall
 from hermes_core.agents.parsers.jsontext import Item
 from hermes_core.agents.parsers.literals import Literals, NotRead
-from hermes_core.agents.parsers.scan import Marks, Source, TextParser
+from hermes_core.agents.parsers.scan import MarkedText, Marks, TextParser
 
 _HEAD = re.compile(r"\s*+call:\s*+([^\s{}<>|:]{1,256}+)\s*+\{")
 _KEY = re.compile(r"[^\s{}\[\]:,<>|\"]{1,256}+")
@@ -33,7 +33,7 @@ def functiongemma() -> TextParser:
 
 
 @dataclass(frozen=True)
-class Tokens:
+class FormatTokens:
     """The tokens of one version of the format."""
 
     opening: str
@@ -61,7 +61,7 @@ class Tokens:
         """Write one call after the other."""
         return "".join(f"{self.opening}call:{call.name}{self._written(call.arguments)}{self.closing}" for call in calls)
 
-    def read(self, source: Source, mark: re.Match[str]) -> tuple[list[Item], int]:
+    def read(self, source: MarkedText, mark: re.Match[str]) -> tuple[list[Item], int]:
         """Read the call after the mark."""
         head = _HEAD.match(source.text, mark.end())
         if head is None:
@@ -88,5 +88,5 @@ class Tokens:
         return key if _PLAIN_KEY.fullmatch(key) else self._written(key)
 
 
-GEMMA4 = Tokens("<|tool_call>", "<tool_call|>", '<|"|>')
-FUNCTION_GEMMA = Tokens("<start_function_call>", "<end_function_call>", "<escape>")
+GEMMA4 = FormatTokens("<|tool_call>", "<tool_call|>", '<|"|>')
+FUNCTION_GEMMA = FormatTokens("<start_function_call>", "<end_function_call>", "<escape>")

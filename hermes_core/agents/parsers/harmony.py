@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from hermes_core.agents.parsers.arguments import NAME, json_arguments, read_arguments
 from hermes_core.agents.parsers.base import WritableCall
 from hermes_core.agents.parsers.jsontext import Item
-from hermes_core.agents.parsers.scan import THINKING, Marks, Source, TextParser
+from hermes_core.agents.parsers.scan import THINKING, MarkedText, Marks, TextParser
 
 _ANALYSIS = "<|channel|>analysis<|message|>"
 _HEAD = re.compile(
@@ -40,7 +40,7 @@ def write(calls: Sequence[WritableCall]) -> str:
     )
 
 
-def read_harmony(source: Source, mark: re.Match[str]) -> tuple[list[Item], int]:
+def read_harmony(source: MarkedText, mark: re.Match[str]) -> tuple[list[Item], int]:
     """Read the message after the name of its recipient."""
     head = _HEAD.match(source.text, mark.end())
     if head is None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from hermes_core.agents.parsers.base import ParseProblem, WritableCall
 from hermes_core.agents.parsers.jsontext import Form, Item, call_object, extent, read_call, skip_space
-from hermes_core.agents.parsers.scan import Marks, Source, TextParser
+from hermes_core.agents.parsers.scan import MarkedText, Marks, TextParser
 
 
 def json_call(call: WritableCall, key: str = "arguments") -> str:
@@ -67,7 +67,7 @@ class Tags:
         """Return the marks of this format."""
         return Marks(self.opening, "|".join(filter(None, (self.closing, self.aside))))
 
-    def read(self, source: Source, mark: re.Match[str]) -> tuple[list[Item], int]:
+    def read(self, source: MarkedText, mark: re.Match[str]) -> tuple[list[Item], int]:
         """Read the object, or objects, between two tags; see `scan.Reader`."""
         items, end = read_objects(source, mark.start(), mark.end(), self.form)
         tag = self._closed.match(source.text, end)
@@ -165,7 +165,7 @@ _ANEW = re.compile(
 """Where a call begins after a broken one. It counts only if it names a tool."""
 
 
-def read_objects(source: Source, start: int, position: int, form: Form = call_object) -> tuple[list[Item], int]:
+def read_objects(source: MarkedText, start: int, position: int, form: Form = call_object) -> tuple[list[Item], int]:
     """Read call objects, one after the other or a list, from `position` on. The first one's text begins at `start`.
 
     A broken object loses only itself, if a tool's name shows where the next one begins.
@@ -198,7 +198,7 @@ def read_objects(source: Source, start: int, position: int, form: Form = call_ob
     return items, bracket + 1 if listed and text.startswith("]", bracket) else found.end
 
 
-def _broken_object(source: Source, start: int, here: int, position: int, form: Form) -> tuple[Item, int]:
+def _broken_object(source: MarkedText, start: int, here: int, position: int, form: Form) -> tuple[Item, int]:
     """Return the problem of an object that has no end, and where the next object, or else the next mark, begins."""
     mark = source.next_mark(position)
     limit = mark.start() if mark else len(source.text)
@@ -208,7 +208,7 @@ def _broken_object(source: Source, start: int, here: int, position: int, form: F
     return _without_end(source, start, here, limit, form), limit
 
 
-def _without_end(source: Source, start: int, here: int, end: int, form: Form) -> Item:
+def _without_end(source: MarkedText, start: int, here: int, end: int, form: Form) -> Item:
     if source.explains(here, end):
         return read_call(source.text, start, here, end, form)
     return ParseProblem("the call is not valid JSON", source.text[start:end], start)

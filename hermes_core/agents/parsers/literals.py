@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from hermes_core.agents.parsers.jsontext import skip_space
-from hermes_core.agents.parsers.scan import Source
+from hermes_core.agents.parsers.scan import MarkedText
 
 _BARE = re.compile(r"[^\s,:=(){}\[\]<>'\"]{1,64}+")
 _WORDS = {"true": True, "false": False, "null": None, "None": None, "True": True, "False": False}
@@ -41,7 +41,7 @@ class Literals:
     """What comes before a mapping whose members belong to the mapping around it."""
 
     def members(
-        self, source: Source, position: int, closing: str, sign: str, depth: int = 1
+        self, source: MarkedText, position: int, closing: str, sign: str, depth: int = 1
     ) -> tuple[dict[str, Any], int]:
         """Read keys and values up to the closing bracket. `sign` is between a key and its value."""
         text = source.text
@@ -61,7 +61,7 @@ class Literals:
             position = self._next(text, begin, position, closing)
         return values, position + 1
 
-    def value(self, source: Source, position: int, depth: int = 1) -> tuple[Any, int]:
+    def value(self, source: MarkedText, position: int, depth: int = 1) -> tuple[Any, int]:
         """Read the value from here on."""
         text = source.text
         position = skip_space(text, position)
@@ -76,7 +76,7 @@ class Literals:
             return self._items(source, position + 1, _LISTS[text[position]], depth + 1)
         return self._scalar(text, position)
 
-    def _items(self, source: Source, position: int, closing: str, depth: int) -> tuple[list[Any], int]:
+    def _items(self, source: MarkedText, position: int, closing: str, depth: int) -> tuple[list[Any], int]:
         values = []
         position = skip_space(source.text, position)
         while not source.text.startswith(closing, position):
@@ -86,7 +86,7 @@ class Literals:
             position = self._next(source.text, begin, position, closing)
         return values, position + 1
 
-    def _name(self, source: Source, position: int, sign: str) -> tuple[str, int]:
+    def _name(self, source: MarkedText, position: int, sign: str) -> tuple[str, int]:
         quote = self._quote(source.text, position)
         if quote and sign == ":":
             return self._text(source, position + len(quote), quote)
@@ -113,7 +113,7 @@ class Literals:
             return position
         return _expect(text, position, ",", begin if self._quote(text, begin) else position)
 
-    def _text(self, source: Source, begin: int, quote: str) -> tuple[str, int]:
+    def _text(self, source: MarkedText, begin: int, quote: str) -> tuple[str, int]:
         end = source.search(self.quotes[quote], begin)
         if end is None:
             raise NotRead(begin, "a text has no end")

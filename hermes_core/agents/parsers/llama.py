@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from hermes_core.agents.parsers.base import WritableCall
 from hermes_core.agents.parsers.hermes import json_call, read_objects
 from hermes_core.agents.parsers.jsontext import Item, call_object, extent, skip_space
-from hermes_core.agents.parsers.scan import THINKING, Marks, Source, TextParser
+from hermes_core.agents.parsers.scan import THINKING, MarkedText, Marks, TextParser
 from hermes_core.agents.replies import decode_arguments
 
 _OBJECT = r'\{\s*+"(?:name|type|function|parameters|arguments|id)"\s*+:'
@@ -55,21 +55,21 @@ def write(calls: Sequence[WritableCall]) -> str:
     return "; ".join(json_call(call, "parameters") for call in calls)
 
 
-def read_llama(source: Source, mark: re.Match[str]) -> tuple[list[Item], int]:
+def read_llama(source: MarkedText, mark: re.Match[str]) -> tuple[list[Item], int]:
     """Read the objects from here on, if they are calls. After a tag they must be calls."""
     if mark[0].startswith("<"):
         return read_objects(source, mark.start(), mark.end())
     return _read_bare(source, mark.start(), mark.start())
 
 
-def read_xlam(source: Source, mark: re.Match[str]) -> tuple[list[Item], int]:
+def read_xlam(source: MarkedText, mark: re.Match[str]) -> tuple[list[Item], int]:
     """Read the list from here on, if it is one of calls."""
     items, end = _read_bare(source, mark.start(), mark.end() - 1)
     fence = _FENCE.match(source.text, end) if mark[0].startswith("`") else None
     return items, fence.end() if items and fence else end
 
 
-def _read_bare(source: Source, start: int, here: int) -> tuple[list[Item], int]:
+def _read_bare(source: MarkedText, start: int, here: int) -> tuple[list[Item], int]:
     """Read the objects that begin at `here`, if they are calls. The first one's text begins at `start`.
 
     At the beginning of the answer an object with a name and arguments is a call. Anywhere else it has to name a tool,
@@ -95,7 +95,7 @@ def leads(text: str, position: int) -> bool:
     return position == 0 or text.endswith(_BEFORE_CALLS, 0, position)
 
 
-def _is_call(value: Mapping[str, object], source: Source, leading: bool) -> bool:
+def _is_call(value: Mapping[str, object], source: MarkedText, leading: bool) -> bool:
     call = call_object(value)
     name, has_arguments = call.get("name"), "arguments" in call or "parameters" in call
     if not isinstance(name, str):

@@ -9,7 +9,7 @@ from hermes_core.agents.parsers.arguments import NAME, json_arguments, read_argu
 from hermes_core.agents.parsers.base import WritableCall
 from hermes_core.agents.parsers.hermes import read_objects
 from hermes_core.agents.parsers.jsontext import Item, skip_space
-from hermes_core.agents.parsers.scan import Marks, Source, TextParser
+from hermes_core.agents.parsers.scan import MarkedText, Marks, TextParser
 
 _HEAD = re.compile(rf"\s*+({NAME})\s*+(?:\[CALL_ID\]\s*+({NAME})\s*+)?(?:\[ARGS\])?")
 _NOTHING = re.compile("")
@@ -32,7 +32,7 @@ def write(calls: Sequence[WritableCall]) -> str:
     return "".join(f"[TOOL_CALLS]{call.name}[ARGS]{json_arguments(call)}" for call in calls)
 
 
-def read_mistral(source: Source, mark: re.Match[str]) -> tuple[list[Item], int]:
+def read_mistral(source: MarkedText, mark: re.Match[str]) -> tuple[list[Item], int]:
     """Read the list of calls, or the one call, after the mark."""
     here = skip_space(source.text, mark.end())
     if source.text.startswith(("[", "{"), here):

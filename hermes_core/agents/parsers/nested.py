@@ -10,7 +10,7 @@ from typing import Any
 from hermes_core.agents.parsers.base import ParsedCall, WritableCall
 from hermes_core.agents.parsers.jsontext import Item
 from hermes_core.agents.parsers.literals import NotRead
-from hermes_core.agents.parsers.scan import Marks, Source, TextParser
+from hermes_core.agents.parsers.scan import MarkedText, Marks, TextParser
 from hermes_core.agents.parsers.typed import Schema, member_schema, typed
 
 _SIGN = "]<]minimax[>["
@@ -39,7 +39,7 @@ def write(calls: Sequence[WritableCall]) -> str:
     return f"{_SIGN}<tool_call>\n{''.join(written)}{_SIGN}</tool_call>"
 
 
-def read(source: Source, mark: re.Match[str]) -> tuple[list[Item], int]:
+def read(source: MarkedText, mark: re.Match[str]) -> tuple[list[Item], int]:
     """Read one call."""
     start = mark.start()
     head = _HEAD.match(source.text, mark.end()) if mark[0].endswith('"') else None
@@ -60,13 +60,13 @@ def read(source: Source, mark: re.Match[str]) -> tuple[list[Item], int]:
     return [ParsedCall(head[1], _grouped(given), source.text[start : end.end()], start)], end.end()
 
 
-def _opening(source: Source, position: int) -> re.Match[str] | None:
+def _opening(source: MarkedText, position: int) -> re.Match[str] | None:
     """Return the opening tag that is the next thing in the text; None if anything else is."""
     tag = source.search(_TAG, position)
     return tag if tag and not tag[1] and not source.text[position : tag.start()].strip() else None
 
 
-def _value(source: Source, tag: re.Match[str], schema: Schema | None, root: Schema, depth: int) -> tuple[Any, int]:
+def _value(source: MarkedText, tag: re.Match[str], schema: Schema | None, root: Schema, depth: int) -> tuple[Any, int]:
     """Return the value of a tag, and the position after its closing tag."""
     if depth > _MAX_DEPTH:
         raise NotRead(tag.start(), "the arguments are nested too deep")

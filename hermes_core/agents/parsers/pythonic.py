@@ -12,7 +12,7 @@ from hermes_core.agents.parsers.hermes import read_objects
 from hermes_core.agents.parsers.jsontext import Item, skip_space
 from hermes_core.agents.parsers.literals import Literals, NotRead
 from hermes_core.agents.parsers.llama import leads
-from hermes_core.agents.parsers.scan import Marks, Reader, Source, TextParser
+from hermes_core.agents.parsers.scan import MarkedText, Marks, Reader, TextParser
 
 _NAME = r"[^\s()\[\]{}<>|,:=;'\"`]{1,256}+"
 _HEAD = re.compile(rf"\s*+({_NAME})\s*+\(")
@@ -92,7 +92,7 @@ def olmo3() -> TextParser:
     return TextParser("olmo3", OLMO_MARKS.compiled(), read_marked, write)
 
 
-def read_marked(source: Source, mark: re.Match[str]) -> tuple[list[Item], int]:
+def read_marked(source: MarkedText, mark: re.Match[str]) -> tuple[list[Item], int]:
     """Read the calls after a mark. They may be JSON objects, which some of these models write as well."""
     here = skip_space(source.text, mark.end())
     inside = skip_space(source.text, here + 1) if source.text.startswith("[", here) else here
@@ -101,7 +101,7 @@ def read_marked(source: Source, mark: re.Match[str]) -> tuple[list[Item], int]:
     return _calls(source, mark.start(), here)
 
 
-def read_bare(source: Source, mark: re.Match[str]) -> tuple[list[Item], int]:
+def read_bare(source: MarkedText, mark: re.Match[str]) -> tuple[list[Item], int]:
     """Read the list of calls from here on, if it is one.
 
     It is one if it names a tool, or if it is the whole beginning of the answer and could be read. Anything else is an
@@ -117,7 +117,7 @@ def _either(marked: Reader, bare: Reader) -> Reader:
     return lambda source, mark: (marked if mark[0].startswith("<") else bare)(source, mark)
 
 
-def _calls(source: Source, start: int, position: int) -> tuple[list[Item], int]:
+def _calls(source: MarkedText, start: int, position: int) -> tuple[list[Item], int]:
     """Read calls, perhaps in brackets, from `position` on. The first one's text begins at `start`.
 
     A broken call loses only itself, if a tool's name shows where the next one begins.
@@ -142,7 +142,7 @@ def _calls(source: Source, start: int, position: int) -> tuple[list[Item], int]:
     return (items, end) if items else source.broken(start, position, "the calls are not of the form NAME(key=value)")
 
 
-def _anew(source: Source, position: int) -> int:
+def _anew(source: MarkedText, position: int) -> int:
     """Return where a call after a broken one begins, or else the next mark."""
     mark = source.next_mark(position)
     limit = mark.start() if mark else len(source.text)

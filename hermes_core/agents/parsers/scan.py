@@ -78,7 +78,7 @@ class Marks:
 _EXPLAINED = 100
 
 
-class Source:
+class MarkedText:
     """A text that is being read: with its marks, and the parameters of each tool."""
 
     def __init__(self, text: str, marks: re.Pattern[str], tools: Parameters) -> None:
@@ -126,7 +126,7 @@ class Source:
         return [ParseProblem(message, self.text[start:end], start, name)], end
 
 
-Reader = Callable[[Source, re.Match[str]], tuple[list[Item], int]]
+Reader = Callable[[MarkedText, re.Match[str]], tuple[list[Item], int]]
 """Reads what an opening mark began: the calls and problems, and where the text goes on.
 
 An empty list says that it opened nothing, and is content."""
@@ -144,7 +144,7 @@ class TextParser:
 
     def parse(self, text: str, tools: ToolSchemas = ()) -> ParsedText:
         """Take one answer apart; see `base.Parser`."""
-        source = Source(text[: _end(text)], self.marks, parameters_of(tools))
+        source = MarkedText(text[: _end(text)], self.marks, parameters_of(tools))
         return _Scan(source, len(source.text) < len(text.rstrip()), self.thinking).run(self.read)
 
     def render(self, calls: Sequence[WritableCall]) -> str:
@@ -155,7 +155,7 @@ class TextParser:
 class _Scan:
     """One pass over one text."""
 
-    def __init__(self, source: Source, trimmed: bool, thinking: Mapping[str, str]) -> None:
+    def __init__(self, source: MarkedText, trimmed: bool, thinking: Mapping[str, str]) -> None:
         self.source = source
         self.thinking = thinking
         self.plain = not trimmed

@@ -12,7 +12,7 @@ from typing import Any
 from hermes_core.agents.parsers.arguments import read_arguments
 from hermes_core.agents.parsers.base import ParsedCall, WritableCall
 from hermes_core.agents.parsers.jsontext import Item
-from hermes_core.agents.parsers.scan import THINKING, Marks, Source, TextParser
+from hermes_core.agents.parsers.scan import THINKING, MarkedText, Marks, TextParser
 from hermes_core.agents.parsers.typed import Schema, decoded, property_schema, typed
 
 
@@ -109,7 +109,7 @@ class Layout:
                 return quoted.removeprefix(opening).removesuffix(closing)
         return text
 
-    def read(self, source: Source, mark: re.Match[str]) -> tuple[list[Item], int]:
+    def read(self, source: MarkedText, mark: re.Match[str]) -> tuple[list[Item], int]:
         """Read one call; see `scan.Reader`."""
         named = mark[0].endswith(self.shape.opening)
         head = self.shape.head.match(source.text, mark.end()) if named else None
@@ -365,7 +365,7 @@ _UNTHINK = re.compile("|".join(map(re.escape, THINKING.values())))
 class _Arguments:
     """The arguments of one call, while they are read."""
 
-    def __init__(self, source: Source, layout: Layout, name: str) -> None:
+    def __init__(self, source: MarkedText, layout: Layout, name: str) -> None:
         self.source = source
         self.layout = layout
         self.shape = layout.shape

@@ -9,12 +9,12 @@ from hermes_core.agents.base import Message
 from hermes_core.agents.canonical import joined
 from hermes_core.agents.serving.dialects import (
     Aim,
-    Answer,
-    Asked,
     BadRequest,
     Event,
-    Refusal,
+    ModelRequest,
     RefusalKind,
+    RequestRefusal,
+    WrittenAnswer,
     content,
     function_call,
     function_tool,
@@ -58,11 +58,11 @@ class AnthropicDialect:
         about = {"type": "model", "id": model, "display_name": model, "created_at": "2025-01-01T00:00:00Z"}
         return about if one else {"data": [about], "has_more": False, "first_id": model, "last_id": model}
 
-    def read(self, body: Mapping[str, Any]) -> Asked:
+    def read(self, body: Mapping[str, Any]) -> ModelRequest:
         """Read a request."""
         choice = body.get("tool_choice")
         kind = choice.get("type") if isinstance(choice, Mapping) else None
-        asked = Asked(
+        asked = ModelRequest(
             stream=body.get("stream") is True,
             model=string(body.get("model")) or None,
             max_tokens=whole_number(body.get("max_tokens")),
@@ -93,7 +93,7 @@ class AnthropicDialect:
                 asked.dropped.append(kind)
         return asked
 
-    def whole(self, answer: Answer, asked: Asked) -> dict[str, Any]:
+    def whole(self, answer: WrittenAnswer, asked: ModelRequest) -> dict[str, Any]:
         """Return a message."""
         blocks = [
             {**block, "input": read_arguments(block["input"])} if block["type"] == "tool_use" else block
@@ -101,11 +101,11 @@ class AnthropicDialect:
         ]
         return {**_frame(answer), "content": blocks, "stop_reason": _stop(answer), "usage": _usage(answer)}
 
-    def stream(self, answer: Answer, asked: Asked) -> bytes:
+    def stream(self, answer: WrittenAnswer, asked: ModelRequest) -> bytes:
         """Return the events of a message."""
         return sse(self._events(answer))
 
-    def _events(self, answer: Answer) -> Iterator[Event]:
+    def _events(self, answer: WrittenAnswer) -> Iterator[Event]:
         """Yield a message's events: its begin, each block with its deltas, its end."""
 
         def event(kind: str, **data: Any) -> Event:
@@ -122,22 +122,22 @@ class AnthropicDialect:
         yield event("message_delta", delta={"stop_reason": _stop(answer), "stop_sequence": None}, usage=usage)
         yield event("message_stop")
 
-    def refusal(self, refusal: Refusal) -> dict[str, Any]:
+    def refusal(self, refusal: RequestRefusal) -> dict[str, Any]:
         """Return an error in Anthropic's form."""
         said = f"prompt is too long: {refusal.message}" if refusal.kind == "too_long" else refusal.message
         kind = _KINDS.get(refusal.kind, "invalid_request_error")
         return {"type": "error", "error": {"type": kind, "message": said}}
 
-    def keep_alive(self, asked: Asked) -> bytes:
+    def keep_alive(self, asked: ModelRequest) -> bytes:
         """Return the event of a ping."""
         return sse([("ping", {"type": "ping"})])
 
-    def late_refusal(self, refusal: Refusal, asked: Asked) -> bytes:
+    def late_refusal(self, refusal: RequestRefusal, asked: ModelRequest) -> bytes:
         """Return the event of an error."""
         return sse([("error", self.refusal(refusal))])
 
 
-def _frame(answer: Answer) -> dict[str, Any]:
+def _frame(answer: WrittenAnswer) -> dict[str, Any]:
     return {
         "id": f"msg_{answer.id}",
         "type": "message",
@@ -149,7 +149,7 @@ def _frame(answer: Answer) -> dict[str, Any]:
     }
 
 
-def _stop(answer: Answer) -> str:
+def _stop(answer: WrittenAnswer) -> str:
     if answer.cut:
         return "max_tokens"
     if answer.withheld:
@@ -157,7 +157,7 @@ def _stop(answer: Answer) -> str:
     return "tool_use" if answer.reply.calls else "end_turn"
 
 
-def _usage(answer: Answer) -> dict[str, Any]:
+def _usage(answer: WrittenAnswer) -> dict[str, Any]:
     """Return the counts of tokens. In this dialect, `input_tokens` are those that did not come from the cache."""
     reply = answer.reply
     cached = min(reply.cached_tokens or 0, reply.prompt_tokens)
@@ -169,7 +169,7 @@ def _usage(answer: Answer) -> dict[str, Any]:
     }
 
 
-def _blocks(answer: Answer) -> Iterator[dict[str, Any]]:
+def _blocks(answer: WrittenAnswer) -> Iterator[dict[str, Any]]:
     """Yield the blocks of an answer, the input of calls as the model wrote it."""
     reply = answer.reply
     if reply.reasoning:
@@ -197,7 +197,7 @@ def _system(raw: Any) -> str:
     return joined([string(text) for text in texts if isinstance(text, str) and not text.startswith(_BILLING)])
 
 
-def _read_message(raw: Mapping[str, Any], asked: Asked) -> None:
+def _read_message(raw: Mapping[str, Any], asked: ModelRequest) -> None:
     """Add a message, which may be several in our form: results of tools, then what the user says."""
     role, said = string(raw.get("role")) or "user", raw.get("content")
     blocks = mappings(said) if isinstance(said, list) else [text_part(string(said))]
@@ -220,7 +220,7 @@ def _read_message(raw: Mapping[str, Any], asked: Asked) -> None:
         asked.messages.append({"role": "user", "content": content(parts)})
 
 
-def read_answer(blocks: Sequence[Mapping[str, Any]], asked: Asked) -> Message:
+def read_answer(blocks: Sequence[Mapping[str, Any]], asked: ModelRequest) -> Message:
     """Return the blocks of an answer as a message."""
     texts, thinking, calls = [], [], []
     for block in blocks:
@@ -242,7 +242,7 @@ def read_answer(blocks: Sequence[Mapping[str, Any]], asked: Asked) -> Message:
     return answer
 
 
-def _part(block: Mapping[str, Any], asked: Asked) -> dict[str, Any]:
+def _part(block: Mapping[str, Any], asked: ModelRequest) -> dict[str, Any]:
     kind = string(block.get("type"))
     if isinstance(block.get("text"), str):
         return text_part(string(block["text"]))

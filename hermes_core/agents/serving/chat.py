@@ -8,11 +8,11 @@ from typing import Any
 from hermes_core.agents.base import Message
 from hermes_core.agents.serving.dialects import (
     Aim,
-    Answer,
-    Asked,
     BadRequest,
     Event,
-    Refusal,
+    ModelRequest,
+    RequestRefusal,
+    WrittenAnswer,
     content,
     function_call,
     function_tool,
@@ -51,9 +51,9 @@ class ChatDialect:
         """Return the model, or a list of it."""
         return openai_models(model, one=one)
 
-    def read(self, body: Mapping[str, Any]) -> Asked:
+    def read(self, body: Mapping[str, Any]) -> ModelRequest:
         """Read a request."""
-        asked = Asked(
+        asked = ModelRequest(
             stream=body.get("stream") is True,
             model=string(body.get("model")) or None,
             max_tokens=whole_number(body.get("max_completion_tokens")) or whole_number(body.get("max_tokens")),
@@ -80,7 +80,7 @@ class ChatDialect:
                 asked.dropped.append(string(tool.get("type")) or "?")
         return asked
 
-    def whole(self, answer: Answer, asked: Asked) -> dict[str, Any]:
+    def whole(self, answer: WrittenAnswer, asked: ModelRequest) -> dict[str, Any]:
         """Return a completion."""
         reply = answer.reply
         message: dict[str, Any] = {"role": "assistant", "content": reply.content or None}
@@ -93,11 +93,11 @@ class ChatDialect:
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": _reason(answer)}
         return {**_frame(answer, "chat.completion"), "choices": [choice], "usage": usage(answer)}
 
-    def stream(self, answer: Answer, asked: Asked) -> bytes:
+    def stream(self, answer: WrittenAnswer, asked: ModelRequest) -> bytes:
         """Return the chunks of a completion."""
         return sse(self._events(answer, asked))
 
-    def _events(self, answer: Answer, asked: Asked) -> Iterator[Event]:
+    def _events(self, answer: WrittenAnswer, asked: ModelRequest) -> Iterator[Event]:
         """Yield the chunks: the role, thinking and text, the calls, the reason of the end, the usage."""
         frame, reply = _frame(answer, "chat.completion.chunk"), answer.reply
 
@@ -118,15 +118,15 @@ class ChatDialect:
             yield "", {**frame, "choices": [], "usage": usage(answer)}
         yield "", "[DONE]"
 
-    def refusal(self, refusal: Refusal) -> dict[str, Any]:
+    def refusal(self, refusal: RequestRefusal) -> dict[str, Any]:
         """Return an error in OpenAI's form."""
         return openai_error(refusal)
 
-    def keep_alive(self, asked: Asked) -> bytes:
+    def keep_alive(self, asked: ModelRequest) -> bytes:
         """Return a comment."""
         return b": keepalive\n\n"
 
-    def late_refusal(self, refusal: Refusal, asked: Asked) -> bytes:
+    def late_refusal(self, refusal: RequestRefusal, asked: ModelRequest) -> bytes:
         """Return an error in place of the next chunk."""
         return sse([("", openai_error(refusal))])
 
@@ -137,7 +137,7 @@ def openai_models(name: str, *, one: bool) -> dict[str, Any]:
     return model if one else {"object": "list", "data": [model]}
 
 
-def openai_error(refusal: Refusal) -> dict[str, Any]:
+def openai_error(refusal: RequestRefusal) -> dict[str, Any]:
     """Return an error in OpenAI's form."""
     kind = "authentication_error" if refusal.kind == "key" else "invalid_request_error"
     said = refusal.message
@@ -153,7 +153,7 @@ def openai_error(refusal: Refusal) -> dict[str, Any]:
     }
 
 
-def usage(answer: Answer) -> dict[str, Any]:
+def usage(answer: WrittenAnswer) -> dict[str, Any]:
     """Return the counts of tokens in OpenAI's form."""
     reply = answer.reply
     return {
@@ -165,15 +165,15 @@ def usage(answer: Answer) -> dict[str, Any]:
     }
 
 
-def _frame(answer: Answer, kind: str) -> dict[str, Any]:
+def _frame(answer: WrittenAnswer, kind: str) -> dict[str, Any]:
     return {"id": f"chatcmpl-{answer.id}", "object": kind, "created": answer.created, "model": answer.model}
 
 
-def _reason(answer: Answer) -> str:
+def _reason(answer: WrittenAnswer) -> str:
     return _REASONS.get(answer.reply.finish_reason or "", "tool_calls" if answer.reply.calls else "stop")
 
 
-def _message(raw: Mapping[str, Any], asked: Asked) -> Message:
+def _message(raw: Mapping[str, Any], asked: ModelRequest) -> Message:
     role = string(raw.get("role")) or "user"
     message: Message = {"role": _ROLES.get(role, role), "content": _content(raw.get("content"), asked)}
     if message["role"] == "tool":
@@ -195,13 +195,13 @@ def _message(raw: Mapping[str, Any], asked: Asked) -> Message:
     return message
 
 
-def _content(raw: Any, asked: Asked) -> Any:
+def _content(raw: Any, asked: ModelRequest) -> Any:
     if not isinstance(raw, list):
         return string(raw)
     return content([_part(part, asked) for part in raw])
 
 
-def _part(part: Any, asked: Asked) -> dict[str, Any]:
+def _part(part: Any, asked: ModelRequest) -> dict[str, Any]:
     if isinstance(part, str):
         return text_part(string(part))
     if not isinstance(part, Mapping):

@@ -32,7 +32,7 @@ _LATEST = 32
 
 
 @dataclass(frozen=True)
-class Sampled:
+class AnswerDetails:
     """What is known of one answer, besides its message."""
 
     number: int
@@ -50,21 +50,21 @@ class Sampled:
 
 
 @dataclass(eq=False)
-class Step:
+class MessageNode:
     """A message after those before it."""
 
     message: Message
     form: Canonical
-    before: Step | None
-    sampled: Sampled | None = None
+    before: MessageNode | None
+    sampled: AnswerDetails | None = None
     """Set for an answer of the model."""
     heard_at: float = 0.0
     """When it came, in seconds since the epoch."""
     failed: bool = False
     """For a tool's message: whether the agent calls it an error."""
-    after: dict[Canonical, Step] = field(default_factory=dict)
+    after: dict[Canonical, MessageNode] = field(default_factory=dict)
 
-    def path(self) -> list[Step]:
+    def path(self) -> list[MessageNode]:
         """Return the messages up to this one."""
         steps, step = [self], self.before
         while step is not None:
@@ -72,7 +72,7 @@ class Step:
             step = step.before
         return steps[-2::-1]  # without what all conversations begin after
 
-    def below(self) -> Iterator[Step]:
+    def below(self) -> Iterator[MessageNode]:
         """Yield all that came after this message, on all ways."""
         waiting = list(self.after.values())
         while waiting:
@@ -87,10 +87,10 @@ class _Own:
 
     number: int
     """Its place among these."""
-    step: Step
+    step: MessageNode
     before: _Own | None
     """The last of these in its request; None if it begins the conversation."""
-    asked: Sequence[Step]
+    asked: Sequence[MessageNode]
     """What its request says after that."""
     anew: bool
     """Whether its request has no answer but the text of `before`, which is a summary."""
@@ -113,19 +113,19 @@ class _Going(NamedTuple):
     """After this answer; None if it begins as the conversation does."""
     known: int = 0
     """How many of its messages there are up to that answer."""
-    summary: Step | None = None
+    summary: MessageNode | None = None
     """The answer whose text it holds, if it begins anew from a summary."""
 
 
 class _Aside(NamedTuple):
     """An answer of another conversation that may be a summary of the agent's own."""
 
-    step: Step
+    step: MessageNode
     of_task: bool
     """Whether it was asked for with the text of the task, or of an earlier summary."""
 
 
-class _Line:
+class _Thread:
     """What may be the agent's own conversation: its first request, and all that goes on from there, on all ways.
 
     A request goes on if every answer in it is one of these, or a part of one, whatever else was changed. One with an
@@ -134,11 +134,11 @@ class _Line:
     made up, such as thanks for the summary.
     """
 
-    def __init__(self, opening: Sequence[Canonical], step: Step) -> None:
+    def __init__(self, opening: Sequence[Canonical], step: MessageNode) -> None:
         self._opening = tuple(opening)
         self._begins_with = frozenset(opening)
         self._said = squeezed(joined([form.text for form in opening]))
-        self._by_step: dict[Step, _Own] = {}
+        self._by_step: dict[MessageNode, _Own] = {}
         self._by_form: dict[Canonical, list[_Own]] = {}
         self._first: list[_Own] = []
         self.offers = _offers(step)
@@ -147,7 +147,7 @@ class _Line:
         self.add(_Going(None), step)
 
     def goes_on(
-        self, forms: Sequence[Canonical], known: Sequence[Step], asides: Sequence[_Aside], *, has_task: bool
+        self, forms: Sequence[Canonical], known: Sequence[MessageNode], asides: Sequence[_Aside], *, has_task: bool
     ) -> _Going | None:
         """Return where a request goes on; None if it does not belong to this.
 
@@ -171,7 +171,7 @@ class _Line:
     def _is_answer(self, form: Canonical) -> bool:
         return form.role == "assistant" and form not in self._begins_with
 
-    def _after_answers(self, forms: Sequence[Canonical], known: Sequence[Step], begin: int) -> _Going | None:
+    def _after_answers(self, forms: Sequence[Canonical], known: Sequence[MessageNode], begin: int) -> _Going | None:
         """Return where a request goes on after its answers from a message on; None if one of them is none of these."""
         last, end = None, 0
         for index in range(begin, len(forms)):
@@ -182,7 +182,9 @@ class _Line:
                 end = index + 1
         return _Going(last, end)
 
-    def _summary_in(self, forms: Sequence[Canonical], known: Sequence[Step], likely: Sequence[Step]) -> Step | None:
+    def _summary_in(
+        self, forms: Sequence[Canonical], known: Sequence[MessageNode], likely: Sequence[MessageNode]
+    ) -> MessageNode | None:
         """Return the summary whose text the beginning of a request holds, in its last message if that is an answer.
 
         Args:
@@ -202,7 +204,7 @@ class _Line:
                 return summary
         return None
 
-    def add(self, going: _Going, step: Step) -> None:
+    def add(self, going: _Going, step: MessageNode) -> None:
         """Add the answer to a request."""
         before, summary = going.before, going.summary
         if summary is not None and before is None:  # it was asked for elsewhere
@@ -211,7 +213,9 @@ class _Line:
         asked = step.path()[going.known : -1]
         self._append(before, asked, step, anew=summary is not None)
 
-    def _append(self, before: _Own | None, asked: Sequence[Step], step: Step, *, anew: bool = False) -> _Own:
+    def _append(
+        self, before: _Own | None, asked: Sequence[MessageNode], step: MessageNode, *, anew: bool = False
+    ) -> _Own:
         counts = _offers(step) or not self.offers or before is None or before.step in step.path()
         answers = (before.answers if before is not None else 0) + counts
         own = _Own(len(self.answers), step, before, asked, anew, counts, answers)
@@ -240,7 +244,7 @@ class _Line:
         following = {own.before: own for own in main}
         return [own for own in self.answers if own.before in following and own.asks_less(following[own.before])]
 
-    def _given(self, form: Canonical, step: Step | None, last: _Own | None) -> _Own | None:
+    def _given(self, form: Canonical, step: MessageNode | None, last: _Own | None) -> _Own | None:
         """Return the answer that a message of a history is.
 
         Args:
@@ -269,14 +273,14 @@ class Conversations:
 
     def __init__(self, text: str) -> None:
         self._text = squeezed(text)
-        self._top = Step({}, Canonical("", ""), None)
-        self._lines: list[_Line] = []
+        self._top = MessageNode({}, Canonical("", ""), None)
+        self._lines: list[_Thread] = []
         """At most two: the one that began first, and the first one with tools."""
         self._asides: list[_Aside] = []
         """Answers that were asked for without tools since then, and may be summaries."""
         self.places: dict[Place, int] = {"root": 0, "continues": 0, "fork": 0}
 
-    def known(self, forms: Sequence[Canonical]) -> list[Step]:
+    def known(self, forms: Sequence[Canonical]) -> list[MessageNode]:
         """Return the known messages that these begin with."""
         step, found = self._top, []
         for form in forms:
@@ -309,7 +313,7 @@ class Conversations:
         messages: Sequence[Message],
         forms: Sequence[Canonical],
         answer: Message,
-        sampled: Sampled,
+        sampled: AnswerDetails,
         *,
         heard_at: float = 0.0,
         failed: frozenset[str] = frozenset(),
@@ -330,14 +334,14 @@ class Conversations:
         places = [(line, self._goes_on(line, forms, known)) for line in self._lines]
         step = self.hear(messages, forms, heard_at=heard_at, failed=failed)
         form = canonical(answer)
-        new = Step(answer, form, step, sampled)
+        new = MessageNode(answer, form, step, sampled)
         has_task = self._has_task(forms, known)
         going = [(line, there) for line, there in places if there is not None]
         lines = [(line, there) for line, there in going if there.summary is None or _offers(new) or not line.offers]
         for line, there in lines:
             line.add(there, new)
         if not going and self._may_begin(new) and has_task:
-            self._lines.append(_Line(forms, new))
+            self._lines.append(_Thread(forms, new))
         elif not lines and not sampled.offered and not form.calls:
             self._asides.append(_Aside(new, has_task or bool(going)))
         old = step.after.get(form)
@@ -352,14 +356,14 @@ class Conversations:
         *,
         heard_at: float = 0.0,
         failed: frozenset[str] = frozenset(),
-    ) -> Step:
+    ) -> MessageNode:
         """Add a request without an answer; return its last message. The arguments are those of `add`."""
         step = self._top
         for message, form in zip(messages, forms, strict=True):
             after = step.after.get(form)
             if after is None:
                 wrong = message["role"] == "tool" and message.get("tool_call_id") in failed
-                after = Step(message, form, step, heard_at=heard_at, failed=wrong)
+                after = MessageNode(message, form, step, heard_at=heard_at, failed=wrong)
                 step.after[form] = after
             step = after
         return step
@@ -381,7 +385,7 @@ class Conversations:
             return
         main = self._own.main
         opening = main[0].asked
-        steps: list[Step] = []
+        steps: list[MessageNode] = []
         for own in main:
             steps += _gone_on(own.asked, opening) if own.anew else own.asked
             steps.append(own.step)
@@ -395,29 +399,29 @@ class Conversations:
             setattr(result, name, getattr(fresh, name))
 
     @property
-    def _own(self) -> _Line:
+    def _own(self) -> _Thread:
         """Return the agent's own conversation."""
         return max(self._lines, key=lambda line: (line.main[-1].answers, line.offers))
 
-    def _goes_on(self, line: _Line, forms: Sequence[Canonical], known: Sequence[Step]) -> _Going | None:
+    def _goes_on(self, line: _Thread, forms: Sequence[Canonical], known: Sequence[MessageNode]) -> _Going | None:
         return line.goes_on(forms, known, self._asides, has_task=self._has_task(forms, known))
 
-    def _may_begin(self, answer: Step) -> bool:
+    def _may_begin(self, answer: MessageNode) -> bool:
         """Return whether the agent's own conversation may begin with an answer, as far as others have not."""
         return not self._lines or (_offers(answer) and not any(line.offers for line in self._lines))
 
-    def _has_task(self, forms: Sequence[Canonical], known: Sequence[Step]) -> bool:
+    def _has_task(self, forms: Sequence[Canonical], known: Sequence[MessageNode]) -> bool:
         """Return whether a user's message has the text of the task before the first answer."""
         first = next((index for index, step in enumerate(known) if step.sampled is not None), len(forms))
         return any(form.role == "user" and self._text in squeezed(form.text) for form in forms[:first])
 
 
-def _offers(answer: Step) -> bool:
+def _offers(answer: MessageNode) -> bool:
     """Return whether the model was offered tools for an answer."""
     return bool(answer.sampled and answer.sampled.offered)
 
 
-def _as_sent_back(answer: Step) -> set[Canonical]:
+def _as_sent_back(answer: MessageNode) -> set[Canonical]:
     """Return the forms in which an agent may send an answer back: also without thinking, and in one message with the
     assistant's that it was asked for after."""
     form, before = answer.form, answer.before
@@ -433,16 +437,16 @@ def _is_part(form: Canonical, given: Canonical) -> bool:
     return same and form.text in given.text and Counter(form.calls) <= Counter(given.calls)
 
 
-def _told_after(step: Step) -> list[Step]:
+def _told_after(step: MessageNode) -> list[MessageNode]:
     """Return what was said after the last answer, to which there is none."""
-    told: list[Step] = []
+    told: list[MessageNode] = []
     while after := [each for each in step.after.values() if each.message["role"] != "assistant"]:
         step = after[-1]
         told.append(step)
     return told
 
 
-def _gone_on(asked: Sequence[Step], opening: Sequence[Step]) -> list[Step]:
+def _gone_on(asked: Sequence[MessageNode], opening: Sequence[MessageNode]) -> list[MessageNode]:
     """Return what is asked after a summary, with what the user says in one message, as ours do: without the messages
     that the conversation began with, or with all, if the system now says something else."""
     system = [step for step in asked if step.form.role == "system"]
@@ -451,11 +455,11 @@ def _gone_on(asked: Sequence[Step], opening: Sequence[Step]) -> list[Step]:
     last = next((step.form for step in reversed(opening) if step.form.role == "user"), None)
     told = [step for step in asked if step.form.role == "user" and (step.form not in known or step.form == last)]
     message: Message = {"role": "user", "content": "\n\n".join(step.form.text for step in told)}
-    said = Step(message, canonical(message), None, heard_at=told[-1].heard_at if told else 0.0)
+    said = MessageNode(message, canonical(message), None, heard_at=told[-1].heard_at if told else 0.0)
     return [*system, said] if anew else [said]
 
 
-def _add(result: AgentResult, steps: Sequence[Step], summaries: Collection[Step]) -> None:
+def _add(result: AgentResult, steps: Sequence[MessageNode], summaries: Collection[MessageNode]) -> None:
     """Add messages to a result. What answers a call replaces the note that it was interrupted."""
     open_calls: dict[str, int] = {}
     offered: frozenset[str] = frozenset()
@@ -474,7 +478,7 @@ def _add(result: AgentResult, steps: Sequence[Step], summaries: Collection[Step]
             result.messages.append(dict(message))
 
 
-def _answer_call(result: AgentResult, number: int, step: Step, offered: frozenset[str]) -> None:
+def _answer_call(result: AgentResult, number: int, step: MessageNode, offered: frozenset[str]) -> None:
     """Record what a call was answered with. The agent ran it, so its times are those of the answer and of the next
     request."""
     call = result.calls[number]

@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol
 
 from hermes_core.agents.base import Message
 from hermes_core.agents.canonical import joined
-from hermes_core.agents.replies import Reply
+from hermes_core.agents.replies import ModelReply
 
 Event = tuple[str, Mapping[str, Any] | str]
 """A server-sent event: its name, empty for one without, and its data."""
@@ -28,7 +28,7 @@ class BadRequest(Exception):
 
 
 @dataclass
-class Asked:
+class ModelRequest:
     """What a request asks for, in the OpenAI form."""
 
     id: str = field(default_factory=lambda: secrets.token_hex(12))
@@ -59,7 +59,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Answer:
+class WrittenAnswer:
     """An answer of the model, as it is given to the agent: whole or as a stream, and again if it was lost."""
 
     id: str
@@ -68,7 +68,7 @@ class Answer:
     """When it was sampled, in seconds since the epoch."""
     model: str
     """The name of our model, whatever the agent asked for."""
-    reply: Reply
+    reply: ModelReply
     written: bytes | None = None
     """What the agent gets, if that is not for us to write: the body of a provider's own answer."""
 
@@ -98,7 +98,7 @@ _STATUS: Mapping[RefusalKind, int] = {
 
 
 @dataclass(frozen=True)
-class Refusal:
+class RequestRefusal:
     """A refusal for good. An agent that gets it ends, or shortens its conversation."""
 
     message: str
@@ -140,7 +140,7 @@ class Dialect(Protocol):
         """Return the description of the only model there is, or a list of it, as one JSON value."""
         ...
 
-    def read(self, body: Mapping[str, Any]) -> Asked:
+    def read(self, body: Mapping[str, Any]) -> ModelRequest:
         """Read a request leniently. Its texts are such that they can be recorded and sent.
 
         Raises:
@@ -148,23 +148,23 @@ class Dialect(Protocol):
         """
         ...
 
-    def whole(self, answer: Answer, asked: Asked) -> dict[str, Any]:
+    def whole(self, answer: WrittenAnswer, asked: ModelRequest) -> dict[str, Any]:
         """Return an answer as one JSON value."""
         ...
 
-    def stream(self, answer: Answer, asked: Asked) -> bytes:
+    def stream(self, answer: WrittenAnswer, asked: ModelRequest) -> bytes:
         """Return an answer as the rest of a stream."""
         ...
 
-    def refusal(self, refusal: Refusal) -> dict[str, Any]:
+    def refusal(self, refusal: RequestRefusal) -> dict[str, Any]:
         """Return a refusal as one JSON value."""
         ...
 
-    def keep_alive(self, asked: Asked) -> bytes:
+    def keep_alive(self, asked: ModelRequest) -> bytes:
         """Return a sign of life for a stream: never an empty event, which some programs try to read."""
         ...
 
-    def late_refusal(self, refusal: Refusal, asked: Asked) -> bytes:
+    def late_refusal(self, refusal: RequestRefusal, asked: ModelRequest) -> bytes:
         """Return a refusal as the rest of a stream that has begun."""
         ...
 
@@ -212,13 +212,13 @@ def text_part(text: str) -> dict[str, Any]:
     return {"type": "text", "text": text}
 
 
-def image_part(url: str, asked: Asked) -> dict[str, Any]:
+def image_part(url: str, asked: ModelRequest) -> dict[str, Any]:
     """Return an image as a part of a content. It must be in the request: what the endpoint fetches from elsewhere would
     be a way out for a slot without a network."""
     return {"type": "image_url", "image_url": {"url": url}} if url.startswith("data:") else placeholder("image", asked)
 
 
-def placeholder(kind: str, asked: Asked) -> dict[str, Any]:
+def placeholder(kind: str, asked: ModelRequest) -> dict[str, Any]:
     """Return the part that stands for one of an unknown kind, and count it."""
     asked.unknown[kind[:64]] += 1
     return text_part(f"[{kind[:64] or 'something'} is not shown]")

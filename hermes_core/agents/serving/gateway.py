@@ -27,21 +27,21 @@ from hermes_core.agents.endpoint.errors import (
 )
 from hermes_core.agents.endpoint.request import count_waits
 from hermes_core.agents.loop import ChatServer
-from hermes_core.agents.replies import Reply
+from hermes_core.agents.replies import ModelReply
 from hermes_core.agents.serving.anthropic import AnthropicDialect
 from hermes_core.agents.serving.bounds import Bounds
 from hermes_core.agents.serving.call_log import CallLog
 from hermes_core.agents.serving.chat import ChatDialect
-from hermes_core.agents.serving.conversations import Conversations, Sampled, task_text
+from hermes_core.agents.serving.conversations import AnswerDetails, Conversations, task_text
 from hermes_core.agents.serving.dialects import (
     Aim,
-    Answer,
-    Asked,
     Dialect,
-    Refusal,
+    ModelRequest,
+    RequestRefusal,
+    WrittenAnswer,
 )
 from hermes_core.agents.serving.gemini import GeminiDialect
-from hermes_core.agents.serving.http import Exchange, Handle, Pace, Refused, Room, serve_http
+from hermes_core.agents.serving.http import ConnectionPace, Exchange, Handle, Room, UnreadableRequest, serve_http
 from hermes_core.agents.serving.requests import GivenCall, Request, read_request
 from hermes_core.agents.serving.responses import ResponsesDialect
 from hermes_core.agents.serving.sampling import Sampling
@@ -79,7 +79,7 @@ _ENDS: Mapping[type[Exception], StopReason] = {
 """Errors that end a conversation that had begun, and are not the server's failure."""
 
 
-_TIME_IS_UP = Refusal("the rollout has ended: it has waited for the model for as long as it may")
+_TIME_IS_UP = RequestRefusal("the rollout has ended: it has waited for the model for as long as it may")
 
 
 class _Crowded(Exception):
@@ -128,7 +128,9 @@ class Gateway:
         self._task = task
         self._model = settings.model or "model"
         self._work = TaskSet()
-        self._answers: SingleFlight[Answer | Refusal] = SingleFlight("a model call", keep=True, go_on=True)
+        self._answers: SingleFlight[WrittenAnswer | RequestRefusal] = SingleFlight(
+            "a model call", keep=True, go_on=True
+        )
         self._places = asyncio.Semaphore(self.bounds.concurrent)
         self._room = Room(2 * self.bounds.http.body_bytes)
         self._time = SharedTime(task, self._work)
@@ -140,7 +142,7 @@ class Gateway:
         self._waited_s = 0.0
         self._connections = self._waiting = self._number = self._kept_bytes = self._open_bytes = self._read_bytes = 0
         self._end: StopReason | None = None
-        self._pace = Pace(self.bounds.at_once, self.bounds.a_second)
+        self._pace = ConnectionPace(self.bounds.at_once, self.bounds.a_second)
         self._reading = asyncio.Lock()
         """Held while a thread reads a long request, so that one slot keeps no more than one busy."""
         self._characters = self._tokens = 0
@@ -233,9 +235,9 @@ class Gateway:
             await exchange.answer(200, b"{}", _JSON)
         elif not self._knows(exchange.headers):
             self._counts["wrong_key"] += 1
-            await _refuse(exchange, dialect, Refusal("the API key is not valid here", "key"))
+            await _refuse(exchange, dialect, RequestRefusal("the API key is not valid here", "key"))
         elif self._work.closing:
-            await _refuse(exchange, dialect, Refusal("the rollout has ended"))
+            await _refuse(exchange, dialect, RequestRefusal("the rollout has ended"))
         elif aim is not None and aim.counted is not None:
             await self._count_tokens(exchange, dialect, aim, aim.counted)
         elif aim is not None:
@@ -247,7 +249,7 @@ class Gateway:
         else:
             self._counts["unknown_paths"] += 1
             unknown = f"there is no {exchange.method} {path[:_WORDS]} here"
-            await _refuse(exchange, dialect, Refusal(unknown, "unknown_path"))
+            await _refuse(exchange, dialect, RequestRefusal(unknown, "unknown_path"))
 
     def _knows(self, headers: Mapping[str, str]) -> bool:
         """Return whether a request has the key."""
@@ -259,16 +261,16 @@ class Gateway:
     ) -> None:
         """Answer with about how many tokens a prompt has, by what the endpoint counted for the last one."""
         request = await self._read(exchange, dialect, aim)
-        if isinstance(request, Refusal):
+        if isinstance(request, RequestRefusal):
             await _refuse(exchange, dialect, request)
             return
         per_token = self._characters / self._tokens if self._tokens else _CHARACTERS_PER_TOKEN
         await exchange.answer(200, _bytes(counted(max(1, int(request.characters / per_token)))), _JSON)
 
-    async def _read(self, exchange: Exchange, dialect: Dialect, aim: Aim) -> Request | Refusal:
+    async def _read(self, exchange: Exchange, dialect: Dialect, aim: Aim) -> Request | RequestRefusal:
         """Return what a request asks for, with the server's own ids of calls."""
         if self._read_bytes >= self.bounds.read_bytes:
-            return Refusal("the rollout has ended: its requests were too long together")
+            return RequestRefusal("the rollout has ended: its requests were too long together")
         try:
             async with exchange.body(self._room) as body:
                 self._read_bytes += len(body)
@@ -278,14 +280,14 @@ class Gateway:
                     return read()
                 async with self._reading:
                     return await asyncio.to_thread(read)
-        except Refused as refused:
-            return Refusal(refused.message, "too_large" if refused.status == 413 else "invalid")
+        except UnreadableRequest as refused:
+            return RequestRefusal(refused.message, "too_large" if refused.status == 413 else "invalid")
 
     async def _call(self, exchange: Exchange, dialect: Dialect, aim: Aim) -> None:
         """Answer a model call."""
         request = await self._read(exchange, dialect, aim)
-        if isinstance(request, Refusal):
-            nothing = Asked()
+        if isinstance(request, RequestRefusal):
+            nothing = ModelRequest()
             await self._refuse(self._note(exchange, dialect, nothing), exchange, dialect, request, nothing)
             return
         asked = request.asked
@@ -294,7 +296,7 @@ class Gateway:
         self._forget_continued(request)
         with self._open(request):
             outcome = await self._outcome(call, request, exchange, dialect)
-        if isinstance(outcome, Refusal):
+        if isinstance(outcome, RequestRefusal):
             self._hear(call, request)
             await self._refuse(call, exchange, dialect, outcome, asked)
             return
@@ -319,7 +321,9 @@ class Gateway:
         finally:
             self._open_bytes -= request.size
 
-    async def _outcome(self, call: CallLog, request: Request, exchange: Exchange, dialect: Dialect) -> Answer | Refusal:
+    async def _outcome(
+        self, call: CallLog, request: Request, exchange: Exchange, dialect: Dialect
+    ) -> WrittenAnswer | RequestRefusal:
         """Return the answer, or why there is none. Meanwhile, keep a stream alive.
 
         Raises:
@@ -330,7 +334,7 @@ class Gateway:
         again = request.digest in self._answers.kept
         begun = False
 
-        async def begin() -> Answer | Refusal:
+        async def begin() -> WrittenAnswer | RequestRefusal:
             nonlocal begun
             begun = True
             with self._open(request):
@@ -348,9 +352,9 @@ class Gateway:
                 pause_s = self.bounds.keep_alive_s
             outcome = waiter.result()
         except BrokenOff:
-            return Refusal("the rollout has ended")
+            return RequestRefusal("the rollout has ended")
         except _Crowded:
-            return Refusal(f"more than {self.bounds.waiting} model calls are waiting")
+            return RequestRefusal(f"more than {self.bounds.waiting} model calls are waiting")
         finally:
             if not waiter.done():
                 await cancel([waiter])
@@ -358,28 +362,28 @@ class Gateway:
             call.outcome = "replayed"
         return outcome
 
-    def _exceeded(self) -> Refusal | None:
+    def _exceeded(self) -> RequestRefusal | None:
         """Return the refusal of a call that is out of bounds."""
         bounds = self.bounds
         if self.failure is not None:
-            return Refusal("the rollout has ended: its model can't be reached")
+            return RequestRefusal("the rollout has ended: its model can't be reached")
         if self._end is StopReason.TIME_LIMIT:
             return _TIME_IS_UP
         if self._number > bounds.calls:
             self._end = StopReason.MAX_TURNS
-            return Refusal(f"the rollout has ended: it had {bounds.calls} model calls")
+            return RequestRefusal(f"the rollout has ended: it had {bounds.calls} model calls")
         used = self._usage.prompt_tokens + self._usage.completion_tokens
         if bounds.tokens is not None and used >= bounds.tokens:
             self._end = StopReason.MAX_TURNS
-            return Refusal(f"the rollout has ended: it had {used} tokens")
+            return RequestRefusal(f"the rollout has ended: it had {used} tokens")
         if self._kept_bytes >= bounds.kept_bytes:
             self._end = StopReason.MAX_TURNS
-            return Refusal("the rollout has ended: its conversations are too long")
+            return RequestRefusal("the rollout has ended: its conversations are too long")
         if self._open_bytes > bounds.open_bytes:
-            return Refusal("the requests that are being answered are too long together")
+            return RequestRefusal("the requests that are being answered are too long together")
         return None
 
-    async def _sample(self, call: CallLog, request: Request) -> Answer | Refusal:
+    async def _sample(self, call: CallLog, request: Request) -> WrittenAnswer | RequestRefusal:
         """Have the server answer, and record it.
 
         Raises:
@@ -410,10 +414,10 @@ class Gateway:
             self._waited_s += seconds
             self._task.result.waited_s = self._waited_s
 
-    def _record(self, call: CallLog, request: Request, reply: Reply, written: bytes | None) -> Answer:
+    def _record(self, call: CallLog, request: Request, reply: ModelReply, written: bytes | None) -> WrittenAnswer:
         """Add an answer to the record, and return it as the agent gets it."""
         asked = request.asked
-        answer = Answer(secrets.token_hex(12), int(time.time()), self._model, reply, written)
+        answer = WrittenAnswer(secrets.token_hex(12), int(time.time()), self._model, reply, written)
         for index, made in enumerate(reply.calls):
             self._given[answer.call_id(index)] = GivenCall(len(self._given), made)
         call.prompt_tokens, call.completion_tokens = reply.prompt_tokens, reply.completion_tokens
@@ -436,7 +440,7 @@ class Gateway:
         }
         offered = frozenset(tool["function"]["name"] for tool in asked.tools)
         valid = sum(made.error is None and not made.repaired and made.name in offered for made in reply.calls)
-        sampled = Sampled(call.number, offered, about, valid, asked.tools, reply.number)
+        sampled = AnswerDetails(call.number, offered, about, valid, asked.tools, reply.number)
         call.place = self.conversations.add(
             *(asked.messages, request.forms, reply.as_message(), sampled),
             heard_at=call.started,
@@ -465,7 +469,7 @@ class Gateway:
         result.usage = replace(self._usage)
         result.managed_state = self._sampling.managed_state()
 
-    def _failed(self, call: CallLog, error: Exception) -> Refusal:
+    def _failed(self, call: CallLog, error: Exception) -> RequestRefusal:
         """Remember why a call failed, and return what the agent is told of it.
 
         What a model can bring about by what it writes, once it has begun, is no failure: it could get rid of its bad
@@ -492,8 +496,10 @@ class Gateway:
         elif call.own:
             self._end = end
         if isinstance(failure, ContextLengthExceeded):
-            return Refusal("the conversation has more tokens than the model takes", "too_long")
-        return Refusal("the model can't answer this conversation" if end or others else "the model can't be reached")
+            return RequestRefusal("the conversation has more tokens than the model takes", "too_long")
+        return RequestRefusal(
+            "the model can't answer this conversation" if end or others else "the model can't be reached"
+        )
 
     def _fail(self, failure: ModelError) -> None:
         if self.failure is None:
@@ -509,7 +515,7 @@ class Gateway:
             if step.sampled is not None and (digest := self._turns.pop(step.sampled.number, None)) is not None:
                 self._answers.kept.pop(digest, None)
 
-    def _note(self, exchange: Exchange, dialect: Dialect, asked: Asked) -> CallLog:
+    def _note(self, exchange: Exchange, dialect: Dialect, asked: ModelRequest) -> CallLog:
         """Begin a call's entry in the log."""
         self._number += 1
         self._counts["calls"] += 1
@@ -533,7 +539,7 @@ class Gateway:
         return call
 
     async def _refuse(
-        self, call: CallLog, exchange: Exchange, dialect: Dialect, refusal: Refusal, asked: Asked
+        self, call: CallLog, exchange: Exchange, dialect: Dialect, refusal: RequestRefusal, asked: ModelRequest
     ) -> None:
         """Refuse a model call for good, and record it."""
         call.ended, call.refusal = time.time(), refusal.message
@@ -557,11 +563,11 @@ def _aim(exchange: Exchange, path: str) -> tuple[Dialect, Aim | None]:
     return next(marked, _CHAT), None
 
 
-async def _begin(exchange: Exchange, asked: Asked) -> None:
+async def _begin(exchange: Exchange, asked: ModelRequest) -> None:
     await exchange.begin({"content-type": asked.stream_type, "cache-control": "no-cache"})
 
 
-async def _refuse(exchange: Exchange, dialect: Dialect, refusal: Refusal) -> None:
+async def _refuse(exchange: Exchange, dialect: Dialect, refusal: RequestRefusal) -> None:
     await exchange.answer(refusal.status, _bytes(dialect.refusal(refusal)), {**_JSON, **_FOR_GOOD})
 
 

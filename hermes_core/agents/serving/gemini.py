@@ -11,11 +11,11 @@ from typing import Any
 from hermes_core.agents.canonical import joined
 from hermes_core.agents.serving.dialects import (
     Aim,
-    Answer,
-    Asked,
     BadRequest,
-    Refusal,
+    ModelRequest,
     RefusalKind,
+    RequestRefusal,
+    WrittenAnswer,
     content,
     function_call,
     function_tool,
@@ -73,7 +73,7 @@ class GeminiDialect:
         about = {"name": f"models/{model}", "displayName": model, "supportedGenerationMethods": ["generateContent"]}
         return about if one else {"models": [about]}
 
-    def read(self, body: Mapping[str, Any]) -> Asked:
+    def read(self, body: Mapping[str, Any]) -> ModelRequest:
         """Read a request."""
         body = _fields(body)
         body = {**_fields(body.get("generateContentRequest")), **body}  # where `countTokens` has it
@@ -82,7 +82,7 @@ class GeminiDialect:
         generation = _fields(body.get("generationConfig"))
         calling = _fields(_fields(body.get("toolConfig")).get("functionCallingConfig"))
         stream = body.get("stream")
-        asked = Asked(
+        asked = ModelRequest(
             stream=stream in (_SSE, _ARRAY),
             model=string(body.get("model")) or None,
             max_tokens=whole_number(generation.pop("maxOutputTokens", None)),
@@ -105,11 +105,11 @@ class GeminiDialect:
             _read_tool(tool, asked)
         return asked
 
-    def whole(self, answer: Answer, asked: Asked) -> dict[str, Any]:
+    def whole(self, answer: WrittenAnswer, asked: ModelRequest) -> dict[str, Any]:
         """Return a response."""
         return {**_response(answer, list(_answered(answer)), _reason(answer)), "usageMetadata": _usage(answer)}
 
-    def stream(self, answer: Answer, asked: Asked) -> bytes:
+    def stream(self, answer: WrittenAnswer, asked: ModelRequest) -> bytes:
         """Return responses with a part of the answer each. The last one has the reason of its end and the usage."""
         *parts, last = [piece for part in _answered(answer) for piece in _pieces(part)] or [{"text": ""}]
         responses = [_response(answer, [part]) for part in parts]
@@ -118,7 +118,7 @@ class GeminiDialect:
             return json.dumps(responses).encode()
         return sse(("", response) for response in responses)
 
-    def refusal(self, refusal: Refusal) -> dict[str, Any]:
+    def refusal(self, refusal: RequestRefusal) -> dict[str, Any]:
         """Return an error in Google's form."""
         said = refusal.message
         if refusal.kind == "too_long":
@@ -126,29 +126,29 @@ class GeminiDialect:
         status = _STATUS.get(refusal.kind, "INVALID_ARGUMENT")
         return {"error": {"code": refusal.status, "message": said, "status": status}}
 
-    def keep_alive(self, asked: Asked) -> bytes:
+    def keep_alive(self, asked: ModelRequest) -> bytes:
         """Return an empty line. Google's own libraries can't read comments."""
         return b"\n"
 
-    def late_refusal(self, refusal: Refusal, asked: Asked) -> bytes:
+    def late_refusal(self, refusal: RequestRefusal, asked: ModelRequest) -> bytes:
         """Return an error that is no event, as Google sends it and its libraries expect it."""
         error = self.refusal(refusal)
         return json.dumps([error] if asked.stream_type == _ARRAY else error).encode()
 
 
-def _response(answer: Answer, parts: list[dict[str, Any]], reason: str | None = None) -> dict[str, Any]:
+def _response(answer: WrittenAnswer, parts: list[dict[str, Any]], reason: str | None = None) -> dict[str, Any]:
     candidate = {"index": 0, "content": {"role": "model", "parts": parts}}
     ended = {"finishReason": reason} if reason else {}
     return {"candidates": [{**candidate, **ended}], "modelVersion": answer.model, "responseId": answer.id}
 
 
-def _reason(answer: Answer) -> str:
+def _reason(answer: WrittenAnswer) -> str:
     if answer.cut:
         return "MAX_TOKENS"
     return "SAFETY" if answer.withheld else "STOP"
 
 
-def _usage(answer: Answer) -> dict[str, Any]:
+def _usage(answer: WrittenAnswer) -> dict[str, Any]:
     """Return the counts of tokens. In this dialect, those of the candidates are without those of the thoughts."""
     reply = answer.reply
     thoughts = min(reply.reasoning_tokens or 0, reply.completion_tokens)
@@ -161,7 +161,7 @@ def _usage(answer: Answer) -> dict[str, Any]:
     }
 
 
-def _answered(answer: Answer) -> Iterator[dict[str, Any]]:
+def _answered(answer: WrittenAnswer) -> Iterator[dict[str, Any]]:
     """Yield the parts of an answer."""
     reply = answer.reply
     if reply.reasoning:
@@ -190,7 +190,7 @@ def _parts(raw: Any) -> list[dict[str, Any]]:
     return [_fields(part) for part in mappings(_fields(raw).get("parts"))]
 
 
-def _read_tool(raw: Mapping[str, Any], asked: Asked) -> None:
+def _read_tool(raw: Mapping[str, Any], asked: ModelRequest) -> None:
     """Add the functions of a tool. Whatever else it has, Google would have run."""
     for kind, value in _fields(raw).items():
         if kind != "functionDeclarations":
@@ -212,7 +212,7 @@ def _schema(raw: Any) -> Any:
     return {**schema, "type": kind.lower()} if isinstance(kind, str) and kind in _TYPES else schema
 
 
-def _read_content(raw: Mapping[str, Any], asked: Asked, called: Called) -> None:
+def _read_content(raw: Mapping[str, Any], asked: ModelRequest, called: Called) -> None:
     """Add a content, which may be several messages in our form: results of tools, then what the user says."""
     parts = _parts(raw)
     if raw.get("role") == "model":
@@ -226,7 +226,7 @@ def _read_content(raw: Mapping[str, Any], asked: Asked, called: Called) -> None:
         asked.messages.append({"role": "user", "content": content(said)})
 
 
-def _read_answer(parts: list[dict[str, Any]], asked: Asked, called: Called) -> None:
+def _read_answer(parts: list[dict[str, Any]], asked: ModelRequest, called: Called) -> None:
     """Add an answer. Programs may keep what came in a stream as contents that follow each other."""
     if not asked.messages or asked.messages[-1]["role"] != "assistant":
         asked.messages.append({"role": "assistant", "content": ""})
@@ -244,7 +244,7 @@ def _read_answer(parts: list[dict[str, Any]], asked: Asked, called: Called) -> N
             answer[key] = answer.get(key, "") + _text(part, asked)
 
 
-def _read_result(raw: Mapping[str, Any], asked: Asked, called: Called) -> None:
+def _read_result(raw: Mapping[str, Any], asked: ModelRequest, called: Called) -> None:
     waiting, response = called.get(string(raw.get("name"))), raw.get("response")
     identifier = string(raw.get("id")) or (waiting.popleft() if waiting else "")
     if isinstance(response, Mapping) and "error" in response:
@@ -261,12 +261,12 @@ def _told(response: Any) -> str:
     return json.dumps(response, ensure_ascii=False)
 
 
-def _text(part: Mapping[str, Any], asked: Asked) -> str:
+def _text(part: Mapping[str, Any], asked: ModelRequest) -> str:
     """Return a part as text."""
     return string(part["text"]) if "text" in part else str(placeholder(_kind(part), asked)["text"])
 
 
-def _part(part: Mapping[str, Any], asked: Asked) -> dict[str, Any]:
+def _part(part: Mapping[str, Any], asked: ModelRequest) -> dict[str, Any]:
     """Return a part as one of a content in our form."""
     inline = _fields(part.get("inlineData"))
     if (kind := string(inline.get("mimeType"))).startswith("image/"):

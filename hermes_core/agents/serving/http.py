@@ -41,7 +41,7 @@ class HttpLimits:
     """Seconds for which a client may leave a part of its answer unread."""
 
 
-class Refused(Exception):
+class UnreadableRequest(Exception):
     """A request can't be read, and nothing more is read from its connection."""
 
     def __init__(self, status: int, message: str) -> None:
@@ -59,14 +59,14 @@ class Room:
 
     @contextmanager
     def part(self) -> Iterator[Take]:
-        """Give what takes room for some bytes, and raises `Refused` if there is too little. At the end, it is given
-        back."""
+        """Give what takes room for some bytes, and raises `UnreadableRequest` if there is too little. At the end, it is
+        given back."""
         taken = 0
 
         def take(size: int) -> None:
             nonlocal taken
             if self.held + size > self.limit:
-                raise Refused(413, "too much is being sent at once")
+                raise UnreadableRequest(413, "too much is being sent at once")
             self.held += size
             taken += size
 
@@ -80,7 +80,7 @@ Take = Callable[[int], None]
 
 
 @dataclass(eq=False)
-class Pace:
+class ConnectionPace:
     """Lets some through at once, and after those so many a second."""
 
     at_once: int
@@ -97,7 +97,7 @@ class Pace:
 
 
 Handle = Callable[["Exchange"], Awaitable[None]]
-"""Answers one request. It may raise `Refused` and `ConnectionError`."""
+"""Answers one request. It may raise `UnreadableRequest` and `ConnectionError`."""
 
 
 @dataclass(eq=False)
@@ -126,7 +126,7 @@ class Exchange:
         """
         encoding = self.headers.get("content-encoding", "identity").strip().lower()
         if encoding != "identity" and encoding not in _DECODERS:
-            raise Refused(415, f"the encoding {encoding[:40]!r} is not known; send the body as it is")
+            raise UnreadableRequest(415, f"the encoding {encoding[:40]!r} is not known; send the body as it is")
         with room.part() as take:
             body = await self._wire.body(self.headers, take)
             if encoding != "identity":
@@ -167,7 +167,7 @@ async def serve_http(connection: Connection, handle: Handle, limits: HttpLimits)
         while (exchange := await wire.next_request()) is not None:
             try:
                 await handle(exchange)
-            except Refused as refused:
+            except UnreadableRequest as refused:
                 if not exchange.begun:
                     await exchange.answer(refused.status, refused.message.encode(), {"connection": "close"})
             if not await wire.next_cycle():
@@ -224,27 +224,27 @@ class _Wire:
         limit = self.limits.body_bytes
         length = headers.get("content-length", "0")
         if not length.isdecimal() or len(length) > 19 or int(length) > limit:
-            raise Refused(413, f"the body is longer than {limit} bytes")
+            raise UnreadableRequest(413, f"the body is longer than {limit} bytes")
         body, pieces = bytearray(), 0
         try:
             if self._h11.they_are_waiting_for_100_continue:
                 await self._write(self._h11.send(h11.InformationalResponse(status_code=100, headers=[])))
             while not isinstance(event := await self._event(), h11.EndOfMessage):
                 if not isinstance(event, h11.Data):
-                    raise Refused(400, "the request ended before its body")
+                    raise UnreadableRequest(400, "the request ended before its body")
                 if len(body) + len(event.data) > limit:
-                    raise Refused(413, f"the body is longer than {limit} bytes")
+                    raise UnreadableRequest(413, f"the body is longer than {limit} bytes")
                 pieces += 1
                 if pieces > _MOST_PIECES:
-                    raise Refused(413, f"the body comes in more than {_MOST_PIECES} pieces")
+                    raise UnreadableRequest(413, f"the body comes in more than {_MOST_PIECES} pieces")
                 if not pieces % _AT_A_TIME:
                     await asyncio.sleep(0)
                 take(len(event.data))
                 body += event.data
         except h11.RemoteProtocolError as error:
-            raise Refused(400, str(error)) from error
+            raise UnreadableRequest(400, str(error)) from error
         except TimeoutError as error:
-            raise Refused(408, "the request did not come in time") from error
+            raise UnreadableRequest(408, "the request did not come in time") from error
         return bytes(body)
 
     async def begin(self, status: int, headers: Mapping[str, str]) -> None:
@@ -338,7 +338,7 @@ def _decompressed(body: bytes, encoding: str, limit: int) -> bytes:
     try:
         plain = decoder.decompress(body, limit + 1)
     except zlib.error as error:
-        raise Refused(400, f"the body is not {encoding}: {error}") from error
+        raise UnreadableRequest(400, f"the body is not {encoding}: {error}") from error
     if len(plain) > limit:
-        raise Refused(413, f"the body is longer than {limit} bytes")
+        raise UnreadableRequest(413, f"the body is longer than {limit} bytes")
     return plain

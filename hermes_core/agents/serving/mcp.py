@@ -15,7 +15,7 @@ from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.shared.exceptions import MCPError
 
 from hermes_core.agents.base import AgentTask
-from hermes_core.agents.serving.http import Exchange, Handle, Refused, Room
+from hermes_core.agents.serving.http import Exchange, Handle, Room, UnreadableRequest
 from hermes_core.aio import alongside
 from hermes_core.mcp.messages import MAX_MESSAGE, MAX_OBJECTS
 from hermes_core.version import __version__
@@ -119,7 +119,7 @@ async def _answer(manager: StreamableHTTPSessionManager, room: Room, exchange: E
         return
     async with exchange.body(room) as body:
         if body.count(b"{") + body.count(b"[") > MAX_OBJECTS:
-            raise Refused(413, "the message has too many objects")
+            raise UnreadableRequest(413, "the message has too many objects")
     async with alongside(_asked(manager, exchange, body)) as asked:
         while not (await asyncio.wait({asked}, timeout=QUIET_S))[0]:
             if not exchange.begun:

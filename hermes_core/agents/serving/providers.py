@@ -10,7 +10,7 @@ from hermes_core.agents.canonical import joined
 from hermes_core.agents.endpoint.errors import BadCompletion, HttpRefusal
 from hermes_core.agents.replies import count
 from hermes_core.agents.serving.anthropic import read_answer
-from hermes_core.agents.serving.dialects import Asked, BadRequest, mappings, string
+from hermes_core.agents.serving.dialects import BadRequest, ModelRequest, mappings, string
 from hermes_core.agents.serving.responses import read_item
 
 Body = Mapping[str, Any]
@@ -155,7 +155,7 @@ class AnthropicApi:
         usage = _mapping(answer.get("usage"))
         cached = _count(usage, "cache_read_input_tokens")
         prompt = _count(usage, "input_tokens") + cached + _count(usage, "cache_creation_input_tokens")
-        message = read_answer(mappings(answer["content"]), Asked())
+        message = read_answer(mappings(answer["content"]), ModelRequest())
         reason = self._reasons.get(string(answer.get("stop_reason")), "stop")
         return _completion(answer, message, reason, (prompt, cached, _count(usage, "output_tokens"), None))
 
@@ -232,7 +232,7 @@ class ResponsesApi:
             raise self._failed(answer.get("error"))
         if not isinstance(answer.get("output"), list):
             raise _no_answer("Responses")
-        asked = Asked()
+        asked = ModelRequest()
         for item in mappings(answer["output"]):
             read_item(item, asked)
         message = next(iter(one_message_each(asked.messages)), {"role": "assistant", "content": ""})

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, NoReturn
 from hermes_core.agents.base import Message
 from hermes_core.agents.canonical import Canonical, canonical, canonical_arguments, digest, squeezed
 from hermes_core.agents.replies import ToolCall, decode_arguments, is_sayable, sayable
-from hermes_core.agents.serving.dialects import Asked, BadRequest, Dialect, Refusal, Tool
+from hermes_core.agents.serving.dialects import BadRequest, Dialect, ModelRequest, RequestRefusal, Tool
 from hermes_core.agents.serving.upstream import Passage
 from hermes_core.validation import each_once
 
@@ -31,7 +31,7 @@ _ESCAPED = re.compile(r"\\u(?:0000|007f|00[89]|d[89a-f]|fd[de]|fff[ef])", re.IGN
 class Request:
     """A request that was read."""
 
-    asked: Asked
+    asked: ModelRequest
     forms: Sequence[Canonical]
     """The canonical forms of its messages."""
     tools: str
@@ -59,13 +59,13 @@ class GivenCall(NamedTuple):
     """As the server gave it."""
 
 
-Passing = Callable[[Asked, bytes, Mapping[str, Any]], Passage]
+Passing = Callable[[ModelRequest, bytes, Mapping[str, Any]], Passage]
 """Makes what goes on to the provider, of what was read of a request, its body and its value. Raises `BadRequest`."""
 
 
 def read_request(
     body: bytes, more: Mapping[str, Any], dialect: Dialect, given: Mapping[str, GivenCall], passing: Passing | None
-) -> Request | Refusal:
+) -> Request | RequestRefusal:
     """Return what a request asks for. It keeps nothing, so that it can run in a thread.
 
     Args:
@@ -74,14 +74,14 @@ def read_request(
         passing: for a request that is passed on as it is.
     """
     if body.count(b",") + body.count(b"[") + body.count(b"{") > _MOST_VALUES:
-        return Refusal("the body has too many values", "too_large")
+        return RequestRefusal("the body has too many values", "too_large")
     try:
         value, said = _read_json(body, unambiguous=passing is not None)
         if not isinstance(value, dict):
-            return Refusal("the body must be a JSON object")
+            return RequestRefusal("the body must be a JSON object")
         asked = dialect.read({**said, **more})
         if len(asked.messages) > _MOST_MESSAGES:
-            return Refusal(f"the conversation has more than {_MOST_MESSAGES} messages", "too_large")
+            return RequestRefusal(f"the conversation has more than {_MOST_MESSAGES} messages", "too_large")
         passage = passing(asked, body, value) if passing is not None else None
         _take_own_calls(asked, given)
         forms = [canonical(message) for message in asked.messages]
@@ -89,7 +89,7 @@ def read_request(
         identity = passage.digest if passage else digest(forms, tools, asked.max_tokens, asked.no_calls)
         return Request(asked, forms, tools, identity, len(body), passage)
     except (BadRequest, ValueError, RecursionError) as error:
-        return Refusal(f"the request can't be read: {str(error)[:_REASON]}")
+        return RequestRefusal(f"the request can't be read: {str(error)[:_REASON]}")
 
 
 def _written(tools: Sequence[Tool]) -> str:
@@ -111,7 +111,7 @@ def _written(tools: Sequence[Tool]) -> str:
     raise BadRequest(f"the schema of a tool is nested more than {_DEEPEST} times")
 
 
-def _take_own_calls(asked: Asked, given: Mapping[str, GivenCall]) -> None:
+def _take_own_calls(asked: ModelRequest, given: Mapping[str, GivenCall]) -> None:
     """Undo what agents make of the calls that they were given: their ids, arguments in forms of their own, and another
     order of the calls of an answer and of the results to them. Many chat templates know them by their order alone."""
     messages: list[Message] = []

@@ -12,11 +12,11 @@ from hermes_core.agents.canonical import joined
 from hermes_core.agents.serving.chat import openai_error, openai_models
 from hermes_core.agents.serving.dialects import (
     Aim,
-    Answer,
-    Asked,
     BadRequest,
     Event,
-    Refusal,
+    ModelRequest,
+    RequestRefusal,
+    WrittenAnswer,
     content,
     function_call,
     function_tool,
@@ -62,12 +62,12 @@ class ResponsesDialect:
         """Return the model, or a list of it."""
         return openai_models(model, one=one)
 
-    def read(self, body: Mapping[str, Any]) -> Asked:
+    def read(self, body: Mapping[str, Any]) -> ModelRequest:
         """Read a request."""
         for key in ("previous_response_id", "background", "conversation"):
             if body.get(key):
                 raise BadRequest(f"{key} is not supported: nothing is stored here, so send the whole input")
-        asked = Asked(
+        asked = ModelRequest(
             stream=body.get("stream") is True,
             model=string(body.get("model")) or None,
             max_tokens=whole_number(body.get("max_output_tokens")),
@@ -93,16 +93,16 @@ class ResponsesDialect:
             raise BadRequest("input must be a text or a list of items")
         return asked
 
-    def whole(self, answer: Answer, asked: Asked) -> dict[str, Any]:
+    def whole(self, answer: WrittenAnswer, asked: ModelRequest) -> dict[str, Any]:
         """Return a response."""
         status = "incomplete" if answer.cut or answer.withheld else "completed"
         return _response(answer, asked, status, [item for item, _ in _items(answer, asked)], _usage(answer))
 
-    def stream(self, answer: Answer, asked: Asked) -> bytes:
+    def stream(self, answer: WrittenAnswer, asked: ModelRequest) -> bytes:
         """Return the events of a response."""
         return sse(self._events(answer, asked))
 
-    def _events(self, answer: Answer, asked: Asked) -> Iterator[Event]:
+    def _events(self, answer: WrittenAnswer, asked: ModelRequest) -> Iterator[Event]:
         """Yield a response's events: its begin, each item with its parts, and the whole of it."""
         numbers = count()
 
@@ -121,11 +121,11 @@ class ResponsesDialect:
         response = self.whole(answer, asked)
         yield event(f"response.{response['status']}", response=response)
 
-    def refusal(self, refusal: Refusal) -> dict[str, Any]:
+    def refusal(self, refusal: RequestRefusal) -> dict[str, Any]:
         """Return an error in OpenAI's form."""
         return openai_error(refusal)
 
-    def keep_alive(self, asked: Asked) -> bytes:
+    def keep_alive(self, asked: ModelRequest) -> bytes:
         """Return the event of the beginning, which no program minds to hear again. Codex does not hear comments. But
         nobody expects two beginnings with different ids."""
         if asked.passed_on:
@@ -133,7 +133,7 @@ class ResponsesDialect:
         begun = {"id": f"resp_{asked.id}", "object": "response", "status": "in_progress", "output": []}
         return sse([("response.created", {"type": "response.created", "sequence_number": 0, "response": begun})])
 
-    def late_refusal(self, refusal: Refusal, asked: Asked) -> bytes:
+    def late_refusal(self, refusal: RequestRefusal, asked: ModelRequest) -> bytes:
         """Return the event of a response that failed."""
         error = openai_error(refusal)["error"]
         failed = {"code": error["code"], "message": error["message"]}
@@ -142,7 +142,7 @@ class ResponsesDialect:
 
 
 def _response(
-    answer: Answer, asked: Asked, status: str, output: list[dict[str, Any]], usage: dict[str, Any] | None
+    answer: WrittenAnswer, asked: ModelRequest, status: str, output: list[dict[str, Any]], usage: dict[str, Any] | None
 ) -> dict[str, Any]:
     incomplete = status == "incomplete"
     reason = {"reason": "content_filter" if answer.withheld else "max_output_tokens"}
@@ -167,7 +167,7 @@ def _response(
     }
 
 
-def _usage(answer: Answer) -> dict[str, Any]:
+def _usage(answer: WrittenAnswer) -> dict[str, Any]:
     reply = answer.reply
     return {
         "input_tokens": reply.prompt_tokens,
@@ -181,7 +181,7 @@ def _usage(answer: Answer) -> dict[str, Any]:
 Deltas = list[tuple[str, dict[str, Any]]]
 
 
-def _items(answer: Answer, asked: Asked) -> list[tuple[dict[str, Any], Deltas]]:
+def _items(answer: WrittenAnswer, asked: ModelRequest) -> list[tuple[dict[str, Any], Deltas]]:
     """Return the items of an answer, each with what comes between its begin and its end in a stream."""
     reply, items = answer.reply, []
     if reply.reasoning:
@@ -193,7 +193,7 @@ def _items(answer: Answer, asked: Asked) -> list[tuple[dict[str, Any], Deltas]]:
     return items
 
 
-def _reasoning(answer: Answer, text: str) -> tuple[dict[str, Any], Deltas]:
+def _reasoning(answer: WrittenAnswer, text: str) -> tuple[dict[str, Any], Deltas]:
     part = {"type": "summary_text", "text": text}
     item = {
         "id": f"rs_{answer.id}",
@@ -210,7 +210,7 @@ def _reasoning(answer: Answer, text: str) -> tuple[dict[str, Any], Deltas]:
     ]
 
 
-def _text(answer: Answer, text: str) -> tuple[dict[str, Any], Deltas]:
+def _text(answer: WrittenAnswer, text: str) -> tuple[dict[str, Any], Deltas]:
     part: dict[str, Any] = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
     status = "incomplete" if answer.cut and not answer.reply.calls else "completed"
     item = {"id": f"msg_{answer.id}", "type": "message", "role": "assistant", "status": status, "content": [part]}
@@ -223,7 +223,7 @@ def _text(answer: Answer, text: str) -> tuple[dict[str, Any], Deltas]:
     ]
 
 
-def _call(identifier: str, name: str, arguments: str, asked: Asked) -> tuple[dict[str, Any], Deltas]:
+def _call(identifier: str, name: str, arguments: str, asked: ModelRequest) -> tuple[dict[str, Any], Deltas]:
     kind, own = asked.names.get(name, ("", name))
     custom, _, namespace = kind.partition(_JOIN)
     item = {"id": f"fc_{identifier}", "type": "function_call", "status": "completed", "call_id": identifier}
@@ -261,7 +261,7 @@ def _custom_input(arguments: str) -> str | None:
     return text if isinstance(text, str) else None
 
 
-def _read_tool(tool: Mapping[str, Any], asked: Asked, namespace: str = "") -> None:
+def _read_tool(tool: Mapping[str, Any], asked: ModelRequest, namespace: str = "") -> None:
     kind, own = string(tool.get("type")) or "function", string(tool.get("name"))
     name = f"{namespace}{_JOIN}{own}" if namespace else own
     if kind == "namespace":
@@ -282,7 +282,7 @@ def _read_tool(tool: Mapping[str, Any], asked: Asked, namespace: str = "") -> No
         asked.dropped.append(kind)
 
 
-def read_item(item: Mapping[str, Any], asked: Asked) -> None:
+def read_item(item: Mapping[str, Any], asked: ModelRequest) -> None:
     """Add an item of the input to what is asked."""
     kind = string(item.get("type")) or "message"
     if kind == "message":
@@ -316,7 +316,7 @@ def _read_call(item: Mapping[str, Any], kind: str) -> dict[str, Any]:
     return function_call(string(item.get("call_id")), f"{namespace}{_JOIN}{name}" if namespace else name, arguments)
 
 
-def _read_output(item: Mapping[str, Any], asked: Asked) -> None:
+def _read_output(item: Mapping[str, Any], asked: ModelRequest) -> None:
     output, identifier = item.get("output"), string(item.get("call_id"))
     if isinstance(output, Mapping):
         if output.get("success") is False:
@@ -326,14 +326,14 @@ def _read_output(item: Mapping[str, Any], asked: Asked) -> None:
     asked.messages.append({"role": "tool", "tool_call_id": identifier, "content": said})
 
 
-def _answer(asked: Asked) -> Message:
+def _answer(asked: ModelRequest) -> Message:
     """Return the answer that the next item belongs to. An answer's items follow each other."""
     if not asked.messages or asked.messages[-1]["role"] != "assistant":
         asked.messages.append({"role": "assistant", "content": ""})
     return asked.messages[-1]
 
 
-def _add_to_answer(asked: Asked, key: str, text: str) -> None:
+def _add_to_answer(asked: ModelRequest, key: str, text: str) -> None:
     answer = _answer(asked)
     follows = bool(answer.get("tool_calls")) or (key == "reasoning_content" and bool(answer["content"]))
     if follows:  # another answer begins, since ours have thinking, text and calls in this order
@@ -341,13 +341,13 @@ def _add_to_answer(asked: Asked, key: str, text: str) -> None:
     answer[key] = joined([each for each in (answer.get(key), text) if each])
 
 
-def _content(raw: Any, asked: Asked) -> Any:
+def _content(raw: Any, asked: ModelRequest) -> Any:
     if not isinstance(raw, list):
         return string(raw)
     return content([_part(part, asked) for part in raw])
 
 
-def _part(part: Any, asked: Asked) -> dict[str, Any]:
+def _part(part: Any, asked: ModelRequest) -> dict[str, Any]:
     if isinstance(part, str):
         return text_part(string(part))
     if not isinstance(part, Mapping):

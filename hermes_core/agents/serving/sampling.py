@@ -10,8 +10,8 @@ from typing import Any
 from hermes_core.agents.base import AgentSettings, AgentTask
 from hermes_core.agents.loop import ChatServer, state_of
 from hermes_core.agents.model import derived_seed
-from hermes_core.agents.replies import Reply, read_reply
-from hermes_core.agents.serving.dialects import Asked, BadRequest, Dialect
+from hermes_core.agents.replies import ModelReply, read_reply
+from hermes_core.agents.serving.dialects import BadRequest, Dialect, ModelRequest
 from hermes_core.agents.serving.http import Exchange
 from hermes_core.agents.serving.requests import Passing, Request
 from hermes_core.agents.serving.upstream import Passage, Upstream
@@ -39,7 +39,7 @@ class Sampling:
         self._settings = settings
         self._seed_key = task.seed_key or task.trajectory_id
 
-    async def ask(self, request: Request, number: int) -> tuple[Reply, bytes | None]:
+    async def ask(self, request: Request, number: int) -> tuple[ModelReply, bytes | None]:
         """Return the reply to a request; and as it was written, if that is what the program gets.
 
         Args:
@@ -57,14 +57,14 @@ class Sampling:
         if not isinstance(server, Upstream):
             return None
 
-        def passing(asked: Asked, body: bytes, value: Mapping[str, Any]) -> Passage:
+        def passing(asked: ModelRequest, body: bytes, value: Mapping[str, Any]) -> Passage:
             if dialect.name != server.api.name:
                 raise BadRequest(f"only requests in the dialect {server.api.name} are passed on here")
             return server.passage(asked, body, value, query=exchange.query, headers=exchange.headers)
 
         return passing
 
-    def overridden(self, asked: Asked) -> dict[str, str]:
+    def overridden(self, asked: ModelRequest) -> dict[str, str]:
         """Return the settings that a request asks for and does not get."""
         if isinstance(self._server, Upstream):
             return {}
@@ -73,7 +73,7 @@ class Sampling:
             overridden["max_tokens"] = _brief(asked.max_tokens)
         return overridden
 
-    def cost(self, reply: Reply) -> float | None:
+    def cost(self, reply: ModelReply) -> float | None:
         """Return what a reply has cost, in dollars; None if that is not known."""
         price = self._settings.price
         if price is None:
@@ -84,7 +84,7 @@ class Sampling:
         """Return what the server keeps of the rollout for a trainer; None if it keeps nothing."""
         return state_of(self._server)
 
-    async def _ask_with_our_settings(self, server: ChatServer, asked: Asked, number: int) -> Reply:
+    async def _ask_with_our_settings(self, server: ChatServer, asked: ModelRequest, number: int) -> ModelReply:
         settings = self._settings
         extra = dict(settings.extra_body or {})
         if settings.seed is not None:
@@ -103,7 +103,7 @@ class Sampling:
         kept = {key: value for key, value in sent.items() if value is not None}
         return reply if reply.sampling is not None else replace(reply, sampling=kept)
 
-    def _max_tokens(self, asked: Asked) -> int | None:
+    def _max_tokens(self, asked: ModelRequest) -> int | None:
         """Return the longest answer: the program may only lower it."""
         ours, theirs = self._settings.max_tokens, asked.max_tokens
         if ours is None and theirs is not None and theirs > _LIKELY_MAX_TOKENS:
@@ -111,7 +111,7 @@ class Sampling:
         return min((each for each in (ours, theirs) if each is not None), default=None)
 
 
-def _own_sampling(asked: Asked) -> dict[str, Any]:
+def _own_sampling(asked: ModelRequest) -> dict[str, Any]:
     """Return the settings of a request that was passed on with them; of long ones the beginning."""
     settings = {"max_tokens": asked.max_tokens, **dict(list(asked.settings.items())[:_SETTINGS])}
     said = {key[:_CHARACTERS]: (value, repr(value)) for key, value in settings.items() if value is not None}

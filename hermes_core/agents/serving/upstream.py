@@ -16,8 +16,8 @@ from hermes_core.agents.base import AgentSettings
 from hermes_core.agents.endpoint.errors import BadCompletion, EndpointDown, HttpRefusal
 from hermes_core.agents.endpoint.http import client_options, read_bounded
 from hermes_core.agents.endpoint.request import Endpoint
-from hermes_core.agents.replies import Reply, read_reply
-from hermes_core.agents.serving.dialects import Asked, mappings
+from hermes_core.agents.replies import ModelReply, read_reply
+from hermes_core.agents.serving.dialects import ModelRequest, mappings
 from hermes_core.agents.serving.providers import PROVIDERS, one_message_each
 from hermes_core.errors import ConfigError, ModelError
 
@@ -117,7 +117,9 @@ class Upstream:
         if self._client is not None:
             await self._client.aclose()
 
-    def passage(self, asked: Asked, body: bytes, value: Mapping[str, Any], *, query: str, headers: Any) -> Passage:
+    def passage(
+        self, asked: ModelRequest, body: bytes, value: Mapping[str, Any], *, query: str, headers: Any
+    ) -> Passage:
         """Return a request as it goes on. What is asked is then that, with each answer in one message.
 
         Args:
@@ -139,7 +141,7 @@ class Upstream:
         passed = {name: headers[name] for name in ("content-type", *self.api.headers) if name in headers}
         return Passage(query.encode("latin-1"), passed, body, asked.stream, dropped)
 
-    async def answer(self, passage: Passage, number: int) -> tuple[Reply, bytes]:
+    async def answer(self, passage: Passage, number: int) -> tuple[ModelReply, bytes]:
         """Return the provider's answer: as it is recorded, and as it was written.
 
         Args:
@@ -149,7 +151,7 @@ class Upstream:
             ModelError: the API failed, permanently or too often.
         """
 
-        async def ask() -> tuple[Reply, bytes]:
+        async def ask() -> tuple[ModelReply, bytes]:
             content, kind = await self._exchange(
                 "POST", self.api.path, passage.headers, passage.body, query=passage.query
             )
@@ -157,7 +159,7 @@ class Upstream:
 
         return await self.endpoint.ask(ask, tokens=lambda answer: answer[0].prompt_tokens + answer[0].completion_tokens)
 
-    def _read(self, content: bytes, kind: str, *, streamed: bool, number: int) -> Reply:
+    def _read(self, content: bytes, kind: str, *, streamed: bool, number: int) -> ModelReply:
         """Read an answer here, where a retry is possible if it is broken."""
         if kind.startswith(_EVENTS) is not streamed:
             raise BadCompletion(

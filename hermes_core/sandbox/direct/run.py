@@ -114,7 +114,7 @@ class RunningCommand:
         timeout_s: float | None,
         out: HeadTail | _PassedOn,
         err: HeadTail | None,
-    ) -> sh.Status:
+    ) -> sh.ExitLine:
         async with together() as group:
             reading = None if err is None else group.create_task(self._stderr(err))
             feeding = None if isinstance(stdin, bytes) else group.create_task(self._stdin(stdin))
@@ -176,14 +176,14 @@ class RunningCommand:
         await sh.send(channel, f"{self._token}\n".encode())
         return channel
 
-    async def _stdout(self, stdin: bytes | AsyncIterator[bytes], out: HeadTail | _PassedOn, merge: bool) -> sh.Status:
+    async def _stdout(self, stdin: bytes | AsyncIterator[bytes], out: HeadTail | _PassedOn, merge: bool) -> sh.ExitLine:
         at_once = stdin if isinstance(stdin, bytes) else None
         channel = await self._open_stdout("fed" if at_once is None else str(len(at_once)), merge=merge)
         try:
             await sh.send(channel, at_once or b"")
             return await sh.until_token(channel, self._token, out.feed, await self._begun(channel))
         except sh.Ended:  # it killed its own shell, which is not our fault
-            return sh.Status("exit", str(128 + 9))
+            return sh.ExitLine("exit", str(128 + 9))
         except ChannelLost as error:
             await self._shell.check_alive(error)
             raise

@@ -120,7 +120,7 @@ class Ended(Exception):
 
 
 @dataclass(frozen=True)
-class Status:
+class ExitLine:
     """The text after the token: `0 `, `1 No such file or directory`, `exit 3`."""
 
     word: str
@@ -155,7 +155,7 @@ Feed = Callable[[bytes], Awaitable[object] | None]
 """Takes the next bytes of a stream. If it returns something to await, the stream waits for it."""
 
 
-async def until_token(channel: Channel, token: str, feed: Feed, held: bytes = b"") -> Status:
+async def until_token(channel: Channel, token: str, feed: Feed, held: bytes = b"") -> ExitLine:
     """Pass the output to `feed`, piece by piece, and return its outcome.
 
     Args:
@@ -188,7 +188,7 @@ async def until_token(channel: Channel, token: str, feed: Feed, held: bytes = b"
     while b"\n" not in line and len(line) < READ_SIZE and (data := await channel.read(READ_SIZE)):
         line += data
     word, _, rest = line.decode("utf-8", "replace").strip().partition(" ")
-    return Status(word, rest)
+    return ExitLine(word, rest)
 
 
 def new_token() -> str:

@@ -30,7 +30,7 @@ _NOT_READABLE = (
 """Of these an archive leaves out what it can't read. Everything else (no descriptors, no memory, a lease) fails it."""
 
 
-class Refused(Exception):
+class ArchiveRefused(Exception):
     """The operation can't be done; `code` is a stable word for why."""
 
     def __init__(self, code: str, message: str) -> None:
@@ -60,7 +60,7 @@ def write_all(fd: int, data: bytes) -> None:
 def unpack(path: str, compression: str = "") -> dict[str, Any]:
     """Unpack a tar stream from standard input below `path`. Only `compression` decides how it is decompressed."""
     if compression not in COMPRESSIONS:
-        raise Refused("invalid", "unknown compression: %r" % compression)
+        raise ArchiveRefused("invalid", "unknown compression: %r" % compression)
     os.makedirs(path, exist_ok=True)
     folders = _Folders(os.path.realpath(path))
     mode: Any = "r|" + compression
@@ -73,11 +73,13 @@ def unpack(path: str, compression: str = "") -> dict[str, Any]:
                     _extract(archive, member, folders)
                     archive.members = []  # type: ignore[attr-defined]  # else it keeps every one
         except (tarfile.TarError, EOFError) as error:
-            raise Refused("invalid", "not a tar archive, or cut off: %s" % error) from error
+            raise ArchiveRefused("invalid", "not a tar archive, or cut off: %s" % error) from error
         except OSError:
             raise
         except Exception as error:  # the decompressors have errors of their own, in modules that may not be there
-            raise (error if isinstance(error, Refused) else Refused("invalid", "not readable: %s" % error)) from error
+            raise (
+                error if isinstance(error, ArchiveRefused) else ArchiveRefused("invalid", "not readable: %s" % error)
+            ) from error
         # The writer must not get a broken pipe for the padding behind the last member.
         while source.read(BLOCK):
             pass
@@ -114,21 +116,21 @@ def _extract(archive: tarfile.TarFile, member: tarfile.TarInfo, folders: _Folder
     root = folders.root
     name = os.path.normpath(_on_disk(member.name))
     if name.startswith("/") or name == ".." or name.startswith("../"):
-        raise Refused("invalid", "a member of the archive leaves the directory: %r" % member.name)
+        raise ArchiveRefused("invalid", "a member of the archive leaves the directory: %r" % member.name)
     target = os.path.join(root, name) if name != "." else root
     folder = folders.resolve(os.path.dirname(target)) if target != root else root
     if not _is_within(folder, root):
-        raise Refused("invalid", "a member of the archive leaves the directory by a link: %r" % member.name)
+        raise ArchiveRefused("invalid", "a member of the archive leaves the directory by a link: %r" % member.name)
     if member.size < 0:
-        raise Refused("invalid", "a member of the archive has a negative size: %r" % member.name)
+        raise ArchiveRefused("invalid", "a member of the archive has a negative size: %r" % member.name)
     if member.isdir():
         if os.path.islink(target):
-            raise Refused("invalid", "a directory of the archive is a link here: %r" % member.name)
+            raise ArchiveRefused("invalid", "a directory of the archive is a link here: %r" % member.name)
         os.makedirs(target, exist_ok=True)
         os.chmod(target, (member.mode & 0o777) | 0o700)
         return
     if target == root:
-        raise Refused("invalid", "a member of the archive has no name: %r" % member.name)
+        raise ArchiveRefused("invalid", "a member of the archive has no name: %r" % member.name)
     os.makedirs(folder, exist_ok=True)
     if os.path.lexists(target):
         os.unlink(target)
@@ -137,12 +139,12 @@ def _extract(archive: tarfile.TarFile, member: tarfile.TarInfo, folders: _Folder
     elif member.islnk():
         origin = os.path.realpath(os.path.join(root, _on_disk(member.linkname)))
         if not _is_within(origin, root):
-            raise Refused("invalid", "a hard link of the archive leaves the directory: %r" % member.name)
+            raise ArchiveRefused("invalid", "a hard link of the archive leaves the directory: %r" % member.name)
         os.link(origin, target)
     elif member.isreg():
         _extract_file(archive, member, target)
     else:
-        raise Refused("invalid", "a device or pipe in the archive: %r" % member.name)
+        raise ArchiveRefused("invalid", "a device or pipe in the archive: %r" % member.name)
 
 
 def _is_within(path: str, root: str) -> bool:
@@ -157,7 +159,7 @@ def _extract_file(archive: tarfile.TarFile, member: tarfile.TarInfo, target: str
         while source is not None and left:
             data = source.read(min(BLOCK, left))
             if not data:
-                raise Refused("invalid", "the archive is cut off in %r" % member.name)
+                raise ArchiveRefused("invalid", "the archive is cut off in %r" % member.name)
             write_all(fd, data)
             left -= len(data)
         os.utime(fd, (member.mtime, member.mtime))
@@ -192,7 +194,7 @@ def pack(path: str, max_bytes: int) -> dict[str, Any]:
                 continue
             # What has gone out: the headers of long names and link targets are larger than a file's own.
             if archive.offset + tarfile.BLOCKSIZE + member.size > max_bytes:
-                raise Refused("too_large", "more than %d bytes: %s" % (max_bytes, path))
+                raise ArchiveRefused("too_large", "more than %d bytes: %s" % (max_bytes, path))
             if source is None:
                 archive.addfile(member)
             else:
@@ -260,6 +262,6 @@ def _names(folder: str, relative: str, most: int) -> list[str]:
     with os.scandir(folder) as entries:
         for entry in entries:
             if len(found) >= most:
-                raise Refused("too_large", "too many files: %s" % folder)
+                raise ArchiveRefused("too_large", "too many files: %s" % folder)
             found.append(os.path.join(relative, entry.name))
     return sorted(found, reverse=True)

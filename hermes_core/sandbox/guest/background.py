@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from .execution import Execution
     from .operations import Operations
-    from .request import Header, Operation, Request
-    from .slot import Slot
+    from .request import GuestRequest, Header, Operation
+    from .slot import GuestSlot
 
     Answer = Callable[[], object]
 
@@ -29,7 +29,7 @@ KEEP_S = 1800.0
 class BackgroundProcess:
     """What is known of a background process besides its execution."""
 
-    def __init__(self, slot: Slot, execution: Execution, command: str, cwd: str) -> None:
+    def __init__(self, slot: GuestSlot, execution: Execution, command: str, cwd: str) -> None:
         self.slot = slot
         self.execution = execution
         self.id = "proc_" + os.urandom(6).hex()
@@ -87,7 +87,7 @@ class BackgroundProcesses:
         names = ("start", "processes", "poll", "log", "wait", "write", "resize", "kill")
         return {name: getattr(self, name) for name in names}
 
-    def start(self, request: Request, header: Header, body: bytes) -> None:
+    def start(self, request: GuestRequest, header: Header, body: bytes) -> None:
         """Start one; answered once it has its pid."""
         slot = self._operations.slot(header)
         known = self._known(slot)
@@ -110,17 +110,17 @@ class BackgroundProcesses:
         known[process.id] = process
         self._operations.launch(slot, execution, dict(header, input=True), body)
 
-    def processes(self, request: Request, header: Header, _body: bytes) -> None:
+    def processes(self, request: GuestRequest, header: Header, _body: bytes) -> None:
         """Answer with all processes of a slot, oldest first."""
         known = self._known(self._operations.slot(header))
         _forget_old(known)
         self._requests.reply(request, {"processes": [process.describe() for process in known.values()]})
 
-    def poll(self, request: Request, header: Header, _body: bytes) -> None:
+    def poll(self, request: GuestRequest, header: Header, _body: bytes) -> None:
         """Answer with the status of one process."""
         self._requests.reply(request, {"process": self._process(header).describe()})
 
-    def log(self, request: Request, header: Header, _body: bytes) -> None:
+    def log(self, request: GuestRequest, header: Header, _body: bytes) -> None:
         """Answer with its output from an offset on. `wait`: wait up to so many seconds for output or its end."""
         process = self._process(header)
         offset, limit, wait = header["offset"], header["limit"], header.get("wait")
@@ -137,11 +137,11 @@ class BackgroundProcesses:
         else:
             answer()
 
-    def wait(self, request: Request, header: Header, _body: bytes) -> None:
+    def wait(self, request: GuestRequest, header: Header, _body: bytes) -> None:
         """Answer when it ends, or after `timeout` seconds."""
         self._answer_at_end(request, self._process(header), header.get("timeout"))
 
-    def write(self, request: Request, header: Header, body: bytes) -> None:
+    def write(self, request: GuestRequest, header: Header, body: bytes) -> None:
         """Write to its standard input as much as there is room for."""
         execution = self._process(header).execution
         stdin = execution.stdin
@@ -151,7 +151,7 @@ class BackgroundProcesses:
         stdin.add(stdin.received, taken, bool(header.get("eof")) and len(taken) == len(body))
         self._requests.reply(request, {"taken": len(taken)})
 
-    def resize(self, request: Request, header: Header, _body: bytes) -> None:
+    def resize(self, request: GuestRequest, header: Header, _body: bytes) -> None:
         """Give its terminal another size."""
         process = self._process(header)
         if process.execution.pty is None:
@@ -161,7 +161,7 @@ class BackgroundProcesses:
         process.execution.resize(*header["pty"])
         self._requests.reply(request, {"process": process.describe()})
 
-    def kill(self, request: Request, header: Header, _body: bytes) -> None:
+    def kill(self, request: GuestRequest, header: Header, _body: bytes) -> None:
         """End it, and what it has left running if it has ended itself; answered at its end, or theirs."""
         process = self._process(header)
         if process.execution.ended:
@@ -170,14 +170,14 @@ class BackgroundProcesses:
             self._answer_at_end(request, process, None)
             process.execution.stop(header["grace"])
 
-    def _sweep(self, request: Request, process: BackgroundProcess, grace: float) -> None:
+    def _sweep(self, request: GuestRequest, process: BackgroundProcess, grace: float) -> None:
         def done(count: int) -> None:
             process.left += count
             self._requests.reply(request, {"process": process.describe()})
 
         process.slot.sweep(process.execution.id, grace, done)
 
-    def _known(self, slot: Slot) -> dict[str, BackgroundProcess]:
+    def _known(self, slot: GuestSlot) -> dict[str, BackgroundProcess]:
         """Return a slot's known processes. After the slot is recycled there are none."""
         if slot.index not in self._of_slots:
             known = self._of_slots[slot.index] = {}
@@ -192,7 +192,7 @@ class BackgroundProcesses:
             raise Refusal("command", "unknown_process", "no process %r in this slot" % header["process"])
         return process
 
-    def _answer_at_end(self, request: Request, process: BackgroundProcess, limit: float | None) -> None:
+    def _answer_at_end(self, request: GuestRequest, process: BackgroundProcess, limit: float | None) -> None:
         def answer() -> None:
             self._requests.reply(request, {"process": process.describe()})
 
@@ -201,7 +201,7 @@ class BackgroundProcesses:
         else:
             self._answer_later(request, process.at_end, answer, limit)
 
-    def _answer_later(self, request: Request, waiting: list[Answer], answer: Answer, limit: float | None) -> None:
+    def _answer_later(self, request: GuestRequest, waiting: list[Answer], answer: Answer, limit: float | None) -> None:
         """Answer when the awaited event happens, or at the time limit."""
 
         def give_up() -> None:

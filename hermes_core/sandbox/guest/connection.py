@@ -24,7 +24,7 @@ _READ_BYTES = 1 << 18
 _PIECES = 64
 
 
-class Connection:
+class DriverConnection:
     """Calls `on_frame(connection, header, data)`, `on_room()` when streams may go on, and `on_end(connection)` once.
 
     Its socket comes from a bridge, which sends the channel's own two descriptors over it and waits for its end: the
@@ -35,8 +35,8 @@ class Connection:
         self,
         loop: Loop,
         sock: socket.socket,
-        on_frame: Callable[[Connection, dict[str, Any], bytes], object],
-        on_end: Callable[[Connection], object],
+        on_frame: Callable[[DriverConnection, dict[str, Any], bytes], object],
+        on_end: Callable[[DriverConnection], object],
         on_room: Callable[[], object],
     ) -> None:
         self._loop = loop
@@ -157,7 +157,7 @@ class Outlet:
     """Frames to whichever connection is the driver's."""
 
     def __init__(self) -> None:
-        self.connection: Connection | None = None
+        self.connection: DriverConnection | None = None
         self._paused: list[Callable[[], object]] = []
 
     def send(self, header: Mapping[str, Any], data: bytes = b"") -> None:

@@ -15,14 +15,14 @@ from ..linux import processes
 from ..linux.probe import boot_id
 from . import confine, wire
 from .background import BackgroundProcesses
-from .connection import Connection
+from .connection import DriverConnection
 from .housekeeping import Heartbeat, complain
 from .loop import Loop
 from .operations import Operations
 from .parent import close_all_but
-from .request import Requests
+from .request import RequestTable
 from .site import DEDICATED, NAMESPACE, PRIVATE_ROOT, SHARED, USER, Site
-from .slot import Slot
+from .slot import GuestSlot
 from .wire import Refusal
 from .workspace import PREPARE
 
@@ -43,22 +43,22 @@ _ENDING_S = 2.0
 _HELD = {"kind": "policy", "code": "driver", "message": "another driver holds this lease"}
 
 
-class Daemon:
+class GuestDaemon:
     """Serves one driver at a time over a unix socket, for as long as the sandbox lives."""
 
     def __init__(self, loop: Loop, listener: socket.socket, state_dir: str) -> None:
         self.loop = loop
         self.site = Site(loop, state_dir)
         self._outlet = self.site.outlet
-        self.slots: dict[int, Slot] = {}
-        self._requests = Requests(self._outlet, loop)
+        self.slots: dict[int, GuestSlot] = {}
+        self._requests = RequestTable(self._outlet, loop)
         operations = Operations(self.site, self.slots, self._requests)
         self._requests.operations = {**operations.by_name(), **BackgroundProcesses(operations).by_name()}
         self._heartbeat = Heartbeat(os.path.join(state_dir, "heartbeat"))
         self._listener = listener
         self._driver = ""
         self._session = ""
-        self._claim: tuple[Connection, Header] | None = None
+        self._claim: tuple[DriverConnection, Header] | None = None
         """Another driver, which waits for the end of this one."""
         self._heard = self._beaten = time.monotonic()
         loop.add(listener.fileno(), select.POLLIN, self._accept)
@@ -76,9 +76,9 @@ class Daemon:
             sock.close()
             return
         # Only a hello with the lease makes this connection the driver's; until then the old one stays.
-        Connection(self.loop, sock, self._frame, self._ended, self._outlet.resume_paused)
+        DriverConnection(self.loop, sock, self._frame, self._ended, self._outlet.resume_paused)
 
-    def _frame(self, connection: Connection, header: Header, body: bytes) -> None:
+    def _frame(self, connection: DriverConnection, header: Header, body: bytes) -> None:
         try:
             if header.get("op") == "hello":
                 error = self._hello(connection, header)
@@ -101,13 +101,13 @@ class Daemon:
         else:
             self._requests.handle(header, body)
 
-    def _ended(self, connection: Connection) -> None:
+    def _ended(self, connection: DriverConnection) -> None:
         if connection is self._outlet.connection:
             self._outlet.connection = None
         if self._claim is not None and connection is self._claim[0]:
             self._claim = None
 
-    def _hello(self, connection: Connection, header: Header) -> Error | None:
+    def _hello(self, connection: DriverConnection, header: Header) -> Error | None:
         """Take this connection as the driver's, or give the error that refuses it."""
         driver, session, config = str(header["driver"]), str(header["session"]), header["config"]
         if not self.site.configured:
@@ -180,7 +180,7 @@ class Daemon:
 
     def _configure(self, config: dict[str, Any]) -> None:
         self.site.configure(config)
-        self.slots[PREPARE] = Slot(self.site, PREPARE)
+        self.slots[PREPARE] = GuestSlot(self.site, PREPARE)
         self.slots[PREPARE].workspace.make()
         self.site.open_trash()
 
@@ -250,7 +250,7 @@ def serve(listener: socket.socket, state_dir: str) -> NoReturn:
         signal.signal(number, signal.SIG_IGN)
     confine.become_subreaper()
     loop = Loop()
-    Daemon(loop, listener, state_dir)
+    GuestDaemon(loop, listener, state_dir)
     gc.freeze()  # what is here now stays: collections need not look at it, nor forked parents copy it
     gc.enable()
     loop.run()

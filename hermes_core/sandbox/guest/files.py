@@ -13,7 +13,7 @@ import stat
 
 from ..linux.removal import remove_tree, sweep
 from . import archives
-from .archives import BLOCK, Refused, write_all
+from .archives import BLOCK, ArchiveRefused, write_all
 
 TYPE_CHECKING = False  # `typing` is slow to import
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def run(name: str, args: Mapping[str, Any]) -> int:
     signal.signal(signal.SIGTERM, _interrupted)
     try:
         result = dict(_OPERATIONS[name](**args), ok=True)
-    except Refused as error:
+    except ArchiveRefused as error:
         result = {"code": error.code, "message": str(error)}
     except OSError as error:
         about = error.filename2 or error.filename or args.get("path", name)  # of a renaming the new name
@@ -85,9 +85,9 @@ def _read(path: str, offset: int, limit: int) -> Outcome:
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     info = os.fstat(fd)
     if stat.S_ISDIR(info.st_mode):
-        raise Refused("is_a_directory", "is a directory: %s" % path)
+        raise ArchiveRefused("is_a_directory", "is a directory: %s" % path)
     if not stat.S_ISREG(info.st_mode):
-        raise Refused("not_a_file", "not a regular file: %s" % path)
+        raise ArchiveRefused("not_a_file", "not a regular file: %s" % path)
     os.lseek(fd, offset, os.SEEK_SET)
     while limit > 0:
         data = os.read(fd, min(BLOCK, limit))
@@ -105,11 +105,11 @@ def _write(path: str, size: int, mode: int | None, append: bool) -> Outcome:
     except FileNotFoundError:
         old = None
     if old is not None and stat.S_ISDIR(old.st_mode):
-        raise Refused("is_a_directory", "is a directory: %s" % path)
+        raise ArchiveRefused("is_a_directory", "is a directory: %s" % path)
     if old is not None and not stat.S_ISREG(old.st_mode):
-        raise Refused("not_a_file", "not a regular file: %s" % path)
+        raise ArchiveRefused("not_a_file", "not a regular file: %s" % path)
     if path.endswith("/"):
-        raise Refused("invalid", "the name of a directory: %s" % path)
+        raise ArchiveRefused("invalid", "the name of a directory: %s" % path)
     os.makedirs(os.path.dirname(target), exist_ok=True)
     if append:
         _append(target, size, mode)
@@ -141,7 +141,7 @@ def _overwrite(target: str, size: int, mode: int | None) -> None:
     while len(data) < size:
         piece = os.read(0, min(BLOCK, size - len(data)))
         if not piece:
-            raise Refused("failed", "the data ended %d bytes early" % (size - len(data)))
+            raise ArchiveRefused("failed", "the data ended %d bytes early" % (size - len(data)))
         data += piece
     fd = os.open(target, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     before = os.fstat(fd).st_size
@@ -174,7 +174,7 @@ def _copy_in(fd: int, size: int) -> None:
     while left:
         data = os.read(0, min(BLOCK, left))
         if not data:
-            raise Refused("failed", "the data ended %d bytes early" % left)
+            raise ArchiveRefused("failed", "the data ended %d bytes early" % left)
         write_all(fd, data)
         left -= len(data)
 
@@ -203,7 +203,7 @@ def _list(path: str, recursive: bool, max_entries: int) -> Outcome:
                 raise
             continue
         if len(entries) + len(names) > max_entries:
-            raise Refused("too_large", "more than %d entries: %s" % (max_entries, path))
+            raise ArchiveRefused("too_large", "more than %d entries: %s" % (max_entries, path))
         for name in names:
             relative = os.path.join(prefix, name)
             try:

@@ -129,7 +129,7 @@ class Carrier:
         self._on_end(self)
 
 
-class Forward:
+class ForwardListener:
     """A listening socket that the slot's parent has made, until it is stopped or the slot is emptied.
 
     To the slot it is one of its executions. No connection is accepted before a carrier waits for it: the others wait in
@@ -148,7 +148,7 @@ class Forward:
         outlet: Outlet,
         identity: str,
         guard: peers.Guard,
-        on_end: Callable[[Forward], object],
+        on_end: Callable[[ForwardListener], object],
     ) -> None:
         self.id = identity
         self.ended = self.handed_over = False

@@ -115,7 +115,7 @@ class Trash:
                 complain("%s was not removed: %s" % (path, error))
 
 
-class Search:
+class WritableSearch:
     """Finds the world-writable directories once, in a process of its own; whoever needs them waits for it."""
 
     LIMIT_S = 10.0
@@ -172,7 +172,7 @@ class Search:
 
 def _search(writer: int, skip: Collection[str]) -> None:
     with os.fdopen(writer, "wb") as file:
-        file.write(json.dumps(removal.world_writable(skip, Search.LIMIT_S)).encode("ascii"))
+        file.write(json.dumps(removal.world_writable(skip, WritableSearch.LIMIT_S)).encode("ascii"))
 
 
 def complain(text: str) -> None:

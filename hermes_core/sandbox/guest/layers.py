@@ -201,7 +201,7 @@ def make_layers(
         OSError: the kernel can't do that here.
     """
     os.mkdir(directory, 0o700)
-    maker = _Maker(directory, ids, list(places))
+    maker = _LayerMaker(directory, ids, list(places))
     try:
         layers = maker.over_one(root, visible) if root is not None else maker.over_system(visible, unreadable)
     finally:
@@ -226,7 +226,7 @@ def make_layers(
     return layers
 
 
-class _Maker:
+class _LayerMaker:
     """Makes the layers of one sandbox."""
 
     def __init__(self, directory: str, ids: IdMap, places: list[str]) -> None:

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
     from .confine import Plan
     from .execution import Execution
-    from .forward import Forward
+    from .forward import ForwardListener
     from .loop import Loop
 
 
 class Spawn:
     """One command on its way to a slot's parent: its message in parts, and the descriptors that go with the last."""
 
-    def __init__(self, execution: Execution | Forward, parts: list[bytes], fds: list[int]) -> None:
+    def __init__(self, execution: Execution | ForwardListener, parts: list[bytes], fds: list[int]) -> None:
         self.execution = execution
         self.parts = parts
         self.fds = fds

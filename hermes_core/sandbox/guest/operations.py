@@ -8,8 +8,8 @@ import os
 from ..linux.output import HeadTail
 from . import terminal
 from .execution import Execution, Stdio
-from .forward import Carrier, Forward
-from .slot import Slot
+from .forward import Carrier, ForwardListener
+from .slot import GuestSlot
 from .streams import Spool
 from .wire import Refusal
 from .workspace import PREPARE
@@ -18,7 +18,7 @@ TYPE_CHECKING = False  # `typing` is slow to import
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .request import Error, Header, Operation, Request, Requests
+    from .request import Error, GuestRequest, Header, Operation, RequestTable
     from .site import Site
 
 _LONGEST_ARGUMENT = 100 << 10
@@ -31,7 +31,7 @@ _LONG_SCRIPT = 'eval "exec 9<&-\n$(cat <&9)"'
 class Operations:
     """The operations on slots, each of which answers its request. They raise Refusal."""
 
-    def __init__(self, site: Site, slots: dict[int, Slot], requests: Requests) -> None:
+    def __init__(self, site: Site, slots: dict[int, GuestSlot], requests: RequestTable) -> None:
         self.requests = requests
         self._site = site
         self._slots = slots
@@ -41,37 +41,37 @@ class Operations:
         names = ("open_slot", "recycle", "crowded", "exec", "listen", "carry")
         return {name: getattr(self, "_" + name) for name in names}
 
-    def slot(self, header: Header) -> Slot:
+    def slot(self, header: Header) -> GuestSlot:
         """Return the slot that a request names. Raises Refusal."""
         slot = self._slots.get(header["slot"])
         if slot is None:
             raise Refusal("infra", "no_slot", "the slot %r was never opened" % header["slot"])
         return slot
 
-    def _open_slot(self, request: Request, header: Header, _body: bytes) -> None:
+    def _open_slot(self, request: GuestRequest, header: Header, _body: bytes) -> None:
         index = header["slot"]
         count = self._site.config["slots"]
         if index != PREPARE and not 0 <= index < count:
             raise Refusal("infra", "no_slot", "the sandbox has %d slots" % count)
         slot = self._slots.get(index)
         if slot is None:
-            slot = self._slots[index] = Slot(self._site, index)
+            slot = self._slots[index] = GuestSlot(self._site, index)
         slot.open(self._settles(request, {"workspace": slot.workspace.path}))
 
-    def _recycle(self, request: Request, header: Header, _body: bytes) -> None:
+    def _recycle(self, request: GuestRequest, header: Header, _body: bytes) -> None:
         wipe = bool(header["wipe"])
         self.slot(header).recycle(wipe, self._settles(request, {}), forget=wipe or bool(header.get("forget")))
 
-    def _crowded(self, request: Request, header: Header, _body: bytes) -> None:
+    def _crowded(self, request: GuestRequest, header: Header, _body: bytes) -> None:
         self.requests.reply(request, {"crowded": self.slot(header).crowded})
 
-    def _settles(self, request: Request, result: Header) -> Callable[[Error | None], None]:
+    def _settles(self, request: GuestRequest, result: Header) -> Callable[[Error | None], None]:
         def settle(error: Error | None) -> None:
             self.requests.reply(request, result if error is None else {"error": error})
 
         return settle
 
-    def _exec(self, request: Request, header: Header, body: bytes) -> None:
+    def _exec(self, request: GuestRequest, header: Header, body: bytes) -> None:
         mode, merge = header.get("mode", "capture"), bool(header.get("merge"))
         slot = self.slot(header)
         execution = self.prepare(
@@ -83,8 +83,8 @@ class Operations:
 
     def prepare(
         self,
-        slot: Slot,
-        request: Request,
+        slot: GuestSlot,
+        request: GuestRequest,
         header: Header,
         mode: str,
         merge: bool,
@@ -111,7 +111,7 @@ class Operations:
         slot.executions[execution.id] = request.execution = execution
         return execution
 
-    def launch(self, slot: Slot, execution: Execution, header: Header, body: bytes) -> None:
+    def launch(self, slot: GuestSlot, execution: Execution, header: Header, body: bytes) -> None:
         """Start a command; `body` is the script, if there is one, and then the first of the input."""
         if "builtin" in header:
             execution.cancel_grace = _CANCEL_GRACE_S
@@ -130,12 +130,12 @@ class Operations:
             execution.stdin.add(0, body[size:], eof)
 
     @staticmethod
-    def directory(slot: Slot, header: Header) -> str:
+    def directory(slot: GuestSlot, header: Header) -> str:
         """Return the directory that a command runs in."""
         cwd = header.get("cwd")
         return os.path.join(slot.workspace.path, cwd) if cwd else slot.workspace.path
 
-    def _message(self, slot: Slot, header: Header, script: bytes) -> tuple[Header, bytes]:
+    def _message(self, slot: GuestSlot, header: Header, script: bytes) -> tuple[Header, bytes]:
         """Return the message for the slot's parent, and a script to be sent by descriptor."""
         message: Header = {"cwd": self.directory(slot, header)}
         if "builtin" in header:
@@ -160,21 +160,21 @@ class Operations:
 
     # --- forwards ---------------------------------------------------------------------------------------------------
 
-    def _listen(self, request: Request, header: Header, _body: bytes) -> None:
+    def _listen(self, request: GuestRequest, header: Header, _body: bytes) -> None:
         """Open a forward: its stream says the port, and its end is the answer."""
         slot = self.slot(header)
         if slot.broken:
             raise Refusal(**slot.error)
 
-        def ended(forward: Forward) -> None:
+        def ended(forward: ForwardListener) -> None:
             slot.executions.pop(forward.id, None)
             self.requests.refuse(request, forward.error)
 
-        forward = Forward(self._site.loop, self._site.outlet, request.identity, slot.guard(), ended)
+        forward = ForwardListener(self._site.loop, self._site.outlet, request.identity, slot.guard(), ended)
         request.execution = forward
         slot.listen(forward, header["port"])
 
-    def _carry(self, request: Request, header: Header, _body: bytes) -> None:
+    def _carry(self, request: GuestRequest, header: Header, _body: bytes) -> None:
         """Carry the next connection to a port, from its first byte to its end."""
 
         def ended(carrier: Carrier) -> None:
@@ -184,14 +184,14 @@ class Operations:
                 self.requests.reply(request, {"out": [[0, carrier.stream.total, False]]})
 
         for forward in self.slot(header).executions.values():
-            if isinstance(forward, Forward) and forward.port == header["port"]:
+            if isinstance(forward, ForwardListener) and forward.port == header["port"]:
                 request.execution = forward.carry(request.identity, ended)
                 return
         raise Refusal("command", "closed", "the forward is closed")
 
     # --- answers ----------------------------------------------------------------------------------------------------
 
-    def _reply_execution(self, request: Request, execution: Execution) -> None:
+    def _reply_execution(self, request: GuestRequest, execution: Execution) -> None:
         if execution.error is not None:
             self.requests.refuse(request, execution.error)
             return

@@ -11,37 +11,37 @@ if TYPE_CHECKING:
 
     from .connection import Outlet
     from .execution import Execution
-    from .forward import Carrier, Forward
+    from .forward import Carrier, ForwardListener
     from .loop import Loop, Timer
 
     Header = dict[str, Any]
     Error = dict[str, str]
-    Operation = Callable[["Request", Header, bytes], object]
+    Operation = Callable[["GuestRequest", Header, bytes], object]
 
 MAX_REQUESTS = 8192
 
 
-class Request:
+class GuestRequest:
     """One request by its id: asked again, it is answered again, never done twice."""
 
     __slots__ = ("execution", "identity", "on_cancel", "reply", "timer")
 
     def __init__(self, identity: str) -> None:
         self.identity = identity
-        self.execution: Execution | Forward | Carrier | None = None
+        self.execution: Execution | ForwardListener | Carrier | None = None
         self.timer: Timer | None = None
         self.on_cancel: Callable[[], object] | None = None
         self.reply: tuple[Header, bytes] | None = None
 
 
-class Requests:
+class RequestTable:
     """Keeps every request until the driver has confirmed its answer. `operations` says what each does, by name."""
 
     def __init__(self, outlet: Outlet, loop: Loop) -> None:
         self.operations: dict[str, Operation] = {}
         self._outlet = outlet
         self._loop = loop
-        self._requests: dict[str, Request] = {}
+        self._requests: dict[str, GuestRequest] = {}
 
     def known(self) -> list[str]:
         """Return the ids of all requests that are not confirmed yet."""
@@ -77,10 +77,10 @@ class Requests:
         elif request is not None:
             self._again(request, header)
         else:
-            request = self._requests[identity] = Request(identity)
+            request = self._requests[identity] = GuestRequest(identity)
             self._begin(request, header, body)
 
-    def reply(self, request: Request, header: Header, data: bytes = b"") -> None:
+    def reply(self, request: GuestRequest, header: Header, data: bytes = b"") -> None:
         """Answer, once; said again until the driver confirms it."""
         if request.reply is not None:
             return
@@ -91,7 +91,7 @@ class Requests:
         if self._requests.get(request.identity) is request:
             self._outlet.send(header, data)
 
-    def refuse(self, request: Request, error: Error) -> None:
+    def refuse(self, request: GuestRequest, error: Error) -> None:
         """Answer with an error."""
         self.reply(request, {"error": error})
 
@@ -101,7 +101,7 @@ class Requests:
 
     # --- the life of a request --------------------------------------------------------------------------------------
 
-    def _begin(self, request: Request, header: Header, body: bytes) -> None:
+    def _begin(self, request: GuestRequest, header: Header, body: bytes) -> None:
         op = str(header.get("op"))
         operation = self.operations.get(op)
         try:
@@ -118,12 +118,12 @@ class Requests:
         except OSError as error:
             self._fail(request, {"kind": "infra", "code": "resources", "message": "%r failed: %s" % (op, error)})
 
-    def _fail(self, request: Request, error: Error) -> None:
+    def _fail(self, request: GuestRequest, error: Error) -> None:
         if request.execution is not None:
             request.execution.failed(error)
         self.refuse(request, error)
 
-    def _again(self, request: Request, header: Header) -> None:
+    def _again(self, request: GuestRequest, header: Header) -> None:
         """Repeat what the driver may have missed, as it asks again after a lost channel."""
         execution = request.execution
         if execution is not None and execution.stream is not None:
@@ -132,7 +132,7 @@ class Requests:
         if request.reply is not None:
             self._outlet.send(*request.reply)
 
-    def _steer(self, op: str, request: Request, header: Header, body: bytes) -> None:
+    def _steer(self, op: str, request: GuestRequest, header: Header, body: bytes) -> None:
         execution = request.execution
         if op == "cancel":
             self._cancel(request)
@@ -144,7 +144,7 @@ class Requests:
             execution.stream.confirm(header["off"])
             execution.resume()
 
-    def _cancel(self, request: Request) -> None:
+    def _cancel(self, request: GuestRequest) -> None:
         """Cancel a request whose answer is no longer wanted: end what it began, even if the answer is on its way."""
         if request.execution is not None:
             request.execution.stop(request.execution.cancel_grace)

@@ -11,7 +11,7 @@ from ..linux import namespaces, removal, users
 from ..linux.probe import system_identity, what_works
 from . import layers, masking, workspace
 from .connection import Outlet
-from .housekeeping import Search, Trash, complain
+from .housekeeping import Trash, WritableSearch, complain
 from .wire import Refusal
 from .workspace import PREPARE, uid_offset
 
@@ -56,7 +56,7 @@ class Site:
         """Whether slots' parents make the pipes of commands: slots of our own user can keep us from sending any."""
         self.workspaces: dict[int, Workspace] = {}
         """Of the slots, by index."""
-        self._search = Search(loop)
+        self._search = WritableSearch(loop)
         self._trash: Trash | None = None
 
     @property

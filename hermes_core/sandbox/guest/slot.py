@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from .execution import Execution
-    from .forward import Forward
+    from .forward import ForwardListener
     from .site import Site
 
     Error = dict[str, str]
@@ -72,7 +72,7 @@ class _Round:
         return _RETRY_REFUSED_S if self.refusals else pause
 
 
-class Slot:
+class GuestSlot:
     """One workspace. All of its commands run below one parent process, made anew at each recycling.
 
     NEW → STARTING → READY, and back by way of EMPTYING whenever it is recycled; READY → STARTING when its own processes
@@ -88,7 +88,7 @@ class Slot:
         self._lists = self._own_lists()
         self._name = users.name_in(self._lists or site.lists, self._inner_uid)
         self.drains = Drains(site.loop)
-        self.executions: dict[str, Execution | Forward] = {}
+        self.executions: dict[str, Execution | ForwardListener] = {}
         """What it does, by the requests' ids."""
         self.on_forget: Callable[[], object] | None = None
         """Called when nobody will ask for the background processes any more."""
@@ -389,7 +389,7 @@ class Slot:
         else:
             execution.failed({"kind": "command", "code": message["code"], "message": message["message"]})
 
-    def _take_pipes(self, execution: Execution | Forward | None, message: dict[str, Any]) -> list[int]:
+    def _take_pipes(self, execution: Execution | ForwardListener | None, message: dict[str, Any]) -> list[int]:
         """Take our ends of a command's pipes, if its parent has made them."""
         if not message.get("pipes") or self._link is None:
             return []
@@ -495,7 +495,7 @@ class Slot:
             message["pipes"] = [wants_input, len(execution.sinks)]
         self._hand_over(Spawn(execution, in_parts(encode_message(message)), fds))
 
-    def listen(self, forward: Forward, port: int) -> None:
+    def listen(self, forward: ForwardListener, port: int) -> None:
         """Make the parent listen on a port of the slot's loopback; 0 is any."""
         self.executions[forward.id] = forward
         if self._state == NEW:

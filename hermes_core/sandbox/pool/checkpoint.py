@@ -53,7 +53,7 @@ class SavedSandbox(_Model):
     """By slot."""
 
 
-class _File(_Model):
+class _CheckpointFile(_Model):
     version: Literal[1]
     owner: str
     sandboxes: list[SavedSandbox]
@@ -121,7 +121,7 @@ class Checkpoint:
         if self._lock < 0:
             return
         sandboxes, unsettled = list(self.sandboxes.values()), self.orphans | self._unsettled
-        content = _File(version=VERSION, owner=self.owner, sandboxes=sandboxes, unsettled=unsettled)
+        content = _CheckpointFile(version=VERSION, owner=self.owner, sandboxes=sandboxes, unsettled=unsettled)
         new = self.path.with_suffix(".new")
         try:
             new.write_text(content.model_dump_json(indent=1), encoding="utf-8")
@@ -189,9 +189,9 @@ def saved_in(path: Path) -> list[SavedSandbox]:
     return [] if saved is None else saved.sandboxes
 
 
-def _read(path: Path) -> _File | None:
+def _read(path: Path) -> _CheckpointFile | None:
     try:
-        return _File.model_validate_json(path.read_bytes())
+        return _CheckpointFile.model_validate_json(path.read_bytes())
     except FileNotFoundError:
         return None
     except (OSError, ValidationError) as error:

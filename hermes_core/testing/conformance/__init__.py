@@ -7,15 +7,15 @@ another and returns a `Report`. For pytest there is `hermes_core.testing.conform
 from hermes_core.testing.conformance.checks import GROUPS, Check, all_checks, check, chosen
 from hermes_core.testing.conformance.expect import CheckFailed, NotApplicable
 from hermes_core.testing.conformance.kit import Kit, Rig
-from hermes_core.testing.conformance.runner import Outcome, Report, Result, run, run_one
+from hermes_core.testing.conformance.runner import CheckOutcome, Report, Result, run, run_one
 
 __all__ = [
     "GROUPS",
     "Check",
     "CheckFailed",
+    "CheckOutcome",
     "Kit",
     "NotApplicable",
-    "Outcome",
     "Report",
     "Result",
     "Rig",

@@ -22,7 +22,7 @@ from hermes_core.settings import read_mapping
 from hermes_core.testing.conformance.checks import Check, chosen
 from hermes_core.testing.conformance.kit import FIRST_S, Rig
 from hermes_core.testing.conformance.report import as_end, as_list, as_row
-from hermes_core.testing.conformance.runner import Outcome, Report, Result, run
+from hermes_core.testing.conformance.runner import CheckOutcome, Report, Result, run
 
 TELL_S = 15.0
 """How often in seconds a program without a terminal is told what takes long."""
@@ -126,7 +126,7 @@ class _Rows:
     def __call__(self, result: Result) -> None:
         if sys.stderr.isatty():
             click.echo("\r\x1b[K", err=True, nl=False)
-        if result.outcome is not Outcome.NOT_APPLICABLE:  # those are told together at the end
+        if result.outcome is not CheckOutcome.NOT_APPLICABLE:  # those are told together at the end
             click.echo(as_row(result, self._checks), err=self._to_stderr)
         if result.traceback and self._tracebacks:
             click.echo(printable(result.traceback), err=True)

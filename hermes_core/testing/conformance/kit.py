@@ -47,7 +47,7 @@ RAW_TTL_S = 120.0
 
 
 @dataclass(frozen=True)
-class Ran:
+class ProgramOutput:
     """The output of a program and how it ended, over a channel of its own."""
 
     status: int
@@ -64,7 +64,7 @@ class Ran:
         same(self.out, wanted, f"{what} (exit status {self.status}{said})")
 
 
-async def ran(channel: Channel, stdin: bytes = b"") -> Ran:
+async def ran(channel: Channel, stdin: bytes = b"") -> ProgramOutput:
     """Send the program its input, and wait for its end."""
     expect(isinstance(channel, Channel), f"`open` returned {channel!r:.80}, which is not a Channel")
     try:
@@ -73,7 +73,7 @@ async def ran(channel: Channel, stdin: bytes = b"") -> Ran:
         parts = []
         while data := await channel.read(1 << 18):
             parts.append(data)
-        return Ran(await channel.wait(), b"".join(parts), channel.stderr_tail)
+        return ProgramOutput(await channel.wait(), b"".join(parts), channel.stderr_tail)
     finally:
         await channel.aclose()
 

@@ -24,7 +24,7 @@ import pytest
 from hermes_core.runtime import Runtime
 from hermes_core.testing.conformance.checks import Check, chosen
 from hermes_core.testing.conformance.kit import Rig
-from hermes_core.testing.conformance.runner import Outcome, run_one
+from hermes_core.testing.conformance.runner import CheckOutcome, run_one
 
 MARK = "conformance"
 
@@ -57,9 +57,9 @@ class _Rigs:
 
     def run(self, mark: pytest.Mark, check: Check) -> None:
         result = self._runner.run(run_one(self._rig(mark), check))
-        if result.outcome is Outcome.NOT_APPLICABLE:
+        if result.outcome is CheckOutcome.NOT_APPLICABLE:
             pytest.skip(result.reason)
-        if result.outcome is Outcome.FAILED:
+        if result.outcome is CheckOutcome.FAILED:
             pytest.fail(f"{check.promise}\n{result.reason}", pytrace=False)
 
     def close(self) -> None:

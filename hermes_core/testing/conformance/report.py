@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import click
 
 from hermes_core.testing.conformance.checks import Check
-from hermes_core.testing.conformance.runner import Outcome, Report, Result
+from hermes_core.testing.conformance.runner import CheckOutcome, Report, Result
 
 FIGURES = {
     "true_p50_ms": ("`true` in a slot, p50", "ms"),
@@ -20,16 +20,18 @@ FIGURES = {
 }
 """The figures that the checks of group `speed` measure, in words."""
 
-_MARKS = {Outcome.PASSED: "passed", Outcome.FAILED: "FAILED", Outcome.NOT_APPLICABLE: "not applicable"}
-_COLOURS = {Outcome.PASSED: "green", Outcome.FAILED: "red", Outcome.NOT_APPLICABLE: "yellow"}
+_MARKS = {CheckOutcome.PASSED: "passed", CheckOutcome.FAILED: "FAILED", CheckOutcome.NOT_APPLICABLE: "not applicable"}
+_COLOURS = {CheckOutcome.PASSED: "green", CheckOutcome.FAILED: "red", CheckOutcome.NOT_APPLICABLE: "yellow"}
 
 
 def as_row(result: Result, checks: Sequence[Check]) -> str:
     """Return the line of one check in the table of all, in colours. A failure's line also has what was promised."""
     width = max(len(each.name) for each in checks)
-    mark = click.style(f"{_MARKS[result.outcome]:14}", _COLOURS[result.outcome], bold=result.outcome is Outcome.FAILED)
+    mark = click.style(
+        f"{_MARKS[result.outcome]:14}", _COLOURS[result.outcome], bold=result.outcome is CheckOutcome.FAILED
+    )
     row = f"{result.group:9} {result.name:{width}} {mark} {result.seconds:7.2f} s  {_harmless(result.reason)}"
-    if result.outcome is Outcome.FAILED:
+    if result.outcome is CheckOutcome.FAILED:
         row += "".join(f" (promised: {each.promise})" for each in checks if each.name == result.name)
     return row.rstrip()
 
@@ -39,7 +41,7 @@ def as_end(report: Report) -> str:
     lines = [""]
     inapplicable: dict[str, list[str]] = {}
     for each in report.checks:
-        if each.outcome is Outcome.NOT_APPLICABLE:
+        if each.outcome is CheckOutcome.NOT_APPLICABLE:
             inapplicable.setdefault(each.reason, []).append(each.name)
     for reason, names in inapplicable.items():  # many checks share a reason
         lines.append(f"not applicable: {_harmless(reason)}: {', '.join(names)}")
@@ -53,7 +55,7 @@ def as_end(report: Report) -> str:
             f"{len(report.not_run)} checks were not run, because the last ones that failed did not end in time"
         )
     count = Counter(each.outcome for each in report.checks)
-    sums = ", ".join(f"{count[outcome]} {_MARKS[outcome].lower()}" for outcome in Outcome)
+    sums = ", ".join(f"{count[outcome]} {_MARKS[outcome].lower()}" for outcome in CheckOutcome)
     lines.append(f"{report.backend}: {len(report.checks)} checks, {sums}")
     return "\n".join(lines)
 

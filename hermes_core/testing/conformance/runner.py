@@ -24,7 +24,7 @@ MOST_HUNG = 3
 """After this many checks that did not end in time, no further ones are run."""
 
 
-class Outcome(StrEnum):
+class CheckOutcome(StrEnum):
     """The kinds of outcome of a check."""
 
     PASSED = "passed"
@@ -38,7 +38,7 @@ class Result:
 
     name: str
     group: str
-    outcome: Outcome
+    outcome: CheckOutcome
     reason: str
     """Why it failed or is not applicable; empty if it passed."""
     seconds: float
@@ -71,7 +71,7 @@ class Report:
     @property
     def sound(self) -> bool:
         """Return whether nothing failed."""
-        return all(each.outcome is not Outcome.FAILED for each in self.checks)
+        return all(each.outcome is not CheckOutcome.FAILED for each in self.checks)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report for programs."""
@@ -105,15 +105,15 @@ async def run_one(rig: Rig, check: Check) -> Result:
     """Run one check on a rig that has been entered. Any error in it becomes its outcome."""
     began = time.monotonic()
     level = rig.level if check.level is None else check.level
-    outcome, reason, where, hung = Outcome.PASSED, "", "", False
+    outcome, reason, where, hung = CheckOutcome.PASSED, "", "", False
     try:
         # For a check that goes on when its time is over.
         async with _limited(check.limit_s + 2 * CLEANUP_S, f"not ended {2 * CLEANUP_S:g} s after its time"):
             await _try(rig, check, level)
     except NotApplicable as error:
-        outcome, reason = Outcome.NOT_APPLICABLE, reason_of(error)
+        outcome, reason = CheckOutcome.NOT_APPLICABLE, reason_of(error)
     except Exception as error:
-        outcome, reason = Outcome.FAILED, reason_of(error)
+        outcome, reason = CheckOutcome.FAILED, reason_of(error)
         # The error itself would keep what its frames refer to: channels, say, for the checks that look for leaks.
         where, hung = "".join(traceback.format_exception(error)), isinstance(error, _NotDone)
     return Result(check.name, check.group, outcome, reason, round(time.monotonic() - began, 3), where, hung)

@@ -27,7 +27,7 @@ MakePlan = Callable[[Sequence[int], random.Random], Plan]
 
 
 @dataclass(frozen=True)
-class Sampled:
+class SampledCompletion:
     """One completion, exactly as it was sampled."""
 
     prompt: tuple[int, ...]
@@ -46,7 +46,7 @@ class Sampled:
 
 
 @dataclass(eq=False)
-class _Row:
+class _BatchRow:
     """One completion that is being sampled."""
 
     prompt: tuple[int, ...]
@@ -56,7 +56,7 @@ class _Row:
     seed: int | None = None
     draws: Any = None
     """The row's own random numbers, if it has a seed."""
-    future: Future[Sampled] = field(default_factory=Future)
+    future: Future[SampledCompletion] = field(default_factory=Future)
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     forced: list[bool] = field(default_factory=list)
@@ -100,13 +100,13 @@ class Engine:
         self.stop = frozenset(stop if stop is not None else [own] if isinstance(own, int) else own)
         self.plan = plan
         self.context: int = model.config.max_position_embeddings
-        self.sampled: deque[Sampled] = deque(maxlen=keep)
+        self.sampled: deque[SampledCompletion] = deque(maxlen=keep)
         """The latest completions."""
         self.version = 0
         """How often the weights have been lent."""
         self.raw_logprobs = raw_logprobs
         self._max_batch = max_batch
-        self._waiting: queue.Queue[_Row | None] = queue.Queue(max_waiting)
+        self._waiting: queue.Queue[_BatchRow | None] = queue.Queue(max_waiting)
         self._weights = threading.Lock()
         self._random = random.Random(seed)
         self._seed = seed
@@ -129,7 +129,7 @@ class Engine:
 
     def submit(
         self, prompt: Sequence[int], *, max_tokens: int, temperature: float = 1.0, seed: int | None = None
-    ) -> Future[Sampled]:
+    ) -> Future[SampledCompletion]:
         """Complete a prompt.
 
         Args:
@@ -152,7 +152,7 @@ class Engine:
                 hint="shorten the prompt or ask for fewer tokens",
             )
         plan = self.plan(prompt, self._random) if self.plan is not None else ()
-        row = _Row(tuple(prompt), max_tokens, temperature, plan, seed)
+        row = _BatchRow(tuple(prompt), max_tokens, temperature, plan, seed)
         self._waiting.put_nowait(row)
         return row.future
 
@@ -166,7 +166,7 @@ class Engine:
             yield self.model
             self.version += 1
 
-    def _drain(self) -> Iterator[_Row]:
+    def _drain(self) -> Iterator[_BatchRow]:
         with contextlib.suppress(queue.Empty):
             while True:
                 if (row := self._waiting.get_nowait()) is not None:
@@ -199,7 +199,7 @@ class Engine:
                         if not row.future.done():
                             row.future.set_exception(error)
 
-    def _sample(self, rows: list[_Row], draws: Any) -> None:
+    def _sample(self, rows: list[_BatchRow], draws: Any) -> None:
         """Write all rows to their ends. Prompts are padded on the left; a row that is done leaves the batch."""
         import torch
 
@@ -232,7 +232,7 @@ class Engine:
             mask = torch.cat([mask[keep], torch.ones_like(ids)], 1)
             places = places[keep, -1:] + 1
 
-    def _choose(self, rows: Sequence[_Row], logits: Any, draws: Any) -> Any:
+    def _choose(self, rows: Sequence[_BatchRow], logits: Any, draws: Any) -> Any:
         """Draw the next token of each row and write it down with its logprob: the Gumbel-max way, as it needs no
         probabilities that sum to 1 once a plan has taken tokens away."""
         import torch
@@ -260,12 +260,12 @@ class Engine:
             row.forced.append(ids is not None and len(ids) == 1)
         return chosen
 
-    def _finish(self, row: _Row) -> bool:
+    def _finish(self, row: _BatchRow) -> bool:
         """Return whether the row is done, and if so, give its caller the result."""
         stopped = row.tokens[-1] in self.stop
         if not stopped and len(row.tokens) < row.max_tokens:
             return False
-        sampled = Sampled(
+        sampled = SampledCompletion(
             row.prompt,
             tuple(row.tokens),
             tuple(row.logprobs),

@@ -32,7 +32,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hermes_core.errors import UsageError
-from hermes_core.testing.tiny_model.engine import Engine, Sampled
+from hermes_core.testing.tiny_model.engine import Engine, SampledCompletion
 
 MAX_REQUEST_BYTES = 64 << 20
 
@@ -254,7 +254,7 @@ class TinyModelServer:
         about = {"id": f"cmpl-{uuid.uuid4().hex}", "object": "text_completion", "model": self._model}
         return {**about, "choices": choices, "usage": {**usage, "total_tokens": len(asked.prompt) + written}}
 
-    def _choice(self, asked: CompletionsRequest, index: int, done: Sampled) -> dict[str, Any]:
+    def _choice(self, asked: CompletionsRequest, index: int, done: SampledCompletion) -> dict[str, Any]:
         stopped = done.finish_reason == "stop"
         choice: dict[str, Any] = {
             "index": index,
@@ -301,7 +301,7 @@ class TinyModelServer:
         answers = [self._sglang_answer(asked, each) for each in done]
         return answers if asked.sampling_params.n > 1 else answers[0]
 
-    def _sglang_answer(self, asked: SglangRequest, done: Sampled) -> dict[str, Any]:
+    def _sglang_answer(self, asked: SglangRequest, done: SampledCompletion) -> dict[str, Any]:
         stopped = done.finish_reason == "stop"
         ended = (
             {"type": "stop", "matched": done.tokens[-1]} if stopped else {"type": "length", "length": len(done.tokens)}
@@ -321,7 +321,7 @@ class TinyModelServer:
 
     async def _complete(
         self, ids: list[int], asked: _Sampling, max_tokens: int | None, seed: int | None
-    ) -> Sequence[Sampled]:
+    ) -> Sequence[SampledCompletion]:
         """Return the requested completions. If the caller disconnects, those that still wait are not made."""
         room = max_tokens if max_tokens is not None else self.engine.context - len(ids)
         one = asked.top_k == 1
@@ -335,6 +335,6 @@ class TinyModelServer:
             return [dataclasses.replace(each, logprobs=(0.0,) * len(each.logprobs)) for each in done]
         return done
 
-    def _text(self, done: Sampled) -> str:
+    def _text(self, done: SampledCompletion) -> str:
         text: str = self.tokenizer.decode(done.tokens, skip_special_tokens=True)
         return text

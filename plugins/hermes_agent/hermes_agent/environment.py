@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from hermes_agent.running import RunningCommand
-from hermes_agent.slots import Lease, Slots
+from hermes_agent.running import SessionCommand
+from hermes_agent.slots import SessionSlot, Slots
 from hermes_agent.version import HERMES_AGENT
 from hermes_core import HermesError, InfraError, StaleSlotError
 from hermes_core.sandbox.linux.processes import MARK
@@ -87,7 +87,7 @@ class SlotEnvironment(BaseEnvironment):
         self._lost = lost
         self._asked = cwd
         self._error: HermesError | None = None
-        self.lease: Lease = slots.lease(session, image, is_interrupted)
+        self.lease: SessionSlot = slots.lease(session, image, is_interrupted)
         self._ended = False
         try:
             begin, self._temp = self._look(cwd)
@@ -142,10 +142,10 @@ class SlotEnvironment(BaseEnvironment):
 
     def _run_bash(
         self, cmd_string: str, *, login: bool = False, timeout: int = 120, stdin_data: str | None = None
-    ) -> RunningCommand:
+    ) -> SessionCommand:
         scratch = self._free.popleft() if self._free else f"{self._scratch}{next(self._scratch_numbers)}"
         argv = ["bash", *(["-l"] if login else []), "-c", cmd_string.replace(self._scratch, scratch)]
-        return RunningCommand(self._slots, self.lease, argv, stdin_data, done=lambda: self._free.append(scratch))
+        return SessionCommand(self._slots, self.lease, argv, stdin_data, done=lambda: self._free.append(scratch))
 
     def _wrap_command(self, command: str, cwd: str) -> str:
         names = self._names()
@@ -162,7 +162,7 @@ class SlotEnvironment(BaseEnvironment):
         quoted = {name: shlex.quote(path) for name, path in paths.items()}
         return {**quoted, "own": MARK, "mark": self._cwd_marker}
 
-    def _wait_for_process(self, proc: RunningCommand, timeout: int = 120, **given: Any) -> dict[str, Any]:
+    def _wait_for_process(self, proc: SessionCommand, timeout: int = 120, **given: Any) -> dict[str, Any]:
         result: dict[str, Any] = super()._wait_for_process(proc, timeout=timeout, **given)
         if proc.error is not None:
             self._note(proc.error)

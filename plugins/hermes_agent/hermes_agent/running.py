@@ -7,7 +7,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
-from hermes_agent.slots import Lease, Slots
+from hermes_agent.slots import SessionSlot, Slots
 from hermes_core import CommandError, HermesError
 
 _NOT_STARTED = {"not_found": 127}
@@ -46,7 +46,7 @@ class Output:
         """Do nothing: hermes-agent closes a process's output when it has read it."""
 
 
-class RunningCommand:
+class SessionCommand:
     """A command that runs.
 
     Args:
@@ -54,7 +54,7 @@ class RunningCommand:
     """
 
     def __init__(
-        self, slots: Slots, lease: Lease, argv: Sequence[str], stdin: str | None, done: Callable[[], object]
+        self, slots: Slots, lease: SessionSlot, argv: Sequence[str], stdin: str | None, done: Callable[[], object]
     ) -> None:
         self.stdout = Output()
         self.returncode: int | None = None
@@ -78,7 +78,7 @@ class RunningCommand:
         """Kill it, and everything that it started."""
         self._started.cancel()
 
-    async def _run(self, lease: Lease, argv: Sequence[str], stdin: bytes | None) -> None:
+    async def _run(self, lease: SessionSlot, argv: Sequence[str], stdin: bytes | None) -> None:
         code = _FAILED
         try:
             done = await lease.commands.run(argv, stdin=stdin, merge_stderr=True, stdout=self.stdout.write)

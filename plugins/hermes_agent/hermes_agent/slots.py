@@ -48,7 +48,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Lease:
+class SessionSlot:
     """The slot of one session."""
 
     slot: Slot
@@ -103,7 +103,7 @@ class Slots:
         """Return whether they have ended."""
         return self._thread.closed
 
-    def lease(self, session: str, image: str | None, interrupted: Callable[[], bool]) -> Lease:
+    def lease(self, session: str, image: str | None, interrupted: Callable[[], bool]) -> SessionSlot:
         """Return the session's slot: the one that an earlier process left, or else a free one. Blocks.
 
         Args:
@@ -119,10 +119,10 @@ class Slots:
             if interrupted():
                 started.cancel()
                 break
-        lease: Lease = started.outcome.result()
+        lease: SessionSlot = started.outcome.result()
         return lease
 
-    def release(self, lease: Lease) -> None:
+    def release(self, lease: SessionSlot) -> None:
         """End the lease. Blocks, but not in the event loop itself, where the garbage collector may call this."""
         with suppress(HermesError):  # the loop has ended, and the lease with it
             if threading.current_thread() is self._loop_thread:
@@ -210,14 +210,14 @@ class Slots:
             raise
         return opened
 
-    async def _lease(self, session: str, image: str | None) -> Lease:
+    async def _lease(self, session: str, image: str | None) -> SessionSlot:
         opened = await self._open()
         left = opened.left.pop(session, None)
         slot = left or await opened.tools.acquire(session, image=image, env=opened.variables, as_image=True)
         opened.held += 1
-        return Lease(slot, opened.tools.commands(slot), taken_over=left is not None)
+        return SessionSlot(slot, opened.tools.commands(slot), taken_over=left is not None)
 
-    async def _release(self, lease: Lease) -> None:
+    async def _release(self, lease: SessionSlot) -> None:
         opened = await self._open()
         opened.held -= 1
         await opened.tools.release(lease.slot, reset_workspace=True)

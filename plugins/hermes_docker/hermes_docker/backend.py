@@ -28,7 +28,7 @@ from hermes_core import (
 )
 from hermes_docker import containers, diagnosis
 from hermes_docker.config import SYS_ADMIN, DockerConfig
-from hermes_docker.daemon import Daemon, DaemonError
+from hermes_docker.daemon import DaemonError, DockerDaemon
 from hermes_docker.execs import Exec, ExecChannel
 from hermes_docker.images import Images
 from hermes_docker.limits import Throttle
@@ -42,7 +42,7 @@ class DockerBackend(Backend):
     capabilities = Capabilities(frozenset(Isolation), network=frozenset(Network), attach=True, builds=True, gpu=True)
 
     def __init__(self, settings: Settings | None = None) -> None:
-        self._daemon = Daemon()
+        self._daemon = DockerDaemon()
         self._images = Images(self._daemon, None if settings is None else settings.state_dir / "docker-builds")
         self._throttle = Throttle()
 
@@ -123,7 +123,7 @@ class DockerSandbox(Sandbox):
         self,
         name: str,
         uid_base: int | None,
-        daemon: Daemon,
+        daemon: DockerDaemon,
         throttle: Throttle,
         image: SandboxImage | None = None,
     ) -> None:

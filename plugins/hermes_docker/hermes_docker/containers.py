@@ -57,7 +57,7 @@ _GONE_S = 60.0
 
 
 @dataclass(frozen=True)
-class Running:
+class RunningContainer:
     """A running container."""
 
     name: str
@@ -70,7 +70,7 @@ def name_of(creation_id: str) -> str:
     return f"hermes-rl-{hashlib.sha256(creation_id.encode()).hexdigest()[:20]}"
 
 
-def start(api: APIClient, spec: SandboxSpec, config: DockerConfig, image: str, *, mapped: bool) -> Running:
+def start(api: APIClient, spec: SandboxSpec, config: DockerConfig, image: str, *, mapped: bool) -> RunningContainer:
     """Make the spec's container and start it, or return the one that has its creation id.
 
     Args:
@@ -100,7 +100,7 @@ def start(api: APIClient, spec: SandboxSpec, config: DockerConfig, image: str, *
         if uid_base in taken:  # another driver was equally fast and sees the same clash: both choose again
             remove(api, name)
             continue
-        return Running(name, _start(api, name, uid_base))
+        return RunningContainer(name, _start(api, name, uid_base))
 
 
 def _start(api: APIClient, name: str, uid_base: int | None) -> int | None:
@@ -112,7 +112,7 @@ def _start(api: APIClient, name: str, uid_base: int | None) -> int | None:
     return uid_base
 
 
-def _adopt(api: APIClient, name: str, spec: SandboxSpec) -> Running | None:
+def _adopt(api: APIClient, name: str, spec: SandboxSpec) -> RunningContainer | None:
     """Return the container with this name; None if it was dead and has been removed now."""
     try:
         found = api.inspect_container(name)
@@ -127,7 +127,7 @@ def _adopt(api: APIClient, name: str, spec: SandboxSpec) -> Running | None:
         return None
     spec.check_existing(labels[ISOLATION], name)
     uid_base = uid_base_of(labels)
-    return Running(name, uid_base if status is SandboxStatus.RUNNING else _start(api, name, uid_base))
+    return RunningContainer(name, uid_base if status is SandboxStatus.RUNNING else _start(api, name, uid_base))
 
 
 def remove(api: APIClient, name: str) -> None:

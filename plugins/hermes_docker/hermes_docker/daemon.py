@@ -46,7 +46,7 @@ class DaemonError(InfraError):
         self.status = status
 
 
-class Daemon:
+class DockerDaemon:
     """The daemon that DOCKER_HOST names, or the one of this host. Connects at the first call."""
 
     def __init__(self) -> None:
@@ -89,7 +89,7 @@ class Daemon:
         Raises:
             DaemonError: the daemon can't be reached, or refuses.
         """
-        line = _Line()
+        line = _CuttableLine()
         future = self._threads.submit(self._work_on, line, function)
         try:
             return await asyncio.wrap_future(future)
@@ -120,7 +120,7 @@ class Daemon:
                 raise
             raise raised from error
 
-    def _work_on(self, line: _Line, function: Callable[[APIClient], T]) -> T:
+    def _work_on(self, line: _CuttableLine, function: Callable[[APIClient], T]) -> T:
         def work(known: APIClient) -> T:
             client = docker.DockerClient.from_env(timeout=None, version=known.api_version)  # type: ignore[arg-type]
             with closing(client.api) as api, closing(line):
@@ -146,7 +146,7 @@ class Daemon:
             undo(self._connected(), future.result())
 
 
-class _Line:
+class _CuttableLine:
     """A connection that another thread can cut."""
 
     def __init__(self) -> None:

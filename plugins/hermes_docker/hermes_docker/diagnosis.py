@@ -8,7 +8,7 @@ from typing import Any
 
 from hermes_core import Diagnosis, Isolation, PolicyError, ProvisionError, SandboxSpec
 from hermes_docker.config import SYS_ADMIN, DockerConfig
-from hermes_docker.daemon import ASK_THE_DOCTOR, Daemon, DaemonError
+from hermes_docker.daemon import ASK_THE_DOCTOR, DaemonError, DockerDaemon
 
 _LIMITS = {"memory": "MemoryLimit", "cpu": "CpuCfsQuota", "pids_limit": "PidsLimit"}
 """A profile's limits, with the names that `docker info` uses for the daemon's ability to enforce them."""
@@ -84,7 +84,7 @@ _ADVICE = {
 """What to do, by the daemon's message. None of these problems is temporary."""
 
 
-async def diagnose(daemon: Daemon) -> Diagnosis:
+async def diagnose(daemon: DockerDaemon) -> Diagnosis:
     """Ask the daemon about itself. Never raises."""
     where = os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
     try:

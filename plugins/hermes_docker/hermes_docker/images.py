@@ -30,7 +30,7 @@ from hermes_core import (
 from hermes_docker import built
 from hermes_docker.build_log import BuildLog
 from hermes_docker.config import DockerConfig
-from hermes_docker.daemon import Daemon, DaemonError
+from hermes_docker.daemon import DaemonError, DockerDaemon
 
 log = logging.getLogger("hermes_core.docker")
 
@@ -70,7 +70,7 @@ class Images:
         logs: the folder for the output of builds; None keeps none.
     """
 
-    def __init__(self, daemon: Daemon, logs: Path | None = None) -> None:
+    def __init__(self, daemon: DockerDaemon, logs: Path | None = None) -> None:
         self._daemon = daemon
         self._logs = logs
         self._places = asyncio.Semaphore(0)

@@ -30,7 +30,7 @@ class _Outside(Exception):
     """A member of an archive would leave its folder, or is neither a file, a folder nor a link."""
 
 
-class _Bounded(io.RawIOBase):
+class _BoundedStream(io.RawIOBase):
     """A stream that ends with an error after so many bytes: a few compressed ones can hold any number."""
 
     def __init__(self, stream: IO[bytes], limit: int) -> None:
@@ -103,7 +103,7 @@ def unpack(text: str, folder: Path, where: str, *, max_bytes: int, max_files: in
     left, files = max_bytes, 0
     try:
         packed = io.BytesIO(base64.b64decode(text, validate=True))
-        with tarfile.open(fileobj=_Bounded(_plain(packed), max_bytes + OVERHEAD * max_files), mode="r|") as tar:
+        with tarfile.open(fileobj=_BoundedStream(_plain(packed), max_bytes + OVERHEAD * max_files), mode="r|") as tar:
             for member in tar:
                 left, files = left - member.size, files + 1
                 if left < 0 or files > max_files:

@@ -34,8 +34,8 @@ from hermes_harbor.healthcheck import wait_until_healthy
 from hermes_harbor.image import start_image
 from hermes_harbor.packages import packages_of
 from hermes_harbor.repository import Checkout, fetched, repository_of
-from hermes_harbor.steps import Progress, Score, begin_next, check_part, combined, prepare_part
-from hermes_harbor.tasks import Task, content_digest, load_task, task_folders
+from hermes_harbor.steps import Score, StepProgress, begin_next, check_part, combined, prepare_part
+from hermes_harbor.tasks import HarborTask, content_digest, load_task, task_folders
 from hermes_harbor.variables import resolved
 from hermes_harbor.verify import TestsCouldNotRun, Verification
 
@@ -60,7 +60,7 @@ class HarborEnvironment(Environment):
 
     def __init__(self, config: HarborConfig) -> None:
         super().__init__(config)
-        self._tasks: dict[str, Task] = {}
+        self._tasks: dict[str, HarborTask] = {}
         self._items: Sequence[Item] = ()
         self._verified: Counter[str] = Counter()
         self._checkout: Checkout | None = None
@@ -88,12 +88,12 @@ class HarborEnvironment(Environment):
         self._tasks = {name: task for name, (task, _) in taken.items()}
         self._items = [{**item, **about} for _, item in taken.values()]
 
-    def _load(self) -> dict[str, tuple[Task, Item]]:
+    def _load(self) -> dict[str, tuple[HarborTask, Item]]:
         intake = Intake(self.config.dataset_name, skip=self.config.skip_refused)
         readers = ((where, partial(_with_item, read)) for where, read in self.load(intake))
         return intake.taken(readers, lambda pair: pair[0].id)
 
-    def load(self, intake: Intake) -> Iterable[tuple[str, Callable[[], Task]]]:
+    def load(self, intake: Intake) -> Iterable[tuple[str, Callable[[], HarborTask]]]:
         """Yield the place of each task of the dataset, and what reads it, which raises `DatasetError` if it is wrong or
         can't run here. Blocking.
 
@@ -108,7 +108,7 @@ class HarborEnvironment(Environment):
         for folder in task_folders(checkout.path if checkout else Path(self.config.dataset_name).expanduser()):
             yield str(folder), partial(self._read, folder, checkout)
 
-    def _read(self, folder: Path, checkout: Checkout | None) -> Task:
+    def _read(self, folder: Path, checkout: Checkout | None) -> HarborTask:
         if checkout is not None and not folder.resolve().is_relative_to(checkout.top.resolve()):
             raise DatasetError(f"{folder} is a link that leads out of its repository", hint="put a copy there")
         return load_task(folder, self.config)
@@ -183,7 +183,7 @@ class HarborEnvironment(Environment):
         if (check := task.toml.environment.healthcheck) is not None:
             await wait_until_healthy(as_user(rollout, None), check, "environment.healthcheck")
         await prepare_part(rollout, task, task.parts[0], self.config)
-        return {"progress": Progress(beginning)}
+        return {"progress": StepProgress(beginning)}
 
     @hookimpl
     async def continue_trajectory(
@@ -228,7 +228,7 @@ class HarborEnvironment(Environment):
             await self._check(task, rollout, progress)
         return combined(task, progress)
 
-    async def _check(self, task: Task, rollout: RolloutHandle, progress: Progress) -> None:
+    async def _check(self, task: HarborTask, rollout: RolloutHandle, progress: StepProgress) -> None:
         try:
             await check_part(Verification(rollout, task, self.config, progress.beginning), progress)
         except TestsCouldNotRun:
@@ -236,11 +236,11 @@ class HarborEnvironment(Environment):
             raise
         self._verified["done"] += 1
 
-    def _task(self, item: Item) -> Task:
+    def _task(self, item: Item) -> HarborTask:
         return self._tasks[self.item_id(item)]
 
 
-def _with_item(read: Callable[[], Task]) -> tuple[Task, Item]:
+def _with_item(read: Callable[[], HarborTask]) -> tuple[HarborTask, Item]:
     """Return a task, and what the record keeps of it. Blocking."""
     task = read()
     return task, {

@@ -41,7 +41,7 @@ _SAFE = (
 
 
 @dataclass(frozen=True)
-class Repository:
+class DatasetRepository:
     """A dataset's place in a repository."""
 
     url: str
@@ -70,7 +70,7 @@ class Checkout:
     commit: str
 
 
-def repository_of(name: str) -> Repository | None:
+def repository_of(name: str) -> DatasetRepository | None:
     """Return the repository that a dataset's name is the URL of; None if it is a path.
 
     Raises:
@@ -95,7 +95,7 @@ def repository_of(name: str) -> Repository | None:
         raise DatasetError(f"{shown}: {ref!r} can't be a branch, a tag or a commit", hint=FORM)
     if PurePosixPath(folder).is_absolute() or ".." in PurePosixPath(folder).parts:
         raise DatasetError(f"{shown}: the folder {folder!r} must be a relative path without '..'", hint=FORM)
-    return Repository(shown, ref or None, folder, _login(parts.netloc.rpartition("@")[0], shown))
+    return DatasetRepository(shown, ref or None, folder, _login(parts.netloc.rpartition("@")[0], shown))
 
 
 def _login(given: str, shown: str) -> str | None:
@@ -116,7 +116,7 @@ def _login(given: str, shown: str) -> str | None:
     return ":".join(values)
 
 
-async def fetched(repository: Repository, cache: Path, *, submodules: bool, timeout_s: float) -> Checkout:
+async def fetched(repository: DatasetRepository, cache: Path, *, submodules: bool, timeout_s: float) -> Checkout:
     """Return a commit of the repository from the cache, or fetch it.
 
     Raises:
@@ -131,7 +131,7 @@ async def fetched(repository: Repository, cache: Path, *, submodules: bool, time
         ) from error
 
 
-async def _fetched(repository: Repository, cache: Path, *, submodules: bool) -> Checkout:
+async def _fetched(repository: DatasetRepository, cache: Path, *, submodules: bool) -> Checkout:
     git = _Git(repository)
     ref = repository.ref or "HEAD"
     commit = ref if _COMMIT.fullmatch(ref) else await _commit(git, ref)
@@ -171,7 +171,7 @@ async def _commit(git: _Git, ref: str) -> str:
 class _Git:
     """Runs git for one repository."""
 
-    def __init__(self, repository: Repository) -> None:
+    def __init__(self, repository: DatasetRepository) -> None:
         self.url = repository.url
         self._settings = [*_SAFE, *(["protocol.file.allow=always"] if repository.is_local else [])]
         self._environment = {**_plain_environment(), "GIT_TERMINAL_PROMPT": "0", "GIT_LFS_SKIP_SMUDGE": "1"}

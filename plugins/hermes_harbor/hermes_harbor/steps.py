@@ -10,18 +10,18 @@ from hermes_core import CommandError, RolloutHandle, SetupFailed
 from hermes_harbor.config import HarborConfig
 from hermes_harbor.container import Beginning, as_user, directory, run_script, tidy, upload
 from hermes_harbor.healthcheck import wait_until_healthy
-from hermes_harbor.tasks import Part, Task
-from hermes_harbor.verify import Verdict, Verification
+from hermes_harbor.tasks import HarborTask, TaskPart
+from hermes_harbor.verify import PartVerdict, Verification
 
 Score = tuple[float, dict[str, Any]]
 
 
 @dataclass
-class Progress:
+class StepProgress:
     """How far a rollout has come."""
 
     beginning: Beginning
-    verdicts: list[Verdict] = field(default_factory=list)
+    verdicts: list[PartVerdict] = field(default_factory=list)
     """Those on the parts that are done, in order."""
     over: str | None = None
     """Why the parts that are left are not begun."""
@@ -31,7 +31,7 @@ class Progress:
     """Whether the tests of the current part were begun."""
 
 
-async def prepare_part(rollout: RolloutHandle, task: Task, part: Part, config: HarborConfig) -> None:
+async def prepare_part(rollout: RolloutHandle, task: HarborTask, part: TaskPart, config: HarborConfig) -> None:
     """Put a step's files into the working directory, run its `setup.sh`, and wait until it is healthy.
 
     Raises:
@@ -51,7 +51,7 @@ async def prepare_part(rollout: RolloutHandle, task: Task, part: Part, config: H
         await wait_until_healthy(as_user(rollout, part.agent.user), part.healthcheck, f"the healthcheck of {where}")
 
 
-async def check_part(verification: Verification, progress: Progress) -> Verdict:
+async def check_part(verification: Verification, progress: StepProgress) -> PartVerdict:
     """Check the current part, and note what follows from it."""
     task = verification.task
     part = task.parts[len(progress.verdicts)]
@@ -68,7 +68,9 @@ async def check_part(verification: Verification, progress: Progress) -> Verdict:
     return verdict
 
 
-async def begin_next(rollout: RolloutHandle, task: Task, progress: Progress, config: HarborConfig) -> Part | None:
+async def begin_next(
+    rollout: RolloutHandle, task: HarborTask, progress: StepProgress, config: HarborConfig
+) -> TaskPart | None:
     """Prepare the next part and return it. If that fails, what the agent did may be why: the part counts 0."""
     part = task.parts[len(progress.verdicts)]
     try:
@@ -80,7 +82,7 @@ async def begin_next(rollout: RolloutHandle, task: Task, progress: Progress, con
     return part
 
 
-def combined(task: Task, progress: Progress) -> Score:
+def combined(task: HarborTask, progress: StepProgress) -> Score:
     """Return the reward of the whole task, with details of each step."""
     verdicts = progress.verdicts
     if not task.parts[0].name:
@@ -97,5 +99,5 @@ def combined(task: Task, progress: Progress) -> Score:
     return sum(counted) / len(counted), details
 
 
-def _step(part: Part, verdict: Verdict) -> Mapping[str, Any]:
+def _step(part: TaskPart, verdict: PartVerdict) -> Mapping[str, Any]:
     return {"name": part.name, "reward": verdict.reward, **verdict.details}

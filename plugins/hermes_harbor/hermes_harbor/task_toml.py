@@ -111,7 +111,7 @@ class Author(Table):
     email: str | None = None
 
 
-class Package(Table):
+class TaskTable(Table):
     """The table `[task]`."""
 
     name: str
@@ -128,7 +128,7 @@ class Package(Table):
         return name
 
 
-class Agent(NetworkRules):
+class AgentTable(NetworkRules):
     """The table `[agent]`."""
 
     timeout_sec: Seconds | None = None
@@ -157,7 +157,7 @@ class Tpu(Table):
     topology: str = Field(pattern=r"^\s*[1-9]\d*(x[1-9]\d*)+\s*$")
 
 
-class McpServer(Table):
+class McpServerTable(Table):
     """An entry of `[[environment.mcp_servers]]`."""
 
     name: str
@@ -181,7 +181,7 @@ class McpServer(Table):
         return headers
 
     @model_validator(mode="after")
-    def _of_its_transport(self) -> McpServer:
+    def _of_its_transport(self) -> McpServerTable:
         if self.transport == "stdio":
             if not self.command:
                 raise ValueError("transport stdio needs `command`")
@@ -192,7 +192,7 @@ class McpServer(Table):
         return self
 
 
-class Environment(NetworkRules):
+class EnvironmentTable(NetworkRules):
     """The table `[environment]`, and `[verifier.environment]`."""
 
     network_mode: NetworkMode = "public"
@@ -207,7 +207,7 @@ class Environment(NetworkRules):
     gpus: int | None = Field(default=None, ge=0)
     gpu_types: list[str] | None = None
     tpu: Tpu | None = None
-    mcp_servers: list[McpServer] = []
+    mcp_servers: list[McpServerTable] = []
     env: dict[str, str] = {}
     skills_dir: str | None = None
     healthcheck: Healthcheck | None = None
@@ -255,7 +255,7 @@ class Verifier(NetworkRules):
     env: dict[str, str] = {}
     user: User = None
     environment_mode: Literal["shared", "separate"] | None = None
-    environment: Environment | None = None
+    environment: EnvironmentTable | None = None
     collect: list[Collect] = []
 
     @model_validator(mode="after")
@@ -296,11 +296,11 @@ class Solution(Table):
     env: dict[str, str] = {}
 
 
-class Step(Table):
+class StepTable(Table):
     """An entry of `[[steps]]`."""
 
     name: Annotated[str, AfterValidator(_step_name)]
-    agent: Agent = Agent()
+    agent: AgentTable = AgentTable()
     verifier: Verifier = Verifier()
     min_reward: float | dict[str, float] | None = None
     """The rewards below which the steps after this one are not begun: of `reward`, or by name."""
@@ -313,16 +313,16 @@ class TaskToml(Table):
 
     schema_version: str = "1.4"
     """Not compared: publishers write versions of their own here, too."""
-    task: Package | None = None
+    task: TaskTable | None = None
     metadata: dict[str, Any] = {}
     source: str | None = None
-    agent: Agent = Agent()
+    agent: AgentTable = AgentTable()
     verifier: Verifier = Verifier()
-    environment: Environment = Environment()
+    environment: EnvironmentTable = EnvironmentTable()
     solution: Solution = Solution()
     artifacts: list[Artifact] = []
     multi_step_reward_strategy: Literal["mean", "final"] | None = None
-    steps: list[Step] | None = None
+    steps: list[StepTable] | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -335,13 +335,13 @@ class TaskToml(Table):
 
     @field_validator("steps")
     @classmethod
-    def _unique(cls, steps: list[Step] | None) -> list[Step] | None:
+    def _unique(cls, steps: list[StepTable] | None) -> list[StepTable] | None:
         names = [unicodedata.normalize("NFC", step.name).casefold() for step in steps or ()]
         if len(set(names)) < len(names):
             raise ValueError("has two steps with one name")
         return steps
 
-    def mode(self, step: Step | None = None) -> Literal["shared", "separate"]:
+    def mode(self, step: StepTable | None = None) -> Literal["shared", "separate"]:
         """Return where the tests run: in the agent's sandbox, or in one of their own."""
         return (step.verifier.own_mode if step else None) or self.verifier.own_mode or "shared"
 
@@ -365,7 +365,7 @@ def unknown_keys(model: type[BaseModel], given: object, place: str = "") -> Iter
 
 _DEPRECATED: Mapping[type[BaseModel], tuple[str, ...]] = {
     TaskToml: ("version",),
-    Environment: ("memory", "storage", "allow_internet"),
+    EnvironmentTable: ("memory", "storage", "allow_internet"),
 }
 
 

@@ -19,11 +19,11 @@ from hermes_harbor import task_toml
 from hermes_harbor.config import HarborConfig
 from hermes_harbor.task_toml import (
     MAIN_SERVICE,
-    Agent,
+    AgentTable,
     Artifact,
-    Environment,
+    EnvironmentTable,
     Healthcheck,
-    Step,
+    StepTable,
     TaskToml,
     Verifier,
     unknown_keys,
@@ -45,12 +45,12 @@ _COMPOSE = (
 )
 
 
-class Refused(DatasetError):
+class UnsupportedTask(DatasetError):
     """A task that is valid, and can't run here."""
 
 
 @dataclass(frozen=True)
-class Place:
+class VerifierSandbox:
     """A sandbox of their own for the tests of a part."""
 
     image: Image | None
@@ -63,7 +63,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Part:
+class TaskPart:
     """What an agent does at a time: the whole task, or a step of it."""
 
     name: str
@@ -75,11 +75,11 @@ class Part:
     """The folder of its solution."""
     workdir: Path | None
     """A folder of files that are put into the working directory before it begins."""
-    agent: Agent
+    agent: AgentTable
     verifier: Verifier
     """How its tests run. `verifier_variables` has the values of `env`."""
     verifier_variables: Mapping[str, str]
-    place: Place | None
+    place: VerifierSandbox | None
     """Where its tests run; None is the agent's sandbox."""
     healthcheck: Healthcheck | None
     artifacts: tuple[Artifact, ...]
@@ -88,7 +88,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Task:
+class HarborTask:
     """One task."""
 
     id: str
@@ -100,12 +100,12 @@ class Task:
     """Where its commands start, an absolute path. None is the working directory of its image."""
     variables: Mapping[str, str]
     """The environment variables of all of its commands."""
-    parts: tuple[Part, ...]
+    parts: tuple[TaskPart, ...]
     """What the agent does, one after the other: one part, or several steps."""
     mcp_servers: Mapping[str, McpServer] = field(default_factory=dict)
     """The MCP servers of its agent, by name."""
 
-    def renamed(self, name: str) -> Task:
+    def renamed(self, name: str) -> HarborTask:
         """Return the same task under another id."""
         return replace(self, id=name)
 
@@ -129,7 +129,7 @@ def task_folders(folder: Path) -> list[Path]:
     return found
 
 
-def load_task(folder: Path, config: HarborConfig) -> Task:
+def load_task(folder: Path, config: HarborConfig) -> HarborTask:
     """Return the task in a folder. Blocking.
 
     Raises:
@@ -146,7 +146,7 @@ def load_task(folder: Path, config: HarborConfig) -> Task:
     if unknown := [*unknown_keys(TaskToml, table)]:
         log.warning("%s: keys without a meaning: %s", place, ", ".join(unknown[:10]))
     if reasons := [*refusals(toml, folder, config)]:
-        raise Refused(f"task {folder.name!r} can't run here: {'; '.join(reasons)}", hint="change the task")
+        raise UnsupportedTask(f"task {folder.name!r} can't run here: {'; '.join(reasons)}", hint="change the task")
     return made_task(folder, toml, config)
 
 
@@ -210,7 +210,7 @@ def checked(table: Mapping[str, object], where: str) -> TaskToml:
         raise DatasetError(f"{where}, key {key!r}: {reason}", hint="see docs/guides/harbor.md for the keys") from error
 
 
-def made_task(folder: Path, toml: TaskToml, config: HarborConfig, instruction: str | None = None) -> Task:
+def made_task(folder: Path, toml: TaskToml, config: HarborConfig, instruction: str | None = None) -> HarborTask:
     """Return the task of these parts, with the variables of the host in it. Blocking.
 
     Args:
@@ -219,7 +219,7 @@ def made_task(folder: Path, toml: TaskToml, config: HarborConfig, instruction: s
     Raises:
         DatasetError: a file is missing, or a variable is not set on this host.
     """
-    task = Task(
+    task = HarborTask(
         id=toml.task.name if toml.task else folder.name,
         folder=folder,
         toml=toml,
@@ -234,9 +234,9 @@ def made_task(folder: Path, toml: TaskToml, config: HarborConfig, instruction: s
     return replace(task, parts=(_whole(task, config, instruction),))
 
 
-def _whole(task: Task, config: HarborConfig, instruction: str | None) -> Part:
+def _whole(task: HarborTask, config: HarborConfig, instruction: str | None) -> TaskPart:
     toml, tests = task.toml, task.folder / "tests"
-    return Part(
+    return TaskPart(
         name="",
         instruction=_instruction(task.folder, task.folder) if instruction is None else instruction,
         tests=(tests,),
@@ -252,7 +252,7 @@ def _whole(task: Task, config: HarborConfig, instruction: str | None) -> Part:
     )
 
 
-def _step(task: Task, step: Step, config: HarborConfig) -> Part:
+def _step(task: HarborTask, step: StepTable, config: HarborConfig) -> TaskPart:
     toml, folder = task.toml, task.folder / "steps" / step.name
     tests = (task.folder / "tests", folder / "tests")
     own = step.verifier.model_fields_set
@@ -265,7 +265,7 @@ def _step(task: Task, step: Step, config: HarborConfig) -> Part:
     )
     gate = step.min_reward
     has_solution = (folder / "solution").is_dir()
-    return Part(
+    return TaskPart(
         name=step.name,
         instruction=_instruction(task.folder, folder),
         tests=tests,
@@ -288,7 +288,9 @@ def _instruction(task: Path, folder: Path) -> str:
     return strip_canary(read_text(path))
 
 
-def _place(task: Task, step: Step | None, tests: tuple[Path, ...], config: HarborConfig) -> Place | None:
+def _place(
+    task: HarborTask, step: StepTable | None, tests: tuple[Path, ...], config: HarborConfig
+) -> VerifierSandbox | None:
     """Return where the tests of a part run, and check that there are tests.
 
     Raises:
@@ -303,7 +305,7 @@ def _place(task: Task, step: Step | None, tests: tuple[Path, ...], config: Harbo
         of_task = "image" not in config.accept
         image = next((each for each in reversed([*images]) if each is not None and of_task), None)
         where = f"task {task.folder.name!r}, verifier.environment.env"
-        place = Place(
+        place = VerifierSandbox(
             image=image,
             workdir=(own and own.workdir) or (config.workdir if image else task.workdir),
             variables=task.variables if own is None else resolved(own.env, where),
@@ -315,13 +317,13 @@ def _place(task: Task, step: Step | None, tests: tuple[Path, ...], config: Harbo
     return place
 
 
-def _image_of_tests(table: Environment | None, folder: Path) -> Image | None:
+def _image_of_tests(table: EnvironmentTable | None, folder: Path) -> Image | None:
     """Return the image with the tests of a folder in it, by its name or to be built, or None."""
     if table is not None and table.docker_image:
         return table.docker_image
     if not has_dockerfile(folder):
         return None
-    return ImageBuild(folder, timeout_s=(table or Environment()).build_timeout_sec)
+    return ImageBuild(folder, timeout_s=(table or EnvironmentTable()).build_timeout_sec)
 
 
 def task_image(toml: TaskToml, folder: Path, config: HarborConfig) -> Image | None:
@@ -345,7 +347,7 @@ def has_dockerfile(context: Path) -> bool:
     return (context / DOCKERFILE).is_file() and not context.is_symlink() and not (context / DOCKERFILE).is_symlink()
 
 
-def _mcp_server(given: task_toml.McpServer) -> McpServer:
+def _mcp_server(given: task_toml.McpServerTable) -> McpServer:
     if given.transport == "stdio":
         return McpServer(command=given.command, args=tuple(given.args))
     return McpServer.model_construct(url=given.url)  # it is never used: the run has to replace it
@@ -407,7 +409,7 @@ def _of_services(toml: TaskToml) -> Iterator[str]:
 def _of_network(toml: TaskToml) -> Iterator[str]:
     usual = "no-network" if toml.environment.network_mode == "no-network" else "public"
     modes: dict[str, str | None] = {"environment": toml.environment.network_mode}
-    parts: list[tuple[str, TaskToml | Step]] = [("", toml)]
+    parts: list[tuple[str, TaskToml | StepTable]] = [("", toml)]
     for prefix, part in (*parts, *((f"step {step.name!r}, ", step) for step in toml.steps or ())):
         own = part.verifier.environment
         modes[f"{prefix}agent"], modes[f"{prefix}verifier"] = part.agent.network_mode, part.verifier.network_mode

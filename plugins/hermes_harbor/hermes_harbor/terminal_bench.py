@@ -17,10 +17,10 @@ from hermes_harbor.archives import unpack
 from hermes_harbor.config import TerminalBench2Config
 from hermes_harbor.environment import HarborEnvironment
 from hermes_harbor.task_toml import TaskToml
-from hermes_harbor.tasks import Task, made_task, strip_canary
+from hermes_harbor.tasks import HarborTask, made_task, strip_canary
 
 
-class Row(BaseModel):
+class TerminalBenchRow(BaseModel):
     """A row of the dataset, as far as it is used."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
@@ -53,15 +53,15 @@ class TerminalBench2Environment(HarborEnvironment):
         await super().aclose()
         self._scratch.close()
 
-    def load(self, intake: Intake) -> Iterable[tuple[str, Callable[[], Task]]]:
+    def load(self, intake: Intake) -> Iterable[tuple[str, Callable[[], HarborTask]]]:
         """Yield the place of each row, and what reads it. Blocking."""
         top = Path(self._scratch.enter_context(tempfile.TemporaryDirectory(prefix="hermes-terminal-bench-")))
         rows = read_rows(self.config.dataset_name, self.config.dataset_split, intake)
         for number, (where, fields) in enumerate(rows):
             yield where, partial(self._unpacked, fields, where, top, number)
 
-    def _unpacked(self, fields: Mapping[str, Any], where: str, top: Path, number: int) -> Task:
-        row = checked_row(Row, fields, where)
+    def _unpacked(self, fields: Mapping[str, Any], where: str, top: Path, number: int) -> HarborTask:
+        row = checked_row(TerminalBenchRow, fields, where)
         folder = top / f"{number}-{re.sub(r'[^A-Za-z0-9_-]', '-', row.task_name)}"
         limits = {"max_bytes": self.config.max_archive_bytes, "max_files": self.config.max_archive_files}
         for name, text in (("environment", row.environment_tar), ("tests", row.tests_tar)):

@@ -31,7 +31,7 @@ from hermes_harbor.container import (
 from hermes_harbor.image import start_image
 from hermes_harbor.packages import Packages, offer, packages_of
 from hermes_harbor.rewards import MAX_REWARD_BYTES, rewards_in, the_reward
-from hermes_harbor.tasks import Part, Place, Task
+from hermes_harbor.tasks import HarborTask, TaskPart, VerifierSandbox
 
 LOGS = "/logs/verifier"
 REWARDS = ("reward.json", "reward.txt")
@@ -54,7 +54,7 @@ _NO_TOOLS = re.compile(
 
 
 @dataclass(frozen=True)
-class Verdict:
+class PartVerdict:
     """What the tests of a part said."""
 
     reward: float
@@ -77,11 +77,11 @@ class Verification:
     """Checks the parts of one task in one rollout."""
 
     rollout: RolloutHandle
-    task: Task
+    task: HarborTask
     config: HarborConfig
     beginning: Beginning
 
-    async def of(self, part: Part, *, begun: bool) -> Verdict:
+    async def of(self, part: TaskPart, *, begun: bool) -> PartVerdict:
         """Run the tests of a part where they belong, and return what they said.
 
         Args:
@@ -112,7 +112,7 @@ class Verification:
             return await self._shared(part, details, begun=begun)
         return await self._separate(part, part.place, collection, details)
 
-    async def _shared(self, part: Part, details: dict[str, Any], *, begun: bool) -> Verdict:
+    async def _shared(self, part: TaskPart, details: dict[str, Any], *, begun: bool) -> PartVerdict:
         """Run the tests in the agent's sandbox."""
         commands = self.rollout.commands
         cleared = await clear(commands, self.beginning)
@@ -125,7 +125,9 @@ class Verification:
             await start_image(self.rollout, self.task.workdir)
         return await self._scored(self.rollout, part, self.beginning, details)
 
-    async def _separate(self, part: Part, place: Place, collection: Collection, details: dict[str, Any]) -> Verdict:
+    async def _separate(
+        self, part: TaskPart, place: VerifierSandbox, collection: Collection, details: dict[str, Any]
+    ) -> PartVerdict:
         """Run the tests in a fresh sandbox of their own, which gets only the artifacts."""
         cwd, image = place.workdir or Cwd.IMAGE, place.image or self.task.image
         async with self.rollout.fresh_slot(image=place.image, cwd=cwd, env=place.variables) as fresh:
@@ -142,7 +144,7 @@ class Verification:
                 await self._upload_tests(commands, part)
             return await self._scored(fresh, part, beginning, {**details, "tests_in": str(image) if image else None})
 
-    async def _upload_tests(self, commands: SlotCommands, part: Part) -> None:
+    async def _upload_tests(self, commands: SlotCommands, part: TaskPart) -> None:
         try:
             for folder in part.tests:
                 if folder.is_dir():
@@ -150,7 +152,9 @@ class Verification:
         except SetupFailed as error:
             raise VerifierError(error.message) from error
 
-    async def _scored(self, leased: SlotHandle, part: Part, beginning: Beginning, details: dict[str, Any]) -> Verdict:
+    async def _scored(
+        self, leased: SlotHandle, part: TaskPart, beginning: Beginning, details: dict[str, Any]
+    ) -> PartVerdict:
         """Run /tests/test.sh and return its reward."""
         commands, config, limit_s = leased.commands, self.config, part.verifier.timeout_sec
         packages = Packages()
@@ -179,7 +183,7 @@ class Verification:
         output = ran.text + await tail(commands, f"{LOGS}/test-stdout.txt")
         details = {**details, "exit_code": ran.returncode, "output": output.strip()[-OUTPUT_KEPT:]}
         if ran.timed_out:
-            return Verdict(0.0, {**details, "reason": f"the tests did not end within {limit_s:g} s"})
+            return PartVerdict(0.0, {**details, "reason": f"the tests did not end within {limit_s:g} s"})
         left = await _left(commands)
         try:
             rewards = await _rewards(commands, left)
@@ -194,9 +198,11 @@ class Verification:
             await self._check_tools(part, output, left, None)
         if len(rewards) > 1 or "reward" not in rewards:
             details["rewards"] = rewards
-        return Verdict(reward, {**details, **await _counts(commands, left)}, rewards)
+        return PartVerdict(reward, {**details, **await _counts(commands, left)}, rewards)
 
-    async def _check_tools(self, part: Part, output: str, left: Mapping[str, str], cause: VerifierError | None) -> None:
+    async def _check_tools(
+        self, part: TaskPart, output: str, left: Mapping[str, str], cause: VerifierError | None
+    ) -> None:
         """Tell tests that failed for want of their own tools from tests that failed.
 
         A test script that makes a report (`ctrf.json`) and has made none did not get as far as the tests. If its output
@@ -214,10 +220,10 @@ class Verification:
         ) from cause
 
 
-def tampered(reasons: list[str]) -> Verdict:
+def tampered(reasons: list[str]) -> PartVerdict:
     """Return the verdict on a part in which the agent tried to forge its reward."""
     reason = f"the agent tampered with its verification: {'; '.join(reasons)}"
-    return Verdict(0.0, {"reason": reason, "tampered": reasons})
+    return PartVerdict(0.0, {"reason": reason, "tampered": reasons})
 
 
 async def _left(commands: SlotCommands) -> Mapping[str, str]:
@@ -249,7 +255,7 @@ async def _rewards(commands: SlotCommands, left: Mapping[str, str]) -> Mapping[s
     )
 
 
-async def _makes_report(part: Part) -> bool:
+async def _makes_report(part: TaskPart) -> bool:
     """Return whether the test script names the report."""
     scripts = [folder / "test.sh" for folder in part.tests if (folder / "test.sh").is_file()]
     return bool(scripts) and b"ctrf" in await asyncio.to_thread(scripts[-1].read_bytes)

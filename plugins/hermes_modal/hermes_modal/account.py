@@ -61,7 +61,7 @@ _HINTS: dict[type[Exception], tuple[str, bool]] = {
 """What to do, and whether the problem may be temporary."""
 
 
-class Pace:
+class CreationPace:
     """Limits the creations per second and at the same time, over all event loops of the process."""
 
     def __init__(self, at_a_time: int, per_second: float) -> None:
@@ -85,7 +85,7 @@ class Pace:
             self._places.release()
 
 
-pace = Pace(AT_A_TIME, PER_SECOND)
+pace = CreationPace(AT_A_TIME, PER_SECOND)
 """Shared by the process, because Modal counts by account, not by runtime."""
 
 

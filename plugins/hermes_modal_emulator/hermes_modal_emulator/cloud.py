@@ -15,7 +15,7 @@ from typing import Any
 from grpclib import GRPCError, Status
 from modal_proto import api_pb2 as pb
 
-from hermes_modal_emulator.faults import Faults, Requests
+from hermes_modal_emulator.faults import Faults, RequestLog
 from hermes_modal_emulator.machines import Machine, MachineError, NamespaceMachine, PlainMachine
 from hermes_modal_emulator.sandboxes import EmulatedSandbox, v1_id
 
@@ -60,7 +60,7 @@ class Cloud:
         self.namespaces = namespaces
         self.url = ""
         self.options = Options()
-        self.faults, self.requests = Faults(), Requests()
+        self.faults, self.requests = Faults(), RequestLog()
         self.apps: dict[str, str] = {}
         self.images: dict[str, Image] = {}
         self.files: set[str] = set()

@@ -19,7 +19,7 @@ _UNRECORDED = frozenset({"TaskExecStdinWrite", "SandboxStdinWriteV2", "TaskExecS
 
 
 @dataclass
-class Fault:
+class RpcFault:
     """One fault in calls of one RPC.
 
     If an answer is lost, the work is done, then the call fails with `status`, or hangs if there is none.
@@ -68,9 +68,9 @@ class Faults:
     """The faults that are yet to happen."""
 
     def __init__(self) -> None:
-        self._faults: list[Fault] = []
+        self._faults: list[RpcFault] = []
 
-    def add(self, fault: Fault) -> None:
+    def add(self, fault: RpcFault) -> None:
         """Add a fault for later calls.
 
         Raises:
@@ -84,12 +84,12 @@ class Faults:
         """Remove all faults."""
         self._faults.clear()
 
-    def next(self, method: str) -> Fault | None:
+    def next(self, method: str) -> RpcFault | None:
         """Return the fault of this call, if it has one."""
         return next((fault for fault in self._faults if fault.method == method and fault.strikes()), None)
 
 
-class Requests:
+class RequestLog:
     """The last requests, in order."""
 
     def __init__(self) -> None:

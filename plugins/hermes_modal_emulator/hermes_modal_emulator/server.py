@@ -20,7 +20,7 @@ from modal_proto import api_pb2 as pb
 from hermes_modal_emulator.cloud import Cloud
 from hermes_modal_emulator.commands import exited
 from hermes_modal_emulator.control_plane import ControlPlane
-from hermes_modal_emulator.faults import Fault
+from hermes_modal_emulator.faults import RpcFault
 from hermes_modal_emulator.machines import namespaces_missing
 from hermes_modal_emulator.router import CommandRouter
 
@@ -78,7 +78,7 @@ class Control:
         return "namespaces" if self._cloud.namespaces else "plain"
 
     async def fault(self, **fields: Any) -> None:
-        self._cloud.faults.add(Fault(**fields))
+        self._cloud.faults.add(RpcFault(**fields))
 
     async def clear_faults(self) -> None:
         self._cloud.faults.clear()

@@ -10,7 +10,7 @@ from google.protobuf.message_factory import GetMessageClass
 from grpclib.const import Cardinality, Handler
 
 from hermes_modal_emulator.cloud import Cloud
-from hermes_modal_emulator.faults import Fault
+from hermes_modal_emulator.faults import RpcFault
 
 _KINDS = {
     (False, False): Cardinality.UNARY_UNARY,
@@ -78,7 +78,7 @@ class Service:
 class _Sink:
     """The answers of a streaming RPC, which a fault may cut short."""
 
-    def __init__(self, stream: Any, fault: Fault | None) -> None:
+    def __init__(self, stream: Any, fault: RpcFault | None) -> None:
         self._stream = stream
         self._fault = fault
         self._left = None if fault is None else fault.cut_after_bytes

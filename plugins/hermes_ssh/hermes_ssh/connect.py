@@ -53,7 +53,7 @@ class SessionRefused(Exception):
     """The server allows no more sessions in this connection."""
 
 
-class Connection:
+class HostConnection:
     """A logged-in connection to a host. Blocking; owned by a `Host`.
 
     It asks the server for a sign of life every `keepalive_s`, and is dead if none has come before the next is due.
@@ -79,7 +79,7 @@ class Connection:
         """Return whether it still works, as far as we know."""
         return self._transport.is_active() and not self._closed.is_set()
 
-    def start(self, command: str) -> Session:
+    def start(self, command: str) -> HostSession:
         """Run a command on the host.
 
         Raises:
@@ -101,7 +101,7 @@ class Connection:
             if self._answers():  # otherwise it has just been cut, which looks the same at first
                 raise SessionRefused(str(error)) from error
             raise Unreachable(f"the connection is lost: {error or type(error).__name__}") from error
-        return Session(channel, self)
+        return HostSession(channel, self)
 
     def close(self) -> None:
         """Close it and everything in it. Idempotent."""
@@ -132,10 +132,10 @@ def _or_else(give_up: Callable[[], object], limit_s: float) -> Iterator[None]:
         over.set()
 
 
-class Session:
+class HostSession:
     """One program on the host, with the calls that core's channel takes: `read`, `write`, `close` and `wait`."""
 
-    def __init__(self, channel: paramiko.Channel, connection: Connection) -> None:
+    def __init__(self, channel: paramiko.Channel, connection: HostConnection) -> None:
         self._channel = channel
         self._connection = connection
         self._begun = False
@@ -197,7 +197,7 @@ class Session:
         return data
 
 
-def connect(access: Access, secret: Secret) -> Connection:
+def connect(access: Access, secret: Secret) -> HostConnection:
     """Make a connection. Blocks for at most `connect_timeout_s` per hop.
 
     Raises:
@@ -221,7 +221,7 @@ def connect(access: Access, secret: Secret) -> Connection:
         _close_all(transports, processes)
         raise
     log.debug("connected to %s", access.host)
-    return Connection(transports, processes, access)
+    return HostConnection(transports, processes, access)
 
 
 def _close_all(transports: Sequence[paramiko.Transport], processes: Sequence[Any]) -> None:
@@ -357,4 +357,4 @@ def _load(path: Any, passphrase: str | None, tried: list[str]) -> paramiko.PKey 
     return None
 
 
-__all__ = ["Connection", "HostKeyError", "LoginRefused", "Session", "SessionRefused", "Unreachable", "connect"]
+__all__ = ["HostConnection", "HostKeyError", "HostSession", "LoginRefused", "SessionRefused", "Unreachable", "connect"]

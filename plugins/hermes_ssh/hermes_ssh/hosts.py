@@ -30,7 +30,7 @@ from hermes_core import (
 from hermes_core.sandbox.local.host import NOT_THERE
 from hermes_ssh import remote
 from hermes_ssh.config import Access, SshConfig
-from hermes_ssh.connect import Connection, Secret, Session, SessionRefused, Unreachable, connect
+from hermes_ssh.connect import HostConnection, HostSession, Secret, SessionRefused, Unreachable, connect
 from hermes_ssh.threads import in_thread
 
 log = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ class Host:
         """Whether it was ever reached. A host that once worked may come back."""
         self._same_bytecode: bool | None = None  # whether its Python's is ours
         self._secret = secret
-        self._connections: list[Connection] = []
+        self._connections: list[HostConnection] = []
         self._work = TaskSet()
         self._dialling: SingleFlight[None] = SingleFlight("the connection to the host")
 
@@ -167,12 +167,12 @@ class Host:
 
     # --- connections ------------------------------------------------------------------------------------------------
 
-    async def _session(self) -> tuple[Session, Connection]:
+    async def _session(self) -> tuple[HostSession, HostConnection]:
         command = remote.command_line(self.access.python)
         for _ in range(_TRIES):
             connection = await self._with_room()
             try:
-                session = await in_thread(functools.partial(connection.start, command), Session.close)
+                session = await in_thread(functools.partial(connection.start, command), HostSession.close)
             except SessionRefused as error:
                 self._release(connection)
                 self._refused(connection, error)
@@ -186,7 +186,7 @@ class Host:
                 return session, connection
         raise Unreachable(f"host {self.name!r} opens no session, tried {_TRIES} times")
 
-    def _refused(self, connection: Connection, error: SessionRefused) -> None:
+    def _refused(self, connection: HostConnection, error: SessionRefused) -> None:
         """Note that the server allows no more sessions in this connection. If it allows none in a new one, that is
         final."""
         if not connection.proved:
@@ -202,7 +202,7 @@ class Host:
             self._connections.remove(connection)
             _close_apart(connection)
 
-    async def _with_room(self) -> Connection:
+    async def _with_room(self) -> HostConnection:
         """Return a connection that may have another session, and count that session."""
         while True:
             self._connections = [each for each in self._connections if each.alive]
@@ -218,18 +218,18 @@ class Host:
     async def _dial(self) -> None:
         """Make another connection."""
         try:
-            connection = await in_thread(functools.partial(connect, self.access, self._secret), Connection.close)
+            connection = await in_thread(functools.partial(connect, self.access, self._secret), HostConnection.close)
         except Unreachable as error:
             error.retryable = self._reached
             raise
         self._reached = True
         self._connections.append(connection)
 
-    def _ended(self, connection: Connection, loop: asyncio.AbstractEventLoop) -> None:
+    def _ended(self, connection: HostConnection, loop: asyncio.AbstractEventLoop) -> None:
         """Note that a session has ended. Called in a thread of its own."""
         call_in(loop, self._release, connection)
 
-    def _release(self, connection: Connection) -> None:
+    def _release(self, connection: HostConnection) -> None:
         connection.sessions -= 1
         spare = connection in self._connections[1:]
         if not connection.sessions and spare:
@@ -258,11 +258,11 @@ class Host:
         return found
 
 
-def _close_apart(connection: Connection) -> None:
+def _close_apart(connection: HostConnection) -> None:
     begin_thread(connection.close, "ssh-close")
 
 
-def _close(session: Session, over: Callable[[], object]) -> None:
+def _close(session: HostSession, over: Callable[[], object]) -> None:
     try:
         session.close()
     finally:

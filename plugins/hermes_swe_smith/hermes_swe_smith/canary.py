@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from hermes_core import PytestReport
 from hermes_swe_smith.names import test_file
-from hermes_swe_smith.rows import Task
+from hermes_swe_smith.rows import SweTask
 
 _TEXT = """\
 import unittest
@@ -47,7 +47,7 @@ class Canary:
         return [f"{node_id} must fail, and is {seen[node_id]}" for node_id in wrong]
 
 
-def new_canary(task: Task) -> Canary | None:
+def new_canary(task: SweTask) -> Canary | None:
     """Return a canary that runs after the task's tests, beside the last of their files; None if all are doctests."""
     files = [path for path in task.test_files if path.endswith(".py")]
     if not files:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from hermes_core import PASS_ALL, Cheat, Item
-from hermes_swe_smith.rows import Task
+from hermes_swe_smith.rows import SweTask
 
 TIMEOUT_S = 60.0
 """Time limit in seconds of a cheat. What it did by then is tested."""
@@ -150,7 +150,7 @@ fixes the checkout in which it runs, and `$LOST` a line that only the fixed file
 _FIX_NEEDED = ("git-hooks", "background-process")
 
 
-def command(task: Task, script: str, *, fix: bool = False) -> str:
+def command(task: SweTask, script: str, *, fix: bool = False) -> str:
     """Return the command that runs a cheat's script in the workspace, with what it knows of the task.
 
     Args:
@@ -187,7 +187,7 @@ def command(task: Task, script: str, *, fix: bool = False) -> str:
     return "\n".join([*lines, _BEGIN + script, ""])
 
 
-def cheats(task_of: Callable[[Item], Task]) -> dict[str, Cheat]:
+def cheats(task_of: Callable[[Item], SweTask]) -> dict[str, Cheat]:
     """Return the cheats that are tried on every item.
 
     Args:
@@ -209,7 +209,7 @@ def _changed(patch: str) -> list[str]:
     return re.findall(r"^\+\+\+ b/(.+)$", patch, re.MULTILINE)
 
 
-def _lost(task: Task) -> str:
+def _lost(task: SweTask) -> str:
     """Return the longest line that the bug removed; empty if it removed none."""
     sign = "-" if task.patch_is == "bug" else "+"
     lines = (line[1:].strip() for line in task.patch.splitlines() if line[:1] == sign and line[:3] != sign * 3)

@@ -10,7 +10,7 @@ from typing import Any
 from hermes_core import Intake
 from hermes_swe_smith.config import SweSmithConfig
 from hermes_swe_smith.names import test_file
-from hermes_swe_smith.rows import Task, parse_row
+from hermes_swe_smith.rows import SweTask, parse_row
 
 log = logging.getLogger("hermes_core.swe_smith")
 
@@ -22,8 +22,8 @@ def load_tasks(
     rows: Iterable[Placed],
     config: SweSmithConfig,
     intake: Intake | None = None,
-    check: Callable[[Task], object] = lambda _: None,
-) -> dict[str, Task]:
+    check: Callable[[SweTask], object] = lambda _: None,
+) -> dict[str, SweTask]:
     """Return the rows as tasks by instance id, in the dataset's order. Blocking.
 
     Args:
@@ -36,7 +36,7 @@ def load_tasks(
     """
     left_out = 0
 
-    def read(row: Mapping[str, Any], where: str) -> Task | None:
+    def read(row: Mapping[str, Any], where: str) -> SweTask | None:
         nonlocal left_out
         task = parse_row(row, where, config)
         if config.python_only and not all(test_file(node_id).endswith(".py") for node_id in task.pass_to_pass):

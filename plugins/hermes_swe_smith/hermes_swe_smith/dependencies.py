@@ -30,9 +30,9 @@ from hermes_core import (
     SlotHandle,
 )
 from hermes_swe_smith.network import pip_was_cut_off
-from hermes_swe_smith.repos import Source, TestEnvironment
+from hermes_swe_smith.repos import RepositorySource, TestEnvironment
 from hermes_swe_smith.scripts import wrapper
-from hermes_swe_smith.workspace import Repository, check_undisturbed, operate, prepare_programs
+from hermes_swe_smith.workspace import PreparedRepository, check_undisturbed, operate, prepare_programs
 
 LEAST_PIP = (22, 3)
 """The first pip that installs into another interpreter's environment (`--python`)."""
@@ -133,8 +133,8 @@ def installer_variables(patterns: Sequence[str], environ: Mapping[str, str] | No
 
 async def prepare_environment(
     site: SlotHandle | NewSandbox,
-    source: Source,
-    repository: Repository,
+    source: RepositorySource,
+    repository: PreparedRepository,
     env: Mapping[str, str],
     timeout_s: float,
     *,
@@ -177,7 +177,7 @@ async def prepare_environment(
 
 
 async def _image_environment(
-    site: SlotHandle | NewSandbox, source: Source, checkout: str, python: str
+    site: SlotHandle | NewSandbox, source: RepositorySource, checkout: str, python: str
 ) -> TestEnvironment:
     """Return the image's own environment, once it is known to have a pytest that can be used.
 
@@ -226,7 +226,7 @@ def _check_pytest(notes: Mapping[str, Any], place: str) -> None:
         )
 
 
-def environment_key(source: Source, repository: Repository) -> str:
+def environment_key(source: RepositorySource, repository: PreparedRepository) -> str:
     """Return an environment's key, made of its contents: equal pins, commands and metadata share one."""
     if source.requirements is None:
         return source.key
@@ -321,7 +321,7 @@ class Installer:
             argv = [f"{self._directory}/venv/bin/python", "-I", "-c", _ADD_METADATA]
             await self.run(argv, "the project's metadata", stdin=json.dumps([name, files]).encode())
 
-    async def install_project(self, repository: Repository, programs: str) -> tuple[str, ...]:
+    async def install_project(self, repository: PreparedRepository, programs: str) -> tuple[str, ...]:
         """Install what the project needs, and pytest, and give the project's import directories."""
         checkout = f"{repository.directory}/checkout"
         await operate(self._commands, programs, "check_out", {"repo": repository.git_dir, "to": checkout})

@@ -31,7 +31,7 @@ from hermes_swe_smith.dataset import load_tasks
 from hermes_swe_smith.dependencies import installer_variables, prepare_environment
 from hermes_swe_smith.reach import Reach
 from hermes_swe_smith.repos import Catalog, TestEnvironment
-from hermes_swe_smith.rows import Task
+from hermes_swe_smith.rows import SweTask
 from hermes_swe_smith.verify import (
     NOT_PASSED,
     Score,
@@ -47,7 +47,7 @@ from hermes_swe_smith.verify import (
 from hermes_swe_smith.workspace import (
     ENVIRONMENT_LINK,
     OperationRefused,
-    Repository,
+    PreparedRepository,
     Tested,
     apply_fix,
     forget_tested,
@@ -92,11 +92,11 @@ class SweSmithEnvironment(Environment):
     def __init__(self, config: SweSmithConfig | None = None) -> None:
         super().__init__(config or SweSmithConfig())
         self.item_images = self.config.use_image_name or bool(self.config.image_template)
-        self._tasks: dict[str, Task] = {}
+        self._tasks: dict[str, SweTask] = {}
         self._items: Sequence[Item] = ()
         self._catalog = Catalog({}, None, "")
         self._scratch = ExitStack()
-        self._repositories: dict[tuple[str, str], Repository] = {}
+        self._repositories: dict[tuple[str, str], PreparedRepository] = {}
         self._reach = Reach()
         self._installer_variables = installer_variables(self.config.installer_variables)
         self._clean: dict[str, Mapping[str, str]] = {}
@@ -206,7 +206,7 @@ class SweSmithEnvironment(Environment):
             ) from refused
         return await self._score(task, tested, rollout)
 
-    async def _score(self, task: Task, tested: Tested, rollout: RolloutHandle) -> Score:
+    async def _score(self, task: SweTask, tested: Tested, rollout: RolloutHandle) -> Score:
         """Test what is to be tested, and look at the canary.
 
         What may be the doing of the project and not of the work is looked up on the clean tree, beside the same canary:
@@ -232,7 +232,7 @@ class SweSmithEnvironment(Environment):
         return tampered(lies, details) if lies and reward else (reward, details)
 
     async def _on_the_clean_tree(
-        self, task: Task, canary: Canary | None, rollout: RolloutHandle
+        self, task: SweTask, canary: Canary | None, rollout: RolloutHandle
     ) -> Mapping[str, str] | None:
         """Return how the PASS_TO_PASS tests end that do not pass on the clean tree, where nobody tampers; None if the
         tests do not come to their end.
@@ -263,7 +263,7 @@ class SweSmithEnvironment(Environment):
             self._clean[task.instance_id] = odd
         return odd
 
-    async def _checked(self, task: Task, tested: Tested, rollout: RolloutHandle) -> Checked:
+    async def _checked(self, task: SweTask, tested: Tested, rollout: RolloutHandle) -> Checked:
         """Run the tests on what is to be tested, in a fresh slot of this sandbox or another one."""
         source = self._catalog.source(task)
 
@@ -280,14 +280,14 @@ class SweSmithEnvironment(Environment):
         finally:
             await forget_tested(rollout, tested)
 
-    def _canary(self, task: Task) -> Canary | None:
+    def _canary(self, task: SweTask) -> Canary | None:
         """Return a new canary for the task; None if it can't have one."""
         return new_canary(task) if self.config.canaries and task.instance_id not in self._no_canary else None
 
-    def _task(self, item: Item) -> Task:
+    def _task(self, item: Item) -> SweTask:
         return self._tasks[self.item_id(item)]
 
-    async def _prepared(self, site: SlotHandle | NewSandbox, task: Task) -> tuple[str, TestEnvironment]:
+    async def _prepared(self, site: SlotHandle | NewSandbox, task: SweTask) -> tuple[str, TestEnvironment]:
         """Return the task's trees and its tests' environment on the site's sandbox, and make them there if missing."""
         source = self._catalog.source(task)
         variables, limit, hide = self._installer_variables, self.config.install_timeout_s, self.config.hide_fail_to_pass
@@ -298,7 +298,7 @@ class SweSmithEnvironment(Environment):
         return trees_dir, environment
 
 
-def _as_item(task: Task) -> Item:
+def _as_item(task: SweTask) -> Item:
     """Return the task under the names of the dataset's fields."""
     return {
         "instance_id": task.instance_id,

@@ -12,7 +12,7 @@ _BARE = re.compile(r"[A-Za-z_]\w*(\[.*\])?")
 _CHANGED = re.compile(r"^\+\+\+ b/(.+?)\t?$", re.MULTILINE)
 
 
-class Refused(DatasetError):
+class UnsupportedRow(DatasetError):
     """A row with nothing wrong whose tests can't be run here."""
 
     def __init__(self, message: str) -> None:
@@ -57,8 +57,8 @@ def test_file(node_id: str) -> str:
     return path + ".py" if python else node_id.split("::", 1)[0]
 
 
-def _refused(where: str, name: str, reason: str) -> Refused:
-    return Refused(f"{where} has {name[:200]!r}, {reason}")
+def _refused(where: str, name: str, reason: str) -> UnsupportedRow:
+    return UnsupportedRow(f"{where} has {name[:200]!r}, {reason}")
 
 
 def _is_test_module(path: str) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from hermes_core import DatasetError
-from hermes_swe_smith.names import Refused
+from hermes_swe_smith.names import UnsupportedRow
 
 FOLDER = "r2e_tests"
 """Where the tests are put, below the checkout."""
@@ -33,7 +33,7 @@ def as_swe_bench(fields: Mapping[str, Any], where: str) -> dict[str, Any]:
         DatasetError: a field is missing or wrong; names it.
         Refused: the file of a test is not known, or no test shows what the fix makes pass.
     """
-    row = _Row(fields, where)
+    row = _R2eRow(fields, where)
     commit = row.text("commit_hash")
     name = row.text("repo_name")
     executed = row.document("execution_result_content")
@@ -58,7 +58,7 @@ def as_swe_bench(fields: Mapping[str, Any], where: str) -> dict[str, Any]:
     }
 
 
-class _Row:
+class _R2eRow:
     """A row's fields, each of which can be missing or wrong."""
 
     def __init__(self, fields: Mapping[str, Any], where: str) -> None:
@@ -80,8 +80,8 @@ class _Row:
             raise self.wrong(name, "is no JSON object")
         return value
 
-    def refused(self, name: str, reason: str) -> Refused:
-        return Refused(f"{self._where}, field {name!r} {reason}")
+    def refused(self, name: str, reason: str) -> UnsupportedRow:
+        return UnsupportedRow(f"{self._where}, field {name!r} {reason}")
 
     def wrong(self, name: str, reason: str) -> DatasetError:
         return DatasetError(f"{self._where}, field {name!r} {reason}", hint="see the fields of R2E-Gym in the README")
@@ -106,7 +106,7 @@ def _dotted(node_id: str) -> str:
     return ".".join(node_id.split("::")[1:])
 
 
-def _sources(row: _Row, executed: Mapping[str, Any]) -> dict[str, str]:
+def _sources(row: _R2eRow, executed: Mapping[str, Any]) -> dict[str, str]:
     """Return the texts of the tests' files by name."""
     names, codes = executed.get("test_file_names"), executed.get("test_file_codes")
     if not isinstance(names, list) or not isinstance(codes, list) or len(names) != len(codes) or not names:
@@ -118,7 +118,7 @@ def _sources(row: _Row, executed: Mapping[str, Any]) -> dict[str, str]:
     return {"__init__.py": "", **files}
 
 
-def _node_ids(row: _Row, sources: Mapping[str, str], tests: Iterable[str]) -> dict[str, str]:
+def _node_ids(row: _R2eRow, sources: Mapping[str, str], tests: Iterable[str]) -> dict[str, str]:
     """Return pytest's node id of each test."""
     defined = {path: _definitions(text) for path, text in sources.items()}
     ids = {}
@@ -154,7 +154,7 @@ def _definitions(text: str) -> set[str]:
     return found
 
 
-def _patch(row: _Row) -> str:
+def _patch(row: _R2eRow) -> str:
     """Return the fix as a diff: the commit's changes of Python files, without those of tests."""
     try:
         changes = row.document("parsed_commit_content")["file_diffs"]

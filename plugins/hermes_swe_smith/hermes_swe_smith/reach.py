@@ -21,8 +21,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from hermes_core import CommandError, SlotHandle
-from hermes_swe_smith.repos import Source, TestEnvironment
-from hermes_swe_smith.rows import Task
+from hermes_swe_smith.repos import RepositorySource, TestEnvironment
+from hermes_swe_smith.rows import SweTask
 
 log = logging.getLogger("hermes_core.swe_smith")
 
@@ -126,7 +126,9 @@ class Reach:
         source: where a task's repository comes from.
     """
 
-    def __init__(self, tasks: Iterable[Task] = (), source: Callable[[Task], Source] | None = None) -> None:
+    def __init__(
+        self, tasks: Iterable[SweTask] = (), source: Callable[[SweTask], RepositorySource] | None = None
+    ) -> None:
         self._wanted: dict[str | None, _Wanted] = {}
         self._looked: set[tuple[str | None, str]] = set()
         self._reached: set[str] = set()
@@ -134,7 +136,7 @@ class Reach:
             if source is not None:
                 self._wanted.setdefault(task.image, _Wanted()).add(task, source(task))
 
-    async def look(self, site: SlotHandle, task: Task, environment: TestEnvironment) -> None:
+    async def look(self, site: SlotHandle, task: SweTask, environment: TestEnvironment) -> None:
         """Search a slot that no agent has used yet for the solutions of the run's tasks, and warn of what is found.
 
         Raises:
@@ -188,7 +190,7 @@ class _Wanted:
     of: dict[str, dict[str, set[str]]] = field(default_factory=dict)
     hosts: set[tuple[str, int]] = field(default_factory=set)
 
-    def add(self, task: Task, source: Source) -> None:
+    def add(self, task: SweTask, source: RepositorySource) -> None:
         """Add a task."""
         each = self.of.setdefault(task.repo, {"modules": set(), "names": set(), "paths": set()})
         if source.checkout is not None:
@@ -226,13 +228,13 @@ def changed_modules(patch: str, pythonpath: tuple[str, ...] | None) -> set[str]:
     return found
 
 
-def _project_names(task: Task, modules: Iterable[str]) -> set[str]:
+def _project_names(task: SweTask, modules: Iterable[str]) -> set[str]:
     """Return possible names of the project's archives, as package indexes compare names."""
     packages = {module.split("/", 1)[0] for module in modules}
     return {re.sub(r"[-_.]+", "-", name.lower()) for name in {task.directory, *packages}}
 
 
-def _hosts(source: Source) -> list[tuple[str, int]]:
+def _hosts(source: RepositorySource) -> list[tuple[str, int]]:
     """Return where a slot could download the project: the preparation's package index, and the repository's host."""
     urls = [_usual_index(), source.url or ""]
     for name in _INDEX_VARIABLES:

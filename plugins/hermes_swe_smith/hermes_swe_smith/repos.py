@@ -15,7 +15,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field
 
 from hermes_core import ConfigError, DatasetError, checked_row, nearest_hint
-from hermes_swe_smith.rows import Task
+from hermes_swe_smith.rows import SweTask
 
 _URL = re.compile(r"^(https?|ssh|git|file)://|^[\w.-]+@[\w.-]+:")
 IN_IMAGE = "image:"
@@ -81,7 +81,7 @@ class RepoEntry(BaseModel):
 
 
 @dataclass(frozen=True)
-class Source:
+class RepositorySource:
     """A repository at one commit, and how its tests are run."""
 
     key: str
@@ -137,7 +137,7 @@ class Catalog:
             )
         return cls(_read_listing(listing), folder, None)
 
-    def source(self, task: Task) -> Source:
+    def source(self, task: SweTask) -> RepositorySource:
         """Return where this task's repository is.
 
         Raises:
@@ -146,7 +146,9 @@ class Catalog:
         """
         if self._checkout is not None:
             digest = _digest(self._checkout, task.base_commit or "")
-            return Source(f"{task.repo.replace('/', '__')}-{digest}", task.base_commit, checkout=self._checkout)
+            return RepositorySource(
+                f"{task.repo.replace('/', '__')}-{digest}", task.base_commit, checkout=self._checkout
+            )
         if task.variant == "r2e":
             raise DatasetError(
                 f"instance {task.instance_id!r}: R2E-Gym's rows name no base commit; the image has it checked out",
@@ -174,10 +176,10 @@ class Catalog:
                 hint="correct the entry",
             ) from error
 
-    def _remote(self, task: Task) -> Source:
+    def _remote(self, task: SweTask) -> RepositorySource:
         commit = task.base_commit
         name = f"{task.repo.replace('/', '__')}-{_digest(f'{self._url}/{task.repo}', commit or '')}"
-        return Source(key=name, commit=commit, url=f"{self._url}/{task.repo}")
+        return RepositorySource(key=name, commit=commit, url=f"{self._url}/{task.repo}")
 
 
 def _read_listing(path: Path) -> dict[str, RepoEntry]:
@@ -191,7 +193,7 @@ def _read_listing(path: Path) -> dict[str, RepoEntry]:
     return {entry.repo: entry for entry in entries}
 
 
-def _from_entry(entry: RepoEntry, folder: Path, commit: str) -> Source:
+def _from_entry(entry: RepoEntry, folder: Path, commit: str) -> RepositorySource:
     bundle = _inside(folder, entry.bundle)
     requirements = entry.requirements
     if not requirements and entry.requirements_file:
@@ -201,7 +203,7 @@ def _from_entry(entry: RepoEntry, folder: Path, commit: str) -> Source:
     if any(".." in part.split("/") for part in pythonpath):
         raise ValueError(f"pythonpath {entry.pythonpath!r} leaves the checkout")
     stat = bundle.stat()
-    return Source(
+    return RepositorySource(
         key=f"{entry.repo.replace('/', '__')}-{_digest(str(stat.st_size), str(stat.st_mtime_ns), commit)}",
         commit=commit,
         bundle=functools.partial(bundle.read_bytes),

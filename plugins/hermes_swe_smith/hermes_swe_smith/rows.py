@@ -62,7 +62,7 @@ def _ungrouped(node_ids: list[str]) -> list[str]:
 NodeIds = Annotated[list[str], BeforeValidator(_as_list), AfterValidator(_ungrouped)]
 
 
-class Row(BaseModel):
+class SweRow(BaseModel):
     """The fields of a row that are used, in all variants. A row may have others."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
@@ -93,7 +93,7 @@ class Row(BaseModel):
 
 
 @dataclass(frozen=True)
-class Task:
+class SweTask:
     """One task. Its trees follow from one commit and at most two patches; `base_is` and `patch_is` say how."""
 
     instance_id: str
@@ -158,12 +158,14 @@ def _may_be_doctest(node_id: str) -> bool:
     return bool(doctests.objects(path, node_id[len(path) + 2 :]))
 
 
-_NAMES = {name.lower(): name for name in (*(each.alias or key for key, each in Row.model_fields.items()), *_ID_FIELDS)}
+_NAMES = {
+    name.lower(): name for name in (*(each.alias or key for key, each in SweRow.model_fields.items()), *_ID_FIELDS)
+}
 _NAMES |= {name.lower(): name for name in ("created_at", *_R2E_FIELDS)}
 """The usual names of the fields that are looked at, by their lower case."""
 
 
-def parse_row(row: Mapping[str, Any], where: str, config: SweSmithConfig) -> Task:
+def parse_row(row: Mapping[str, Any], where: str, config: SweSmithConfig) -> SweTask:
     """Return a row as a task.
 
     Args:
@@ -183,7 +185,7 @@ def parse_row(row: Mapping[str, Any], where: str, config: SweSmithConfig) -> Tas
             break
     if fields.get("instance_id"):
         where = f"{where}, instance {str(fields['instance_id'])[:200]!r}"
-    parsed = checked_row(Row, fields, where, _field_hint)
+    parsed = checked_row(SweRow, fields, where, _field_hint)
     variant: Variant = "r2e" if r2e else _variant(fields, where, config)
     patch_is = _patch_is(parsed, variant, where, config)
     base_is: Literal["clean", "buggy"] = "clean"
@@ -194,7 +196,7 @@ def parse_row(row: Mapping[str, Any], where: str, config: SweSmithConfig) -> Tas
         patch = parsed.test_patch or ""
         fail_to_pass = node_ids(fail_to_pass, patch, f"{where}, field 'FAIL_TO_PASS'", drop=False)
         pass_to_pass = node_ids(pass_to_pass, patch, f"{where}, field 'PASS_TO_PASS'", drop=True)
-    return Task(
+    return SweTask(
         instance_id=parsed.instance_id,
         repo=parsed.repo,
         variant=variant,
@@ -246,7 +248,7 @@ def _object(value: object) -> dict[str, Any] | None:
     return {key: each for key, each in value.items() if each is not None}
 
 
-def _image(row: Row, where: str, config: SweSmithConfig) -> str | None:
+def _image(row: SweRow, where: str, config: SweSmithConfig) -> str | None:
     if config.image_template:
         if "{dockerhub_tag}" in config.image_template and not row.dockerhub_tag:
             raise DatasetError(f"{where}, field 'dockerhub_tag' is missing or empty", hint="image_template has it")
@@ -287,7 +289,7 @@ def _variant(fields: Mapping[str, Any], where: str, config: SweSmithConfig) -> V
     )
 
 
-def _patch_is(row: Row, variant: Variant, where: str, config: SweSmithConfig) -> Literal["bug", "fix"]:
+def _patch_is(row: SweRow, variant: Variant, where: str, config: SweSmithConfig) -> Literal["bug", "fix"]:
     if not row.patch and variant.startswith("swe-smith"):
         raise DatasetError(f"{where}, field 'patch' is missing or empty", hint="it is the diff that makes the bug")
     setting = None if config.patch_is == "auto" else config.patch_is

@@ -103,7 +103,7 @@ SETTINGS = (
 """How git writes names, and its memory limit: it streams larger files, and does not treat them as text."""
 
 
-class Refused(Exception):
+class TreeError(Exception):
     """Something that the caller has to handle: a code and a message."""
 
     def __init__(self, code: str, message: str) -> None:
@@ -111,7 +111,7 @@ class Refused(Exception):
         self.code = code
 
 
-class Repository:
+class BareRepository:
     """A bare repository, used by a git that reads nobody's configuration.
 
     Args:
@@ -190,7 +190,7 @@ class Repository:
                 apply = ["apply", "--cached", "--whitespace=nowarn", *direction, "-"]
                 self.git(*apply, data=patch.encode("utf-8", "surrogateescape"), GIT_INDEX_FILE=index)
             except subprocess.CalledProcessError as error:
-                raise Refused("patch", f"{what} does not apply: {_said(error)}") from error
+                raise TreeError("patch", f"{what} does not apply: {_said(error)}") from error
             return self.git("write-tree", "--missing-ok", GIT_INDEX_FILE=index).decode().strip()
 
     def commit(self, tree: str) -> str:
@@ -318,7 +318,7 @@ def make_repository(arguments: dict[str, Any], stream: IO[bytes]) -> dict[str, A
 
     It is made from a bundle, a URL, or a checkout in the image.
     """
-    repo = Repository(arguments["repo"])
+    repo = BareRepository(arguments["repo"])
     os.makedirs(repo.path)
     try:
         repo.git("init", "-q", "--bare", "--template=", repo.path)
@@ -336,10 +336,10 @@ def make_repository(arguments: dict[str, Any], stream: IO[bytes]) -> dict[str, A
         repo.git("update-ref", BASE, repo.git("rev-parse", "--verify", f"{commit}^{{commit}}").decode().strip())
         return {"files": _texts(repo, arguments["read"])}
     except subprocess.CalledProcessError as error:
-        raise Refused("repository", _said(error)) from error
+        raise TreeError("repository", _said(error)) from error
 
 
-def _texts(repo: Repository, paths: list[str]) -> dict[str, str]:
+def _texts(repo: BareRepository, paths: list[str]) -> dict[str, str]:
     """Return the texts of those of these files that exist; `*` stands for one part of a path."""
     found = {}
     for path, (mode, name) in repo.read(BASE).items():
@@ -349,7 +349,7 @@ def _texts(repo: Repository, paths: list[str]) -> dict[str, str]:
     return found
 
 
-def _fetch(repo: Repository, url: str, commit: str | None) -> str:
+def _fetch(repo: BareRepository, url: str, commit: str | None) -> str:
     """Fetch one commit and its parent, or everything if the server gives out nothing less. Gives the commit's name."""
     try:
         repo.git("fetch", "-q", "--no-tags", "--depth=2", url, commit or "HEAD")
@@ -359,7 +359,7 @@ def _fetch(repo: Repository, url: str, commit: str | None) -> str:
         return commit or "refs/hermes/head"
 
 
-def _copy(repo: Repository, checkout: str, commit: str | None) -> str:
+def _copy(repo: BareRepository, checkout: str, commit: str | None) -> str:
     """Copy one commit of a checkout's repository, without its history, and return a commit of the same tree.
 
     Where the tests run, modules that were compiled or generated there are needed too. So the tree gets those of the
@@ -371,7 +371,7 @@ def _copy(repo: Repository, checkout: str, commit: str | None) -> str:
     theirs = os.path.join(checkout, ".git")
     alternates = os.path.join(repo.path, "objects", "info", "alternates")
     if not os.access(os.path.join(theirs, "objects"), os.R_OK):
-        raise Refused("repository", f"the image has no repository in {checkout}, or not one that can be read")
+        raise TreeError("repository", f"the image has no repository in {checkout}, or not one that can be read")
     os.makedirs(os.path.dirname(alternates), exist_ok=True)
     with open(alternates, "w", encoding="utf-8") as file:
         file.write(os.path.join(theirs, "objects") + "\n")
@@ -408,7 +408,7 @@ def import_project(arguments: dict[str, Any], stream: IO[bytes]) -> dict[str, An
 
     The commit is the same for the same tree and `message`. `upstream` is the name of the commit that had the tree.
     """
-    repo = Repository(arguments["repo"])
+    repo = BareRepository(arguments["repo"])
     os.makedirs(repo.path)
     try:
         repo.git("init", "-q", "--bare", "--template=", repo.path)
@@ -427,19 +427,19 @@ def import_project(arguments: dict[str, Any], stream: IO[bytes]) -> dict[str, An
         repo.git("symbolic-ref", "HEAD", "refs/heads/main")
         repo.git("-c", "pack.threads=1", "bundle", "create", "-q", arguments["bundle"], "HEAD", "refs/heads/main")
     except subprocess.CalledProcessError as error:
-        raise Refused("repository", _said(error)) from error
+        raise TreeError("repository", _said(error)) from error
     return {"upstream": upstream, "commit": commit, "files": _texts(repo, arguments["read"])}
 
 
 def pack_sources(arguments: dict[str, Any], stream: IO[bytes]) -> dict[str, Any]:
     """Write a tar of the base's Python files in the directory `to`, and return its path."""
-    repo = Repository(arguments["repo"])
+    repo = BareRepository(arguments["repo"])
     files = repo.read(BASE)
     kept = {path: entry for path, entry in files.items() if path.endswith(".py") and entry[0] in (FILE, PROGRAM)}
     return repo.archive(repo.write(kept), arguments["to"])
 
 
-def _fetched(repo: Repository, source: str, ref: str) -> str:
+def _fetched(repo: BareRepository, source: str, ref: str) -> str:
     """Fetch a commit by its name, its abbreviation, a branch or a tag, and return its name."""
     try:
         repo.git("fetch", "-q", "--no-tags", "--depth=1", "--", source, ref)
@@ -450,12 +450,12 @@ def _fetched(repo: Repository, source: str, ref: str) -> str:
         names = (ref, f"refs/remote/{ref}", *(["refs/remote/main", "refs/remote/master"] if ref == "HEAD" else []))
         known = [name for name in names if _is_commit(repo, name)]
         if not known:
-            raise Refused("repository", f"there is no commit {ref!r}") from None
+            raise TreeError("repository", f"there is no commit {ref!r}") from None
         found = known[0]
     return repo.git("rev-parse", "--verify", found + "^{commit}").decode().strip()
 
 
-def _is_commit(repo: Repository, name: str) -> bool:
+def _is_commit(repo: BareRepository, name: str) -> bool:
     try:
         repo.git("rev-parse", "-q", "--verify", name + "^{commit}")
     except subprocess.CalledProcessError:
@@ -469,7 +469,7 @@ def make_patch(arguments: dict[str, Any], stream: IO[bytes]) -> dict[str, Any]:
     `files` has a path and a length for each; the payload has the contents, one after the other. The patch is applied,
     and taken back again, before it is given out.
     """
-    repo = Repository(arguments["repo"])
+    repo = BareRepository(arguments["repo"])
     clean = repo.git("rev-parse", BASE + "^{tree}").decode().strip()
     files = repo.read(clean)
     for path, size in arguments["files"]:
@@ -481,7 +481,7 @@ def make_patch(arguments: dict[str, Any], stream: IO[bytes]) -> dict[str, Any]:
         repo.patched(clean, patch, "the patch") != buggy
         or repo.patched(buggy, patch, "the patch", reverse=True) != clean
     ):
-        raise Refused("patch", "the patch does not make the change, or does not undo it")
+        raise TreeError("patch", "the patch does not make the change, or does not undo it")
     return {"patch": patch}
 
 
@@ -491,7 +491,7 @@ def make_trees(arguments: dict[str, Any], stream: IO[bytes]) -> dict[str, Any]:
     `clean` passes every test. `buggy` has the bug. `agent` is `buggy` without the hidden files. What makes `clean` of
     it, those files aside, is the reference solution, `fix.patch`.
     """
-    repo = Repository(arguments["repo"])
+    repo = BareRepository(arguments["repo"])
     patches = json.load(stream)
     listed = {*arguments["test_files"], *arguments["doctests"]}
     to_buggy = arguments["patch_is"] == "bug"
@@ -510,7 +510,7 @@ def make_trees(arguments: dict[str, Any], stream: IO[bytes]) -> dict[str, Any]:
     of_tests = {path for path in {*before, *clean_files} if before.get(path) != clean_files.get(path)}
     missing = sorted(path for path in listed if path not in clean_files)
     if missing:
-        raise Refused("tests", f"the repository has no {', '.join(missing[:5])}")
+        raise TreeError("tests", f"the repository has no {', '.join(missing[:5])}")
     examples, unseen = _examples(repo, clean_files, arguments["doctests"])
     tests = {*arguments["test_files"], *unseen, *of_tests}
     guard = Guard(tests, bug)
@@ -539,13 +539,17 @@ def _check_that_the_bug_stays(guard: Guard, bug: set[str], tests: set[str], unse
     mixed = sorted(path for path in bug & tests if path.endswith(".py") and not guard.belongs(path))
     if mixed and mixed[0] in unseen:
         names = ", ".join(unseen[mixed[0]][:5])
-        raise Refused("tests", f"{mixed[0]}, which has the bug, has no docstring with examples for the doctest {names}")
+        raise TreeError(
+            "tests", f"{mixed[0]}, which has the bug, has no docstring with examples for the doctest {names}"
+        )
     if mixed:
-        raise Refused("tests", f"{mixed[0]} has both the bug and tests of the task, which can't be kept from the agent")
+        raise TreeError(
+            "tests", f"{mixed[0]} has both the bug and tests of the task, which can't be kept from the agent"
+        )
     if not bug:
-        raise Refused("patch", "`patch` changes nothing")
+        raise TreeError("patch", "`patch` changes nothing")
     if all(map(guard.protects, bug)):
-        raise Refused(
+        raise TreeError(
             "patch",
             f"`patch` changes only files of the tests ({', '.join(sorted(bug)[:5])}); they are as in the clean tree "
             "when the tests are run, so that there is no bug",
@@ -553,7 +557,7 @@ def _check_that_the_bug_stays(guard: Guard, bug: set[str], tests: set[str], unse
 
 
 def _examples(
-    repo: Repository, clean: Tree, doctests: dict[str, list[str]]
+    repo: BareRepository, clean: Tree, doctests: dict[str, list[str]]
 ) -> tuple[dict[str, tuple[str, int]], dict[str, list[str]]]:
     """Return the clean tree's docstring of each doctest by node id, and the names without one, by file."""
     found: dict[str, tuple[str, int]] = {}
@@ -573,7 +577,7 @@ def _examples(
     return found, unseen
 
 
-def _with_removed_tests(repo: Repository, listed: set[str]) -> str:
+def _with_removed_tests(repo: BareRepository, listed: set[str]) -> str:
     """Return the base's tree with the tests' files of its parent: SWE-smith's branches end by removing some."""
     files = repo.read(BASE)
     try:
@@ -586,7 +590,7 @@ def _with_removed_tests(repo: Repository, listed: set[str]) -> str:
 
 def check_out(arguments: dict[str, Any], stream: IO[bytes]) -> dict[str, Any]:
     """Unpack the base commit's tree at `to`, for an installer."""
-    repo = Repository(arguments["repo"])
+    repo = BareRepository(arguments["repo"])
     answer = repo.archive(BASE, os.path.dirname(arguments["to"]))
     try:
         with tarfile.open(answer["tar"], "r:", encoding="utf-8", errors="surrogateescape") as tar:
@@ -651,11 +655,11 @@ def _read_work(stream: IO[bytes], blobs: Blobs, most: int) -> Tree:
     kept = {path: entry for path, entry in seen.items() if _can_be_kept(path, entry[0])}
     long = max((len(os.fsencode(path)) for path in kept), default=0)
     if long > MAX_PATH:
-        raise Refused("work", f"a file's path has {long} bytes, more than {MAX_PATH}")
+        raise TreeError("work", f"a file's path has {long} bytes, more than {MAX_PATH}")
     return kept
 
 
-def _not_in_patches(repo: Repository, files: Tree) -> Tree:
+def _not_in_patches(repo: BareRepository, files: Tree) -> Tree:
     """Return the files that stay as they are, because no patch that is text can hold them: of links git makes no binary
     form."""
     targets = repo.contents({name for mode, name in files.values() if mode == LINK})
@@ -685,7 +689,7 @@ def _can_be_kept(path: str, mode: str) -> bool:
     return ".git" not in parts and not (mode == LINK and ".gitmodules" in parts)
 
 
-def _gitignores(repo: Repository, files: Tree, blobs: Blobs) -> dict[str, bytes]:
+def _gitignores(repo: BareRepository, files: Tree, blobs: Blobs) -> dict[str, bytes]:
     """Return the contents of the .gitignore files."""
     names = {
         path: name for path, (mode, name) in files.items() if os.path.basename(path) == ".gitignore" and mode != LINK
@@ -696,8 +700,8 @@ def _gitignores(repo: Repository, files: Tree, blobs: Blobs) -> dict[str, bytes]
     return {path: contents[name] for path, name in names.items()}
 
 
-def _too_large(what: str, most: int) -> Refused:
-    return Refused("too_large", f"more than {most} bytes: the {what}")
+def _too_large(what: str, most: int) -> TreeError:
+    return TreeError("too_large", f"more than {most} bytes: the {what}")
 
 
 def give_tests(arguments: dict[str, Any], stream: IO[bytes]) -> dict[str, Any]:
@@ -746,7 +750,7 @@ class _Trees:
             self._noted = json.load(file)
         objects = os.path.join(arguments["work"], "objects")
         os.makedirs(objects)
-        self.repo = Repository(self._noted["repo"], objects)
+        self.repo = BareRepository(self._noted["repo"], objects)
         self.agent: str = self._noted["agent"]
         self.guard = Guard(self._noted["tests"], set(self._noted["bug"]))
         self.doctests: dict[str, list[Any]] = self._noted["doctests"]
@@ -788,7 +792,7 @@ def main() -> int:
         confine(arguments["work"], arguments["cpu_s"])
     try:
         answer = OPERATIONS[sys.argv[-1]](arguments, sys.stdin.buffer)
-    except Refused as refused:
+    except TreeError as refused:
         answer = {"error": refused.code, "message": str(refused)}
     except FileNotFoundError as error:
         if error.filename != "git":

@@ -10,8 +10,8 @@ from typing import Any
 from hermes_core import Item, PytestReport, ReportStatus, SlotHandle, run_pytest
 from hermes_swe_smith.canary import Checked, told_apart
 from hermes_swe_smith.config import SweSmithConfig
-from hermes_swe_smith.repos import Source, TestEnvironment
-from hermes_swe_smith.rows import Task
+from hermes_swe_smith.repos import RepositorySource, TestEnvironment
+from hermes_swe_smith.rows import SweTask
 from hermes_swe_smith.workspace import Tested
 
 Score = tuple[float, dict[str, Any]]
@@ -43,7 +43,13 @@ def undone(tested: Tested) -> dict[str, list[str]]:
 
 
 async def run_tests(
-    fresh: SlotHandle, task: Task, tested: Tested, source: Source, environment: TestEnvironment, *, timeout_s: float
+    fresh: SlotHandle,
+    task: SweTask,
+    tested: Tested,
+    source: RepositorySource,
+    environment: TestEnvironment,
+    *,
+    timeout_s: float,
 ) -> Checked:
     """Run every test of the task, and the canary's, in the fresh slot, as the repository's command and configuration
     say."""
@@ -77,7 +83,7 @@ def as_clean(report: PytestReport, clean: Mapping[str, str]) -> PytestReport:
     return replace(report, outcomes={**report.outcomes, **dict.fromkeys(same, "passed")})
 
 
-def score(task: Task, report: PytestReport, config: SweSmithConfig) -> Score:
+def score(task: SweTask, report: PytestReport, config: SweSmithConfig) -> Score:
     """Return the reward for a test report, and the details that explain it."""
     scored = task.node_ids if config.score_include_fail_to_pass else task.pass_to_pass
     failing = [node_id for node_id in scored if not report.passed(node_id)]
@@ -138,7 +144,7 @@ def doubt(item: Item, agent: str, details: Mapping[str, Any]) -> str | None:
     return "; ".join(said) or None
 
 
-def _fraction(task: Task, report: PytestReport, config: SweSmithConfig) -> float:
+def _fraction(task: SweTask, report: PytestReport, config: SweSmithConfig) -> float:
     kept = sum(map(report.passed, task.pass_to_pass))
     if not config.score_include_fail_to_pass:
         return kept / len(task.pass_to_pass) if task.pass_to_pass else 1.0

@@ -37,8 +37,8 @@ from hermes_core import (
 from hermes_swe_smith import doctests, guard, manifest, scripts, trees
 from hermes_swe_smith.canary import Canary
 from hermes_swe_smith.network import git_was_cut_off
-from hermes_swe_smith.repos import Source, TestEnvironment
-from hermes_swe_smith.rows import Task
+from hermes_swe_smith.repos import RepositorySource, TestEnvironment
+from hermes_swe_smith.rows import SweTask
 
 log = logging.getLogger("hermes_core.swe_smith")
 
@@ -99,7 +99,7 @@ class OperationRefused(HermesError):
 
 
 @dataclass(frozen=True)
-class Repository:
+class PreparedRepository:
     """A prepared repository, in the site's private space."""
 
     directory: str
@@ -200,13 +200,13 @@ def check_undisturbed(what: str, done: CommandResult) -> None:
 
 async def prepare_repository(
     site: SlotHandle | NewSandbox,
-    task: Task,
-    source: Source,
+    task: SweTask,
+    source: RepositorySource,
     env: Mapping[str, str],
     timeout_s: float,
     *,
-    known: dict[tuple[str, str], Repository],
-) -> Repository:
+    known: dict[tuple[str, str], PreparedRepository],
+) -> PreparedRepository:
     """Return the repository on the site's sandbox. It is made once per sandbox, repository and commit.
 
     Args:
@@ -252,11 +252,13 @@ async def prepare_repository(
     place = (site.sandbox_id, directory)
     if place not in known:
         declared = await site.preparation.read_file(f"{directory}/project.json")
-        known[place] = Repository(directory, **json.loads(declared.data))
+        known[place] = PreparedRepository(directory, **json.loads(declared.data))
     return known[place]
 
 
-async def prepare_trees(site: SlotHandle | NewSandbox, task: Task, repository: Repository, *, hide: bool) -> str:
+async def prepare_trees(
+    site: SlotHandle | NewSandbox, task: SweTask, repository: PreparedRepository, *, hide: bool
+) -> str:
     """Return the directory of the task's trees. They are made once per sandbox and task.
 
     Raises:
@@ -299,7 +301,7 @@ async def prepare_trees(site: SlotHandle | NewSandbox, task: Task, repository: R
     return await site.prepare(f"swe-smith-task-{key}", build, private=True)
 
 
-async def give_checkout(site: SlotHandle, task: Task, trees_dir: str, environment: TestEnvironment) -> None:
+async def give_checkout(site: SlotHandle, task: SweTask, trees_dir: str, environment: TestEnvironment) -> None:
     """Put the buggy tree into the slot, as a git repository of one commit, with the virtual environment beside it.
 
     Raises:
@@ -316,7 +318,7 @@ async def give_checkout(site: SlotHandle, task: Task, trees_dir: str, environmen
 
 async def take_work(
     site: SlotHandle,
-    task: Task,
+    task: SweTask,
     trees_dir: str,
     environment: TestEnvironment,
     *,
@@ -370,7 +372,7 @@ async def take_work(
 
 async def take_patch(
     site: SlotHandle,
-    task: Task,
+    task: SweTask,
     trees_dir: str,
     environment: TestEnvironment,
     patch: str,
@@ -567,7 +569,7 @@ async def reference_fix(site: SlotHandle, trees_dir: str) -> str:
     return fix.data.decode("utf-8", "surrogateescape")
 
 
-async def apply_fix(site: SlotHandle, task: Task, trees_dir: str) -> None:
+async def apply_fix(site: SlotHandle, task: SweTask, trees_dir: str) -> None:
     """Apply the reference solution in the agent's slot, and do nothing else there.
 
     Raises:
@@ -587,7 +589,9 @@ async def apply_fix(site: SlotHandle, task: Task, trees_dir: str) -> None:
         raise SetupFailed(f"instance {task.instance_id!r}: the fix does not apply: {done.error_text.strip()[-1000:]}")
 
 
-def _test_arguments(task: Task, trees_dir: str, environment: TestEnvironment, canary: Canary | None) -> dict[str, Any]:
+def _test_arguments(
+    task: SweTask, trees_dir: str, environment: TestEnvironment, canary: Canary | None
+) -> dict[str, Any]:
     return {
         "more": {canary.path: canary.text} if canary else {},
         "task": trees_dir,

@@ -36,7 +36,7 @@ _STOPS: Mapping[str | None, str] = {
 """The cookbook's words for the reasons of ours for which it has some."""
 
 
-class HermesEnv(Env):
+class CookbookEnv(Env):
     """One rollout: the cookbook samples, and everything else happens here. The reward comes with the last step.
 
     A rollout that failed has no reward. Its step raises the failure, and the strategy of the cookbook decides then.
@@ -105,7 +105,7 @@ class HermesGroupBuilder(EnvGroupBuilder):
     rollouts: Rollouts
     item_id: str
     size: int
-    _made: list[HermesEnv] = field(default_factory=list, init=False, repr=False)
+    _made: list[CookbookEnv] = field(default_factory=list, init=False, repr=False)
 
     async def make_envs(self) -> Sequence[Env]:
         """Return environments that have not begun. The first of a process opens the run.
@@ -115,7 +115,7 @@ class HermesGroupBuilder(EnvGroupBuilder):
         """
         run = await asyncio.to_thread(lambda: self.rollouts.run)
         group = f"{self.item_id}#{uuid.uuid4().hex[:8]}"
-        made = [HermesEnv(SteppedRollout(run, self.item_id, group), run.ends) for _ in range(self.size)]
+        made = [CookbookEnv(SteppedRollout(run, self.item_id, group), run.ends) for _ in range(self.size)]
         self._made += made
         return made
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from hermes_core import ConfigError, DrivenRollout, Record, RolloutEnded
-from hermes_trl.run import ITEM, Run
+from hermes_trl.run import ITEM, TrlRun
 
 RewardFunction = Callable[..., list[float | None]]
 
@@ -24,7 +24,7 @@ class RolloutEnvironment:
     `environment_reward` verifies all at the same time.
     """
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: TrlRun) -> None:
         self.record: Record | None = None
         """The record of the rollout, once it is scored."""
         self._run = run
@@ -65,7 +65,7 @@ def item_of(prompt: Sequence[Mapping[str, Any]]) -> str:
     return item_id
 
 
-def environment_class(run: Run) -> type[RolloutEnvironment]:
+def environment_class(run: TrlRun) -> type[RolloutEnvironment]:
     """Return the class of a run's environments, whose methods are its tools. TRL looks for them on the class.
 
     Raises:

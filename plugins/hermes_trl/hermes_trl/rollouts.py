@@ -8,13 +8,13 @@ from typing import Any
 
 from hermes_core import ConfigError, Group, Rolled, TokenSequence, UsageError
 from hermes_trl.environment import item_of
-from hermes_trl.run import Run
+from hermes_trl.run import TrlRun
 
 MASKED = -100
 """The mask of a token that the model did not write."""
 
 
-def rollout_columns(run: Run, prompts: Sequence[Sequence[Mapping[str, Any]]], trainer: Any) -> dict[str, list[Any]]:
+def rollout_columns(run: TrlRun, prompts: Sequence[Sequence[Mapping[str, Any]]], trainer: Any) -> dict[str, list[Any]]:
     """Roll out a batch of prompts, in which the copies of one prompt are a group; see `HermesSpec.rollout_func`.
 
     Returns:
@@ -29,7 +29,7 @@ def rollout_columns(run: Run, prompts: Sequence[Sequence[Mapping[str, Any]]], tr
     return {key: [row[key] for row in rows] for key in rows[0]}
 
 
-def check_exact(run: Run, temperature: float) -> None:
+def check_exact(run: TrlRun, temperature: float) -> None:
     """Check that the rollouts keep tokens, sampled at the trainer's temperature.
 
     Raises:

@@ -20,7 +20,7 @@ _MORE_ROOM = (
 )
 
 
-class Run(TrainerRun):
+class TrlRun(TrainerRun):
     """A run for TRL, which is synchronous.
 
     Raises:

@@ -15,7 +15,7 @@ from hermes_trl.environment import (
     only_scored,
 )
 from hermes_trl.rollouts import rollout_columns
-from hermes_trl.run import Run
+from hermes_trl.run import TrlRun
 from hermes_trl.worker import HermesRolloutWorker
 
 
@@ -60,10 +60,10 @@ class HermesSpec:
     ) -> None:
         self._rewards = tuple(rewards)
         checked = validated(RunOptions, options, "the options of HermesSpec")
-        self._shared = SharedRun(partial(Run, environment, env, agent, checked, refills))
+        self._shared = SharedRun(partial(TrlRun, environment, env, agent, checked, refills))
 
     @property
-    def run(self) -> Run:
+    def run(self) -> TrlRun:
         """Return the open run of this process; the first use opens it.
 
         Raises:

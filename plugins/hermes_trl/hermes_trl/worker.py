@@ -13,7 +13,7 @@ from typing import Any
 from hermes_core import Group, TaskSet, together
 from hermes_core.errors import describe
 from hermes_trl.rollouts import check_exact, ids_and_mask
-from hermes_trl.run import Run
+from hermes_trl.run import TrlRun
 
 FULL_S = 0.05
 """Seconds between looks at a full queue."""
@@ -38,7 +38,7 @@ class HermesRolloutWorker:
 
     def __init__(
         self,
-        run: Callable[[], Run],
+        run: Callable[[], TrlRun],
         num_generations: int,
         *,
         groups: int = 8,
@@ -48,7 +48,7 @@ class HermesRolloutWorker:
         self.rollout_buffer: queue.Queue[Any] = queue.Queue()
         self.metrics_queue: queue.Queue[dict[str, Any]] = queue.Queue()
         self._open = run
-        self._run: Run | None = None
+        self._run: TrlRun | None = None
         self._size, self._groups = num_generations, groups
         self._most, self._temperature = queue_size, temperature
         self._tasks = TaskSet()

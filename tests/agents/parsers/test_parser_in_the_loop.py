@@ -10,23 +10,23 @@ import pytest
 
 from hermes_core.agents.loop import HermesAgentLoop
 from hermes_core.agents.parsers.base import ParsedCall, ParsedText
-from hermes_core.agents.replies import Reply
+from hermes_core.agents.replies import ModelReply
 from hermes_core.errors import PluginError, UnknownNameError
 from hermes_core.plugins.hookspecs import hookimpl
 from hermes_core.runtime import Runtime
 
 
 class TextServer:
-    """A server whose model writes text: it reads the calls itself and gives the loop a `Reply`."""
+    """A server whose model writes text: it reads the calls itself and gives the loop a `ModelReply`."""
 
     def __init__(self, parser: Any, tools: Sequence[Mapping[str, Any]], texts: Sequence[str]) -> None:
         self.parser, self.tools, self.texts, self.turn = parser, tools, texts, 0
 
-    async def chat_completion(self, **_: Any) -> Reply:
+    async def chat_completion(self, **_: Any) -> ModelReply:
         parsed = self.parser.parse(self.texts[self.turn], self.tools)
         self.turn += 1
         calls = parsed.tool_calls(self.turn)
-        return Reply(parsed.content, calls, parsed.reasoning, None, "stop", 0, 0)
+        return ModelReply(parsed.content, calls, parsed.reasoning, None, "stop", 0, 0)
 
 
 async def test_what_could_not_be_read_is_told_to_the_model_and_counted(tools: Any) -> None:

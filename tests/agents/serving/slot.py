@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hermes_core.agents.base import AgentSettings, AgentTask
-from hermes_core.agents.replies import Reply, ToolCall, decode_arguments
+from hermes_core.agents.replies import ModelReply, ToolCall, decode_arguments
 from hermes_core.agents.serving.bounds import Bounds
 from hermes_core.agents.serving.conversations import Conversations
 from hermes_core.agents.serving.gateway import Gateway
@@ -23,13 +23,13 @@ def call(name: str, arguments: str, identifier: str = "srv_1") -> ToolCall:
 
 def reply(
     content: str = "", *calls: ToolCall, thinking: str | None = None, end: str | None = None, **more: Any
-) -> Reply:
+) -> ModelReply:
     reason = end or ("tool_calls" if calls else "stop")
     counts = {"prompt_tokens": 100, "completion_tokens": 20, "cached_tokens": 30, "reasoning_tokens": 5}
-    return Reply(content, calls, thinking, None, reason, **{**counts, **more})
+    return ModelReply(content, calls, thinking, None, reason, **{**counts, **more})
 
 
-Answer = Reply | Exception | Callable[[Any], Awaitable[Reply]]
+Answer = ModelReply | Exception | Callable[[Any], Awaitable[ModelReply]]
 
 
 @dataclass
@@ -39,12 +39,12 @@ class Model:
     answers: Sequence[Answer]
     requests: list[dict[str, Any]] = field(default_factory=list)
 
-    async def chat_completion(self, **request: Any) -> Reply:
+    async def chat_completion(self, **request: Any) -> ModelReply:
         self.requests.append(request)
         answer = self.answers[min(len(self.requests), len(self.answers)) - 1]
         if isinstance(answer, Exception):
             raise answer
-        return answer if isinstance(answer, Reply) else await answer(request)
+        return answer if isinstance(answer, ModelReply) else await answer(request)
 
 
 @dataclass(eq=False)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hermes_core.agents.base import AgentResult, CallErrorKind, Message
 from hermes_core.agents.canonical import canonical
 from hermes_core.agents.compaction import contexts
-from hermes_core.agents.serving.conversations import Conversations, Sampled
+from hermes_core.agents.serving.conversations import AnswerDetails, Conversations
 
 TASK = "Fix the  bug\nin calc.py."
 SYSTEM: Message = {"role": "system", "content": "You are an agent."}
@@ -43,7 +43,7 @@ class Slot:
         self.number = 0
 
     def ask(self, messages: list[Message], answer: Message, *, tools: frozenset[str] = TOOLS, failed: Any = ()) -> str:
-        sampled = Sampled(
+        sampled = AnswerDetails(
             self.number, tools, {"started": 1.0 + self.number, "ended": 1.5 + self.number}, kept=self.number
         )
         forms = [canonical(message) for message in messages]

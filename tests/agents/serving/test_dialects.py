@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hermes_core.agents.canonical import canonical
-from hermes_core.agents.replies import Reply
+from hermes_core.agents.replies import ModelReply
 from hermes_core.agents.serving.anthropic import AnthropicDialect
 from hermes_core.agents.serving.chat import ChatDialect
-from hermes_core.agents.serving.dialects import Answer, Asked, BadRequest, Dialect, Refusal
+from hermes_core.agents.serving.dialects import BadRequest, Dialect, ModelRequest, RequestRefusal, WrittenAnswer
 from hermes_core.agents.serving.gemini import GeminiDialect
 from hermes_core.agents.serving.responses import ResponsesDialect
 from tests.agents.serving.slot import call, reply
@@ -40,7 +40,7 @@ VALUES = st.recursive(
 )
 
 
-def again(dialect: Dialect, answer: Answer, asked: Asked) -> dict[str, Any]:
+def again(dialect: Dialect, answer: WrittenAnswer, asked: ModelRequest) -> dict[str, Any]:
     """Return the request of an agent that sends an answer back as it got it."""
     whole = dialect.whole(answer, asked)
     begin = {"role": "user", "content": "Do it."}
@@ -67,9 +67,9 @@ REPLIES = st.builds(
 
 @every_dialect
 @given(answered=REPLIES)
-def test_an_answer_comes_back_as_what_it_was(dialect: Dialect, answered: Reply) -> None:
-    answer = Answer("a" * 24, 0, "ours", answered)
-    read = dialect.read(again(dialect, answer, Asked())).messages
+def test_an_answer_comes_back_as_what_it_was(dialect: Dialect, answered: ModelReply) -> None:
+    answer = WrittenAnswer("a" * 24, 0, "ours", answered)
+    read = dialect.read(again(dialect, answer, ModelRequest())).messages
     assert canonical(read[-1]) == canonical(answered.as_message())
     assert len(read) == 2
     ids = [each["id"] for each in read[-1].get("tool_calls", [])]
@@ -87,30 +87,32 @@ def test_anything_can_be_read_or_is_refused(dialect: Dialect, body: dict[str, An
         assert message["role"] and isinstance(message["content"], str | list)
         canonical(message)
     json.dumps([asked.messages, asked.tools])
-    answer = Answer("a", 0, "ours", reply("x", call("bash", "{}")))
+    answer = WrittenAnswer("a", 0, "ours", reply("x", call("bash", "{}")))
     json.dumps(dialect.whole(answer, asked))
     assert dialect.stream(answer, asked)
 
 
 @every_dialect
 def test_a_refusal_is_an_error_of_the_dialect(dialect: Dialect) -> None:
-    error = dialect.refusal(Refusal("no"))["error"]
+    error = dialect.refusal(RequestRefusal("no"))["error"]
     assert error["message"] == "no"
     if dialect is GEMINI:
         assert (error["code"], error["status"]) == (400, "INVALID_ARGUMENT")
-        assert json.loads(dialect.late_refusal(Refusal("no"), Asked())) == {"error": error}  # it is no event
+        assert json.loads(dialect.late_refusal(RequestRefusal("no"), ModelRequest())) == {
+            "error": error
+        }  # it is no event
     else:
         assert error["type"] == "invalid_request_error"
-        assert dialect.late_refusal(Refusal("no"), Asked()).count(b"\n\n") == 1
+        assert dialect.late_refusal(RequestRefusal("no"), ModelRequest()).count(b"\n\n") == 1
 
 
 def test_signs_of_life_are_such_that_each_agent_hears_them() -> None:
-    assert CHAT.keep_alive(Asked()).startswith(b": ")
-    assert ANTHROPIC.keep_alive(Asked()).startswith(b"event: ping\n")
-    assert GEMINI.keep_alive(Asked()) == b"\n"  # Google's libraries try to read comments
-    asked = Asked()  # Codex does not hear comments, and OpenAI's SDK wants one id in all of a stream
+    assert CHAT.keep_alive(ModelRequest()).startswith(b": ")
+    assert ANTHROPIC.keep_alive(ModelRequest()).startswith(b"event: ping\n")
+    assert GEMINI.keep_alive(ModelRequest()) == b"\n"  # Google's libraries try to read comments
+    asked = ModelRequest()  # Codex does not hear comments, and OpenAI's SDK wants one id in all of a stream
     assert RESPONSES.keep_alive(asked).startswith(b"event: response.created\n")
-    answer = Answer("a", 0, "ours", reply("Done."))
+    answer = WrittenAnswer("a", 0, "ours", reply("Done."))
     for event in (RESPONSES.keep_alive(asked), RESPONSES.stream(answer, asked)):
         assert set(re.findall(rb"resp_\w+", event)) == {f"resp_{asked.id}".encode()}
 
@@ -251,7 +253,7 @@ def test_an_answer_of_gemini_that_is_kept_as_it_was_streamed_is_what_it_was(quer
     asked = GEMINI.read({"contents": [{"parts": [{"text": "Do it."}]}], **aim.said})
     assert asked.stream
     said = reply("I look.\n" * 2000, call("bash", '{"a": 1}'), call("bash", "{}"), thinking="Hm. " * 3000)
-    stream = GEMINI.stream(Answer("a", 0, "ours", said), asked).decode()
+    stream = GEMINI.stream(WrittenAnswer("a", 0, "ours", said), asked).decode()
     assert stream.startswith("data: " if query else "[")
     events = [json.loads(line[6:]) for line in stream.split("\n\n") if line] if query else json.loads(stream)
     assert len(events) > 5 and [event for event in events if "usageMetadata" in event] == events[-1:]
@@ -313,7 +315,7 @@ def test_responses_are_read() -> None:
 def test_tools_of_responses_are_called_in_their_own_forms() -> None:
     asked = RESPONSES.read(responses_request())
     said = reply("", call("fs__read", '{"p": 1}'), call("patch", '{"input": "*** Begin\\n"}'), call("patch", '{"input'))
-    answer = Answer("a", 0, "ours", said)
+    answer = WrittenAnswer("a", 0, "ours", said)
     items = RESPONSES.whole(answer, asked)["output"]
     assert [(item["type"], item["name"], item.get("namespace")) for item in items] == [
         ("function_call", "read", "fs"),

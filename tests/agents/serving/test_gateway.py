@@ -21,7 +21,7 @@ from hermes_core.agents.endpoint.errors import (
 )
 from hermes_core.agents.endpoint.prices import TokenPrices
 from hermes_core.agents.endpoint.request import record_wait
-from hermes_core.agents.replies import Reply
+from hermes_core.agents.replies import ModelReply
 from hermes_core.agents.serving.bounds import Bounds
 from hermes_core.errors import ModelError, UsageError
 from tests.agents.serving.slot import TASK, Answer, Slot, call, reply, slot, task_of
@@ -73,7 +73,7 @@ def gate() -> tuple[asyncio.Event, asyncio.Event, Any]:
     """Return an answer of the model that waits, when it has begun to, and what lets it go on."""
     begun, go = asyncio.Event(), asyncio.Event()
 
-    async def answer(_: Any) -> Reply:
+    async def answer(_: Any) -> ModelReply:
         begun.set()
         await go.wait()
         return reply("Done.")
@@ -276,7 +276,7 @@ async def test_a_stream_is_kept_alive_while_its_answer_is_sampled() -> None:
 async def test_a_stream_that_has_begun_can_still_be_refused() -> None:
     begun, go, _ = gate()
 
-    async def answer(_: Any) -> Reply:
+    async def answer(_: Any) -> ModelReply:
         begun.set()
         await go.wait()
         raise ContextLengthExceeded("40000 tokens")
@@ -414,7 +414,7 @@ async def test_calls_wait_for_their_turn_up_to_a_bound() -> None:
     _, go, _ = gate()
     now = most = 0
 
-    async def answer(_: Any) -> Reply:
+    async def answer(_: Any) -> ModelReply:
         nonlocal now, most
         now += 1
         most = max(most, now)
@@ -506,7 +506,7 @@ async def test_time_that_a_program_has_used_up_by_its_calls_is_its_end(whose: st
         except TimeoutError as error:
             raise ModelError("the model took too long") from error
 
-    async def answer(_: Any) -> Reply:
+    async def answer(_: Any) -> ModelReply:
         await asyncio.sleep(0.01)
         if busy:
             record_wait(10.0)

@@ -17,7 +17,7 @@ from google import genai
 from google.genai import types
 
 from hermes_core.agents.endpoint.errors import ContextLengthExceeded
-from hermes_core.agents.replies import Reply
+from hermes_core.agents.replies import ModelReply
 from hermes_core.agents.serving.bounds import Bounds
 from tests.agents.serving.slot import TASK, Slot, call, reply, slot
 
@@ -181,7 +181,7 @@ ENDS = {
 }
 LONG = "é\N{SNOWMAN}\U0001f600 " * 3000
 LS, CAT = '{"command": "ls"}', '{"command": "cat calc.py"}'
-ANSWERS: dict[str, tuple[Reply, int]] = {
+ANSWERS: dict[str, tuple[ModelReply, int]] = {
     "text": (reply("Done."), 0),
     "empty": (reply(""), 0),
     "long": (reply(LONG, thinking=LONG), 0),
@@ -235,7 +235,7 @@ async def test_arguments_that_were_cut_off_are_not_repaired(dialect: str, stream
 
 @every_dialect
 async def test_a_stream_is_read_whose_answer_takes_long(dialect: str) -> None:
-    async def slow(_: Any) -> Reply:
+    async def slow(_: Any) -> ModelReply:
         await asyncio.sleep(0.3)  # for some signs of life
         return ANSWERS["parallel calls"][0]
 
@@ -267,7 +267,7 @@ async def test_a_conversation_that_is_too_long_is_refused_in_the_dialects_own_wo
 
 
 async def test_an_error_in_a_stream_of_gemini_that_has_begun_is_raised() -> None:
-    async def slow(_: Any) -> Reply:
+    async def slow(_: Any) -> ModelReply:
         await asyncio.sleep(0.1)
         raise ContextLengthExceeded("40000 tokens")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hermes_core.testing.conformance import Check, Outcome, Rig, chosen, run_one
+from hermes_core.testing.conformance import Check, CheckOutcome, Rig, chosen, run_one
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.elsewhere]
 
@@ -12,6 +12,6 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.elsewhere]
 @pytest.mark.parametrize("check", chosen(["commands", "processes", "files"]), ids=lambda check: check.name)
 async def test_check(rig: Rig, check: Check) -> None:
     result = await run_one(rig, check)
-    if result.outcome is Outcome.NOT_APPLICABLE:
+    if result.outcome is CheckOutcome.NOT_APPLICABLE:
         pytest.skip(result.reason)
-    assert result.outcome is Outcome.PASSED, f"{check.promise}\n{result.reason}"
+    assert result.outcome is CheckOutcome.PASSED, f"{check.promise}\n{result.reason}"

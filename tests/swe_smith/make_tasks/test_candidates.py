@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hermes_swe_smith.make_tasks.bench import Surveyed, SurveyedTest
-from hermes_swe_smith.make_tasks.candidates import Candidate, combinations, most_of_a_kind, singles
+from hermes_swe_smith.make_tasks.candidates import BugCandidate, combinations, most_of_a_kind, singles
 from hermes_swe_smith.make_tasks.difficulty import estimate
 from hermes_swe_smith.make_tasks.kinds import kinds
 from hermes_swe_smith.make_tasks.sources import read_source
@@ -18,7 +18,7 @@ def surveyed(**lines: int) -> Surveyed:
     return Surveyed((test,), SurveyedTest("", "", 0.0, {}))
 
 
-def chosen(seed: int = 1, per_function: int = 9) -> list[Candidate]:
+def chosen(seed: int = 1, per_function: int = 9) -> list[BugCandidate]:
     return singles(SOURCES, surveyed(x=EVERY_LINE, y=EVERY_LINE), list(kinds()), seed, per_function)
 
 

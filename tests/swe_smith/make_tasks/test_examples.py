@@ -12,8 +12,8 @@ import pytest
 from hermes_swe_smith.make_tasks import example_run
 from hermes_swe_smith.make_tasks.examples import (
     MOST_LINES,
-    Failed,
-    Ran,
+    ExampleRun,
+    FailedTest,
     examples_of,
     gives_away,
     names_a_missing_name,
@@ -113,7 +113,7 @@ def line_of(text: str) -> int:
     ],
 )
 def test_an_example_is_what_a_test_does(test: str, failing: str, values: dict[str, str], expected: str | None) -> None:
-    failed = Failed(f"test_clip.py::{test}", line_of(failing), values, "AssertionError: ")
+    failed = FailedTest(f"test_clip.py::{test}", line_of(failing), values, "AssertionError: ")
     found = next(examples_of(SOURCE, failed), None)
     assert (found and found.replace("\n\n\n", "\n\n")) == (expected and expected.replace("\n\n\n", "\n\n"))
 
@@ -121,15 +121,15 @@ def test_an_example_is_what_a_test_does(test: str, failing: str, values: dict[st
 def test_an_example_is_whole_or_none() -> None:
     body = "".join(f"    x{number} = x{number - 1} + 1\n" for number in range(1, MOST_LINES))
     source = read_source("t.py", f"def test_long():\n    x0 = 0\n{body}    assert x{MOST_LINES - 1} == 1\n".encode())
-    assert [*examples_of(source, Failed("t.py::test_long", MOST_LINES + 2, {}, ""))] == []
+    assert [*examples_of(source, FailedTest("t.py::test_long", MOST_LINES + 2, {}, ""))] == []
 
 
-def run(code: str, root: Path) -> Ran:
+def run(code: str, root: Path) -> ExampleRun:
     asked = json.dumps({"import_path": [str(root)], "code": textwrap.dedent(code)})
     command = [sys.executable, "-s", "-B", example_run.__file__]
     done = subprocess.run(command, input=asked, capture_output=True, text=True, check=True, timeout=60)
     told = json.loads(done.stdout.splitlines()[-1])
-    return Ran(told["error"], told["line"], tuple(told["values"][each] for each in sorted(told["values"])))
+    return ExampleRun(told["error"], told["line"], tuple(told["values"][each] for each in sorted(told["values"])))
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_what_is_said_is_what_happened(code: str, title: str, happens: str, tmp_
 
 
 def test_a_doctest_is_shown_as_it_is() -> None:
-    failed = Failed("m.py::m.f", 0, {}, "DocTestFailure: ", ">>> f(1)\n1\n>>> f(2)\n2\n\x003\n")
+    failed = FailedTest("m.py::m.f", 0, {}, "DocTestFailure: ", ">>> f(1)\n1\n>>> f(2)\n2\n\x003\n")
     title, session, happens = said_of_doctest(failed)
     assert (title, session) == ("`f(2)` gives a wrong result", ">>> f(1)\n1\n>>> f(2)\n2")
     assert happens.endswith("    3\n")

@@ -75,7 +75,7 @@ def test_any_name_of_a_commit_gives_its_tree_as_one_commit(repository: Path, tmp
 
 @pytest.mark.parametrize("ref", ["nothing", "0" * 40])
 def test_a_commit_that_is_not_there_is_refused(repository: Path, tmp_path: Path, ref: str) -> None:
-    with pytest.raises(trees.Refused, match="there is no commit"):
+    with pytest.raises(trees.TreeError, match="there is no commit"):
         imported(tmp_path / "out", repository, ref)
 
 

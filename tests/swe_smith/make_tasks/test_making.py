@@ -22,7 +22,7 @@ import pytest
 from click.testing import CliRunner, Result
 from hermes_swe_smith.make_tasks.kinds import kinds
 from hermes_swe_smith.make_tasks.making import _broken, _unfit, make_tasks
-from hermes_swe_smith.make_tasks.progress import Standing
+from hermes_swe_smith.make_tasks.progress import MakingStanding
 from hermes_swe_smith.make_tasks.wanted import Wanted
 
 from hermes_core import DatasetError, PytestReport, ReportStatus, UnknownNameError, UsageError, progress_for
@@ -275,7 +275,7 @@ def test_what_makes_no_task(made: PytestReport, reason: str | None) -> None:
 
 def test_progress_has_the_forms_of_a_rollout(capsys: pytest.CaptureFixture[str]) -> None:
     for form in ("json", "plain"):
-        standing, display = Standing(), progress_for(form, sys.stdout)
+        standing, display = MakingStanding(), progress_for(form, sys.stdout)
         display.begin(3, standing)
         standing.stage, standing.kept, standing.tried = "trying changes", 1, 2
         display.update(standing)  # at once, as the stage is another one

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hermes_swe_smith.make_tasks import requirements
 from hermes_swe_smith.make_tasks.folder import ATTEMPTS, Folder
-from hermes_swe_smith.make_tasks.origin import Origin, check_ref
+from hermes_swe_smith.make_tasks.origin import RepositoryOrigin, check_ref
 
 from hermes_core import DatasetError, UsageError
 from tests.swe_smith.shapes import git, write_files
@@ -26,7 +26,7 @@ def repository(tmp_path: Path) -> Path:
     return root
 
 
-def unpacked(origin: Origin, to: Path) -> Path:
+def unpacked(origin: RepositoryOrigin, to: Path) -> Path:
     with tarfile.open(fileobj=io.BytesIO(b"".join(origin.archive()))) as tar:
         # Debian 12's Python has no filters, and newer ones warn where none is named.
         tar.extractall(to, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
@@ -38,7 +38,7 @@ def test_of_a_path_only_objects_and_names_are_sent(repository: Path, tmp_path: P
     (repository / ".git/hooks").mkdir(exist_ok=True)
     (repository / ".git/hooks/post-checkout").write_text("#!/bin/sh\n")
     os.mkfifo(repository / ".git/objects/pipe")
-    origin = Origin.parse(str(repository))
+    origin = RepositoryOrigin.parse(str(repository))
     sent = unpacked(origin, tmp_path / "sent")
     assert sorted(path.name for path in sent.iterdir()) == ["HEAD", "objects", "refs"]
     assert git(tmp_path, "clone", "-q", str(sent), "clone") == b""
@@ -57,7 +57,7 @@ def test_nothing_of_another_place_is_sent(part: str, repository: Path, tmp_path:
         elsewhere.mkdir()
     (repository / part).symlink_to(elsewhere)
     with pytest.raises((DatasetError, UsageError), match=r"is a link|part of another repository") as refused:
-        list(Origin.parse(str(repository)).archive())
+        list(RepositoryOrigin.parse(str(repository)).archive())
     assert "git clone --no-local" in refused.value.hint
 
 
@@ -71,7 +71,7 @@ def test_a_part_of_another_repository_is_refused(file: str, text: str, repositor
         git(tmp_path, "clone", "-q", str(repository), str(given))
     write_files(given, {file: text.format(repository) + "\n"})
     with pytest.raises((DatasetError, UsageError), match=r"another repository") as refused:
-        list(Origin.parse(str(given)).archive())
+        list(RepositoryOrigin.parse(str(given)).archive())
     assert "git clone --no-local" in refused.value.hint
 
 
@@ -85,15 +85,15 @@ def test_a_part_of_another_repository_is_refused(file: str, text: str, repositor
     ],
 )
 def test_a_url_has_a_name(given: str, name: str) -> None:
-    assert (Origin.parse(given).url, Origin.parse(given).name) == (given, name)
+    assert (RepositoryOrigin.parse(given).url, RepositoryOrigin.parse(given).name) == (given, name)
 
 
 def test_what_is_no_repository_is_refused(repository: Path, tmp_path: Path) -> None:
-    assert Origin.parse(str(repository)).name == "local__a-project"
+    assert RepositoryOrigin.parse(str(repository)).name == "local__a-project"
     with pytest.raises(UsageError, match="there is no repository"):
-        Origin.parse(str(tmp_path / "nothing"))
+        RepositoryOrigin.parse(str(tmp_path / "nothing"))
     with pytest.raises(UsageError, match="git init"):
-        Origin.parse(str(tmp_path))
+        RepositoryOrigin.parse(str(tmp_path))
     for ref in ("--upload-pack=x", "", "a..b", "a b", "HEAD@{1}", "x\n"):
         with pytest.raises(UsageError):
             check_ref(ref)

@@ -22,7 +22,7 @@ from hermes_core import (
 )
 from hermes_harbor.endless.config import EndlessConfig
 from hermes_harbor.endless.slot import end_agent, make_initial_state, run_tests
-from hermes_harbor.endless.tasks import Task, Tests, tasks_of
+from hermes_harbor.endless.tasks import EndlessTask, Tests, tasks_of
 from hermes_harbor.tasks import content_digest
 
 log = logging.getLogger("hermes_core.harbor")
@@ -53,7 +53,7 @@ class EndlessTerminalsEnvironment(Environment):
     def __init__(self, config: EndlessConfig) -> None:
         super().__init__(config)
         self.item_images = config.use_images
-        self._tasks: dict[str, Task] = {}
+        self._tasks: dict[str, EndlessTask] = {}
         self._items: Sequence[Item] = ()
 
     async def setup(self) -> None:
@@ -69,7 +69,7 @@ class EndlessTerminalsEnvironment(Environment):
         if ignored:
             log.info("sections of container.def without a meaning here: %s", ", ".join(sorted(ignored)))
 
-    def _load(self) -> dict[str, tuple[Task, Item]]:
+    def _load(self) -> dict[str, tuple[EndlessTask, Item]]:
         intake = Intake(self.config.dataset_name, skip=self.config.skip_refused)
         readers = ((where, partial(_with_item, read)) for where, read in tasks_of(self.config, intake))
         return intake.taken(readers, lambda pair: pair[0].id)
@@ -149,10 +149,10 @@ class EndlessTerminalsEnvironment(Environment):
             report = await rollout.check_again(rollout, report.disturbance, run)
         return _score(report)
 
-    async def _run(self, tests: Tests, task: Task, python: str, rollout: RolloutHandle) -> PytestReport:
+    async def _run(self, tests: Tests, task: EndlessTask, python: str, rollout: RolloutHandle) -> PytestReport:
         return await run_tests(rollout, tests, python, self.config, task.definition.variables)
 
-    def _task(self, item: Item) -> Task:
+    def _task(self, item: Item) -> EndlessTask:
         return self._tasks[self.item_id(item)]
 
 
@@ -173,7 +173,7 @@ def _score(report: PytestReport) -> Score:
     return (0.0 if failing else 1.0), details
 
 
-def _with_item(read: Callable[[], Task]) -> tuple[Task, Item]:
+def _with_item(read: Callable[[], EndlessTask]) -> tuple[EndlessTask, Item]:
     """Return a task, and what the record keeps of it. Blocking."""
     task = read()
     return task, {

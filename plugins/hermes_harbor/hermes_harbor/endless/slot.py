@@ -16,7 +16,7 @@ from pathlib import Path
 from hermes_core import CommandError, PytestReport, RolloutHandle, SetupFailed, SlotCommands, run_pytest
 from hermes_harbor.endless.config import EndlessConfig
 from hermes_harbor.endless.definition import PATH
-from hermes_harbor.endless.tasks import Task, Tests
+from hermes_harbor.endless.tasks import EndlessTask, Tests
 
 STEP_TIMEOUT_S = 120.0
 SHOWN = 2000
@@ -89,7 +89,7 @@ async def _as_root(commands: SlotCommands, script: str, *args: str, timeout_s: f
     return done.text
 
 
-async def make_initial_state(commands: SlotCommands, task: Task, config: EndlessConfig) -> str:
+async def make_initial_state(commands: SlotCommands, task: EndlessTask, config: EndlessConfig) -> str:
     """Copy the task's files, run its `%post` as root, make the agent's user, and return the path of Python.
 
     Raises:

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from hermes_core import DatasetError, Intake, checked_row, read_rows
 from hermes_harbor.endless.config import EndlessConfig
 from hermes_harbor.endless.definition import Definition, Unsupported, parse
-from hermes_harbor.tasks import Refused
+from hermes_harbor.tasks import UnsupportedTask
 
 INITIAL, FINAL = "test_initial_state.py", "test_final_state.py"
 MAX_FILE = 4 << 20
@@ -41,7 +41,7 @@ class ExtraInfo(BaseModel):
     """Seconds for the agent."""
 
 
-class Row(BaseModel):
+class EndlessRow(BaseModel):
     """What of a row for SkyRL is used. Its `prompt` asks for commands in its own notation, and is not."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
@@ -60,7 +60,7 @@ class Tests:
 
 
 @dataclass(frozen=True)
-class Task:
+class EndlessTask:
     """One task."""
 
     id: str
@@ -79,7 +79,7 @@ class Task:
         return _text(path) if path.is_file() else None
 
 
-def tasks_of(config: EndlessConfig, intake: Intake) -> Iterable[tuple[str, Callable[[], Task]]]:
+def tasks_of(config: EndlessConfig, intake: Intake) -> Iterable[tuple[str, Callable[[], EndlessTask]]]:
     """Yield the place of each task, in the order of the dataset's rows or of its folders' names, and what reads it,
     which raises `DatasetError` if it is wrong or can't run here. Blocking.
 
@@ -102,9 +102,9 @@ def tasks_of(config: EndlessConfig, intake: Intake) -> Iterable[tuple[str, Calla
             yield where, partial(_task_of_row, fields, where, config)
 
 
-def _task_of_row(fields: Mapping[str, Any], where: str, config: EndlessConfig) -> Task:
+def _task_of_row(fields: Mapping[str, Any], where: str, config: EndlessConfig) -> EndlessTask:
     parent = Path(config.tasks_dir or ".").expanduser()
-    extra = checked_row(Row, fields, where).extra_info
+    extra = checked_row(EndlessRow, fields, where).extra_info
     named = Path(extra.task_dir)
     folder = next((each for each in (parent / named, parent / named.name) if each.is_dir()), None)
     if folder is None:
@@ -115,7 +115,7 @@ def _task_of_row(fields: Mapping[str, Any], where: str, config: EndlessConfig) -
     return _task(folder, extra.max_time, config)
 
 
-def _task(folder: Path, limit: float | None, config: EndlessConfig) -> Task:
+def _task(folder: Path, limit: float | None, config: EndlessConfig) -> EndlessTask:
     place = folder / "container.def"
     if not place.is_file():
         raise DatasetError(
@@ -129,14 +129,14 @@ def _task(folder: Path, limit: float | None, config: EndlessConfig) -> Task:
     try:
         definition = parse(_text(place))
     except Unsupported as error:
-        raise Refused(f"{place}: {error}", hint="fix the file") from error
+        raise UnsupportedTask(f"{place}: {error}", hint="fix the file") from error
     image = (config.image or definition.image) if config.use_images else None
     if image is None and config.use_images:
-        raise Refused(
+        raise UnsupportedTask(
             f"{place} starts from {definition.source}, which only Apptainer reads",
             hint="set --env.image to an image of the same system, or --env.use_images=false for the profile's",
         )
-    return Task(
+    return EndlessTask(
         id=folder.name,
         folder=folder,
         description=description.strip(),
@@ -153,10 +153,10 @@ def _tests(path: Path) -> Tests:
     try:
         module = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError) as error:
-        raise Refused(f"{path} is no Python: {error}", hint="fix the file") from error
+        raise UnsupportedTask(f"{path} is no Python: {error}", hint="fix the file") from error
     names = tuple(_names(module))
     if not names:
-        raise Refused(f"{path} has no tests", hint="fix the file")
+        raise UnsupportedTask(f"{path} has no tests", hint="fix the file")
     return Tests(path.name, source, tuple(f"{path.name}::{name}" for name in names))
 
 

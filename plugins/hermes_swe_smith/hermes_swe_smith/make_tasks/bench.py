@@ -15,17 +15,17 @@ from hermes_core import CommandResult, DatasetError, NewSandbox, PytestReport, S
 from hermes_swe_smith.dependencies import prepare_environment
 from hermes_swe_smith.doctests import docstring
 from hermes_swe_smith.make_tasks import example_run, survey
-from hermes_swe_smith.make_tasks.examples import Failed, Ran
+from hermes_swe_smith.make_tasks.examples import ExampleRun, FailedTest
 from hermes_swe_smith.make_tasks.project import File
 from hermes_swe_smith.make_tasks.sources import Unreadable, parsed
 from hermes_swe_smith.make_tasks.statement import plain
 from hermes_swe_smith.names import test_file
-from hermes_swe_smith.repos import Source, TestEnvironment
-from hermes_swe_smith.rows import Task
+from hermes_swe_smith.repos import RepositorySource, TestEnvironment
+from hermes_swe_smith.rows import SweTask
 from hermes_swe_smith.verify import run_tests
 from hermes_swe_smith.workspace import (
     OPERATION_TIMEOUT_S,
-    Repository,
+    PreparedRepository,
     Tested,
     operate,
     prepare_programs,
@@ -44,7 +44,7 @@ _ID_CHARS = 1000
 class Ground:
     """What a sandbox has for the tests."""
 
-    repository: Repository
+    repository: PreparedRepository
     environment: TestEnvironment
     checkout: str
     """The clean tree, which slots can read."""
@@ -86,16 +86,18 @@ class Bench:
         variables: variables of git and pip.
     """
 
-    def __init__(self, task: Task, source: Source, variables: Mapping[str, str], install_timeout_s: float) -> None:
+    def __init__(
+        self, task: SweTask, source: RepositorySource, variables: Mapping[str, str], install_timeout_s: float
+    ) -> None:
         self.task = task
         self.source = source
         self.files: Mapping[str, File] = {}
         self._variables = variables
         self._install_timeout_s = install_timeout_s
-        self._known: dict[tuple[str, str], Repository] = {}
+        self._known: dict[tuple[str, str], PreparedRepository] = {}
         self._examples: dict[str, tuple[str, int]] = {}
 
-    async def repository(self, site: SlotHandle | NewSandbox) -> Repository:
+    async def repository(self, site: SlotHandle | NewSandbox) -> PreparedRepository:
         """Return the repository on the site's sandbox."""
         return await prepare_repository(
             site, self.task, self.source, self._variables, self._install_timeout_s, known=self._known
@@ -184,12 +186,12 @@ class Bench:
 
     async def failures(
         self, slot: SlotHandle, changes: Mapping[str, bytes], tests: Sequence[str], timeout_s: float
-    ) -> dict[str, Failed]:
+    ) -> dict[str, FailedTest]:
         """Return where and why tests fail, in a slot that is empty before."""
         done = await self._survey(slot, changes, (), tests, timeout_s)
         return await asyncio.to_thread(_failures, done.stdout)
 
-    async def show(self, slot: SlotHandle, code: str, *, clean: bool) -> Ran | None:
+    async def show(self, slot: SlotHandle, code: str, *, clean: bool) -> ExampleRun | None:
         """Run an example in the slot's checkout, or in the clean one. None if it gives no answer."""
         ground = await self.ground(slot)
         root = ground.checkout if clean else self._root(slot)
@@ -198,7 +200,7 @@ class Bench:
         try:
             value = json.loads(done.stdout.strip().rsplit(b"\n", 1)[-1])
             values = tuple(plain(str(value["values"][number])) for number in sorted(value["values"]))
-            ran = Ran(plain(str(value["error"])), int(value["line"]), values)
+            ran = ExampleRun(plain(str(value["error"])), int(value["line"]), values)
         except (ValueError, KeyError, TypeError, IndexError, AttributeError):
             return None
         return None if slot.commands.workspace_dir in f"{ran}" or ground.checkout in f"{ran}" else ran
@@ -289,14 +291,14 @@ def _usable(node_id: str) -> bool:
     return inside and "\0" not in path and "\n" not in path and len(node_id) <= _ID_CHARS
 
 
-def _failures(output: bytes) -> dict[str, Failed]:
+def _failures(output: bytes) -> dict[str, FailedTest]:
     found = {}
     for line in output.split(b"\n"):
         try:
             event = json.loads(line)
             values = {str(name): plain(str(value)) for name, value in event["values"].items()}
             told = [plain(str(event[key])) for key in ("error", "session")]
-            found[event["failed"]] = Failed(str(event["failed"]), int(event["line"]), values, *told)
+            found[event["failed"]] = FailedTest(str(event["failed"]), int(event["line"]), values, *told)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             continue
     return found

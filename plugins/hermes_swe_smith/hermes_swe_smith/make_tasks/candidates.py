@@ -12,7 +12,7 @@ from functools import cached_property
 
 from hermes_swe_smith.make_tasks.bench import Surveyed
 from hermes_swe_smith.make_tasks.kinds import Mutation, mutations
-from hermes_swe_smith.make_tasks.sources import Edit, Function, Source, applied
+from hermes_swe_smith.make_tasks.sources import Edit, Function, SourceFile, applied
 
 LEAST_COMPLEXITY = 3
 """Simpler functions are not changed: SWE-smith's own limit."""
@@ -25,7 +25,7 @@ COMBINED = {
 
 
 @dataclass(frozen=True)
-class Part:
+class FunctionChange:
     """A change of one function."""
 
     path: str
@@ -34,11 +34,11 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Candidate:
+class BugCandidate:
     """A bug that may become a task."""
 
     kind: str
-    parts: tuple[Part, ...]
+    parts: tuple[FunctionChange, ...]
 
     @cached_property
     def key(self) -> str:
@@ -60,8 +60,8 @@ class Candidate:
 
 
 def singles(
-    sources: Mapping[str, Source], surveyed: Surveyed, kinds: Sequence[str], seed: int, per_function: int
-) -> list[Candidate]:
+    sources: Mapping[str, SourceFile], surveyed: Surveyed, kinds: Sequence[str], seed: int, per_function: int
+) -> list[BugCandidate]:
     """Return changes of one function each that a test may notice. Blocking.
 
     The first ones are of as many functions and kinds as possible. Functions that decide little are left out.
@@ -83,7 +83,7 @@ def singles(
             )
             by_function.append(list(itertools.islice(found, per_function)))
     order = random.Random(f"{seed}")
-    chosen: list[Candidate] = []
+    chosen: list[BugCandidate] = []
     for turn in range(per_function):
         have = [found for found in by_function if len(found) > turn]
         chosen += [found[turn] for found in order.sample(have, len(have))]
@@ -91,10 +91,10 @@ def singles(
 
 
 def _of_function(
-    source: Source, function: Function, covered: int, kinds: Sequence[str], order: random.Random
-) -> Iterator[Candidate]:
+    source: SourceFile, function: Function, covered: int, kinds: Sequence[str], order: random.Random
+) -> Iterator[BugCandidate]:
     """Yield the function's changes in covered lines, the kinds in turns."""
-    by_kind: dict[str, list[Candidate]] = defaultdict(list)
+    by_kind: dict[str, list[BugCandidate]] = defaultdict(list)
     seen = {source.text}
     for mutation in mutations(source, function, kinds):
         first, last = mutation.lines
@@ -106,7 +106,9 @@ def _of_function(
             continue
         if text not in seen:
             seen.add(text)
-            by_kind[mutation.kind].append(Candidate(mutation.kind, (Part(source.path, function.name, mutation),)))
+            by_kind[mutation.kind].append(
+                BugCandidate(mutation.kind, (FunctionChange(source.path, function.name, mutation),))
+            )
     for found in by_kind.values():
         order.shuffle(found)
     turns = itertools.zip_longest(*order.sample(list(by_kind.values()), len(by_kind)))
@@ -122,8 +124,8 @@ def most_of_a_kind(tasks: int, kinds: int) -> float:
 
 
 def combinations(
-    kept: Sequence[Candidate], kinds: Sequence[str], seed: int, most: int, *, but: Sequence[Candidate] = ()
-) -> list[Candidate]:
+    kept: Sequence[BugCandidate], kinds: Sequence[str], seed: int, most: int, *, but: Sequence[BugCandidate] = ()
+) -> list[BugCandidate]:
     """Return up to `most` combinations of kept changes of one function each.
 
     Args:
@@ -132,10 +134,10 @@ def combinations(
     """
     known = {candidate.key for candidate in but}
     order = random.Random(f"{seed} {len(kept)}")
-    by_file: dict[str, list[Candidate]] = defaultdict(list)
+    by_file: dict[str, list[BugCandidate]] = defaultdict(list)
     for candidate in kept:
         by_file[candidate.parts[0].path].append(candidate)
-    found: dict[str, Candidate] = {}
+    found: dict[str, BugCandidate] = {}
     for _ in range(10 * most):
         kind, size = order.choice(sorted(kinds)), order.choice((2, 2, 3))
         if kind == "combine-functions":
@@ -146,7 +148,7 @@ def combinations(
             chosen = [order.choice(by_file[path]) for path in files]
         parts = tuple(part for candidate in chosen for part in candidate.parts)
         if parts and len({(part.path, part.function) for part in parts}) == size and not _overlap(parts):
-            combined = Candidate(kind, tuple(sorted(parts, key=lambda part: (part.path, part.mutation.edits))))
+            combined = BugCandidate(kind, tuple(sorted(parts, key=lambda part: (part.path, part.mutation.edits))))
             if combined.key not in known:
                 found.setdefault(combined.key, combined)
         if len(found) == most:
@@ -154,6 +156,6 @@ def combinations(
     return list(found.values())
 
 
-def _overlap(parts: Sequence[Part]) -> bool:
+def _overlap(parts: Sequence[FunctionChange]) -> bool:
     edits = sorted((part.path, edit.start, edit.end) for part in parts for edit in part.mutation.edits)
     return any(one[0] == two[0] and two[1] < one[2] for one, two in itertools.pairwise(edits))

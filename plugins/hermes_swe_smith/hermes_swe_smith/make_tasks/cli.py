@@ -31,7 +31,7 @@ from hermes_core import (
 from hermes_swe_smith.make_tasks.wanted import Wanted
 
 if TYPE_CHECKING:
-    from hermes_swe_smith.make_tasks.making import Outcome
+    from hermes_swe_smith.make_tasks.making import MakingOutcome
 
 EXIT_INCOMPLETE = 3
 
@@ -93,7 +93,7 @@ def make_tasks(ctx: click.Context, /, repo: str | None, out: Path | None, **give
         raise click.UsageError("give REPO and --out DIR")
     display = progress_for(given["progress"], sys.stderr)
 
-    async def work(runtime: Runtime, options: RunOptions) -> Outcome:
+    async def work(runtime: Runtime, options: RunOptions) -> MakingOutcome:
         wanted = _wanted(ctx, repo, options)
         if wanted.statement == "template":
             return await make(runtime, options, wanted, out, progress=display)
@@ -173,7 +173,7 @@ def _list_kinds(as_json: bool) -> None:
     say("\n".join(f"{kind.ljust(width)}  {summary}" for kind, summary in known.items()))
 
 
-def _text(outcome: Outcome) -> str:
+def _text(outcome: MakingOutcome) -> str:
     """Return the outcome for people."""
     lines = [
         f"{outcome.tasks} of {outcome.wanted} tasks of {outcome.repo} in {outcome.folder}, {outcome.elapsed_s:.0f} s"

@@ -8,14 +8,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hermes_swe_smith.make_tasks.bench import SurveyedTest
-from hermes_swe_smith.make_tasks.candidates import Candidate
-from hermes_swe_smith.make_tasks.sources import Source
+from hermes_swe_smith.make_tasks.candidates import BugCandidate
+from hermes_swe_smith.make_tasks.sources import SourceFile
 
 EASY, MEDIUM = 4.0, 6.5
 """The highest scores that are called so."""
 
 
-def estimate(candidate: Candidate, broken: Sequence[SurveyedTest], sources: Mapping[str, Source]) -> dict[str, Any]:
+def estimate(
+    candidate: BugCandidate, broken: Sequence[SurveyedTest], sources: Mapping[str, SourceFile]
+) -> dict[str, Any]:
     """Return the estimate and what it is made of; docs/guides/make-tasks.md explains it."""
     functions = candidate.functions
     files = {path for path, _ in functions}
@@ -42,7 +44,7 @@ def _median(values: Sequence[int]) -> float:
     return float(statistics.median(values)) if values else 0.0
 
 
-def _functions_run(test: SurveyedTest, sources: Mapping[str, Source]) -> int:
+def _functions_run(test: SurveyedTest, sources: Mapping[str, SourceFile]) -> int:
     """Return how many functions of the project a test runs: among so many the bug hides."""
     count = 0
     for path, bits in test.lines.items():

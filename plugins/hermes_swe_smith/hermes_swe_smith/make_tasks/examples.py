@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from hermes_swe_smith.make_tasks import example_run
-from hermes_swe_smith.make_tasks.sources import DEFINITIONS, Edit, Function, Source, Unreadable, applied, parsed
+from hermes_swe_smith.make_tasks.sources import DEFINITIONS, Edit, Function, SourceFile, Unreadable, applied, parsed
 
 MOST_LINES, MOST_CHARS = 40, 2500
 """The longest example. One that is longer is left out, never cut."""
@@ -20,7 +20,7 @@ _BUILTINS = {*dir(builtins), "__name__"}
 
 
 @dataclass(frozen=True)
-class Failed:
+class FailedTest:
     """A failed test, as the survey sees it."""
 
     node_id: str
@@ -34,7 +34,7 @@ class Failed:
     """For a doctest: its examples, up to the one that failed."""
 
 
-def examples_of(source: Source, failed: Failed) -> Iterator[str]:
+def examples_of(source: SourceFile, failed: FailedTest) -> Iterator[str]:
     """Yield programs that do what a test does up to where it fails: what this needs alone, and then all of it."""
     path, _, rest = failed.node_id.partition("::")
     name = re.sub(r"\[.*", "", rest).replace("::", ".")
@@ -78,7 +78,7 @@ def _is_claim(statement: ast.stmt, needed: set[str]) -> bool:
     return isinstance(statement, ast.Assert) or (expects and not _bound(statement) & needed)
 
 
-def _with_globals(source: Source, body: str) -> str | None:
+def _with_globals(source: SourceFile, body: str) -> str | None:
     """Put what the body needs of its module before it. None if that can't be, or is too long."""
     try:
         tree = parsed(body, "example")
@@ -143,7 +143,7 @@ def _is_text(statement: ast.stmt) -> bool:
     return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
 
 
-def _text(source: Source, node: ast.stmt) -> str:
+def _text(source: SourceFile, node: ast.stmt) -> str:
     """Return a statement's own text without its indentation, but for lines that begin within a text."""
     span = source.whole_lines(node)
     if span is None:
@@ -170,15 +170,15 @@ _COMPARED = {
 }
 
 
-def _as_plain(source: Source, statement: ast.stmt) -> tuple[ast.stmt, str]:
+def _as_plain(source: SourceFile, statement: ast.stmt) -> tuple[ast.stmt, str]:
     """Return a statement without the methods of `unittest.TestCase`, and its text."""
     text = ast.unparse(statement)
-    plain = ast.fix_missing_locations(_Plain().visit(parsed(text, "example"))).body[0]
+    plain = ast.fix_missing_locations(_PlainValue().visit(parsed(text, "example"))).body[0]
     changed = ast.unparse(plain)
     return plain, _text(source, statement) if changed == text else changed
 
 
-class _Plain(ast.NodeTransformer):
+class _PlainValue(ast.NodeTransformer):
     def visit_Expr(self, node: ast.Expr) -> ast.stmt:
         """Make `self.assertEqual(a, b)` an `assert a == b`, and others alike."""
         name, given = _asserted(node.value)
@@ -221,7 +221,7 @@ def _raises(given: list[ast.expr], match: list[ast.keyword]) -> ast.expr:
 
 
 @dataclass(frozen=True)
-class Ran:
+class ExampleRun:
     """What came of an example."""
 
     error: str = ""
@@ -244,7 +244,7 @@ def names_a_missing_name(error: str) -> bool:
     return kind in ("NameError", "UnboundLocalError") or missing
 
 
-def said_of(code: str, ran: Ran, clean: Ran) -> tuple[str, str]:
+def said_of(code: str, ran: ExampleRun, clean: ExampleRun) -> tuple[str, str]:
     """Return a title, and what happens in place of what should."""
     tree = parsed(code, "example")
     inside = [node for node in ast.walk(tree) if isinstance(node, ast.stmt) and node.lineno <= ran.line]
@@ -272,7 +272,7 @@ def said_of(code: str, ran: Ran, clean: Ran) -> tuple[str, str]:
     )
 
 
-def said_of_doctest(failed: Failed) -> tuple[str, str, str]:
+def said_of_doctest(failed: FailedTest) -> tuple[str, str, str]:
     """Return the title, the session and what happens for a doctest that failed."""
     session, _, got = failed.session.partition("\0")
     typed = re.findall(r"^>>> (.*)", session, re.MULTILINE)[-1]

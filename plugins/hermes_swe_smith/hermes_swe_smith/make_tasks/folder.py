@@ -110,16 +110,16 @@ class Folder:
         folder = self.path if beside else self.making
         write_bytes(folder / name, json.dumps(value, indent=1).encode() + b"\n")
 
-    def attempts(self) -> Lines:
+    def attempts(self) -> TaskLines:
         """Return what was tried."""
-        return Lines(self.making / ATTEMPTS)
+        return TaskLines(self.making / ATTEMPTS)
 
-    def tasks(self) -> Lines:
+    def tasks(self) -> TaskLines:
         """Return the dataset's rows; of those that are there already, only the ids."""
-        return Lines(self.path / TASKS, lambda row: {"instance_id": row.get("instance_id")})
+        return TaskLines(self.path / TASKS, lambda row: {"instance_id": row.get("instance_id")})
 
 
-class Lines:
+class TaskLines:
     """A file of JSON lines. A torn last line is cut off when it is opened. Its methods block.
 
     Args:

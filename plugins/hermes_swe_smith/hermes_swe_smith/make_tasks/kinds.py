@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from hermes_swe_smith.make_tasks.sources import DEFINITIONS, Edit, Function, Source, Span, nested_blocks
+from hermes_swe_smith.make_tasks.sources import DEFINITIONS, Edit, Function, SourceFile, Span, nested_blocks
 
 
 @dataclass(frozen=True)
@@ -21,10 +21,10 @@ class Mutation:
     """The first and the last line that run whenever the changed code does: tests that run none do not notice."""
 
 
-class Place:
+class FunctionSite:
     """A function of a source, as the kinds look at it."""
 
-    def __init__(self, source: Source, function: Function) -> None:
+    def __init__(self, source: SourceFile, function: Function) -> None:
         self.source = source
         self.function = function
         self.blocks = [*_blocks(function.node)]
@@ -69,7 +69,7 @@ class Place:
 Changes = Iterator[tuple[ast.stmt, list[Edit]]]
 """Each change with the statement that it is in."""
 
-_KINDS: dict[str, tuple[str, Callable[[Place], Changes]]] = {}
+_KINDS: dict[str, tuple[str, Callable[[FunctionSite], Changes]]] = {}
 
 
 def kinds() -> dict[str, str]:
@@ -77,9 +77,9 @@ def kinds() -> dict[str, str]:
     return {name: summary for name, (summary, _) in _KINDS.items()}
 
 
-def mutations(source: Source, function: Function, wanted: Sequence[str]) -> Iterator[Mutation]:
+def mutations(source: SourceFile, function: Function, wanted: Sequence[str]) -> Iterator[Mutation]:
     """Yield every change of these kinds to a function. Some may not parse, or change nothing."""
-    place = Place(source, function)
+    place = FunctionSite(source, function)
     for kind in wanted:
         for statement, edits in _KINDS[kind][1](place):
             yield Mutation(kind, tuple(sorted(edits)), _lines(statement, function))
@@ -97,8 +97,8 @@ def _lines(statement: ast.stmt, function: Function) -> tuple[int, int]:
     return statement.lineno, last
 
 
-def _kind(name: str, summary: str) -> Callable[[Callable[[Place], Changes]], Callable[[Place], Changes]]:
-    def register(find: Callable[[Place], Changes]) -> Callable[[Place], Changes]:
+def _kind(name: str, summary: str) -> Callable[[Callable[[FunctionSite], Changes]], Callable[[FunctionSite], Changes]]:
+    def register(find: Callable[[FunctionSite], Changes]) -> Callable[[FunctionSite], Changes]:
         _KINDS[name] = (summary, find)
         return find
 
@@ -144,7 +144,7 @@ _OPPOSITE: dict[type[ast.cmpop], str] = {
 
 
 @_kind("op-change", "an operator becomes a related one: + and -, < and <=, == and !=, and and or, in and not in")
-def _op_change(place: Place) -> Changes:
+def _op_change(place: FunctionSite) -> Changes:
     for statement, node in place.expressions():
         if isinstance(node, ast.BinOp) and type(node.op) in _BINARY and not _is_text(node.left):
             sign, others = _BINARY[type(node.op)]
@@ -165,14 +165,14 @@ def _op_change(place: Place) -> Changes:
 
 
 @_kind("op-drop", "a `not` or a minus sign is gone")
-def _op_drop(place: Place) -> Changes:
+def _op_drop(place: FunctionSite) -> Changes:
     for statement, node in place.expressions():
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not | ast.USub | ast.Invert):
             yield statement, [Edit(place.source.span(node)[0], place.inner(node.operand, node)[0], "")]
 
 
 @_kind("op-swap", "the operands of an operator change places: a - b becomes b - a")
-def _op_swap(place: Place) -> Changes:
+def _op_swap(place: FunctionSite) -> Changes:
     directed = (ast.Sub, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow, ast.LShift, ast.RShift, ast.MatMult)
     ordered = (ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.In)
     for statement, node in place.expressions():
@@ -185,7 +185,7 @@ def _op_swap(place: Place) -> Changes:
 
 
 @_kind("op-shorten", "a part of a chain of operators is gone: a and b and c becomes a and c")
-def _op_shorten(place: Place) -> Changes:
+def _op_shorten(place: FunctionSite) -> Changes:
     for statement, node in place.expressions():
         if isinstance(node, ast.BoolOp):
             for left, right in pairwise(node.values):
@@ -207,7 +207,7 @@ def _replaced(statement: ast.stmt, span: Span | None, others: Sequence[str]) -> 
         yield from ((statement, [Edit(*span, other)]) for other in others)
 
 
-def _exchanged(place: Place, one: Span, other: Span) -> list[Edit]:
+def _exchanged(place: FunctionSite, one: Span, other: Span) -> list[Edit]:
     return [Edit(*one, place.text(other)), Edit(*other, place.text(one))]
 
 
@@ -215,7 +215,7 @@ def _exchanged(place: Place, one: Span, other: Span) -> list[Edit]:
 
 
 @_kind("condition-invert", "the condition of an if, a while, a conditional expression or a filter is inverted")
-def _condition_invert(place: Place) -> Changes:
+def _condition_invert(place: FunctionSite) -> Changes:
     for statement in place.statements:
         if isinstance(statement, ast.If | ast.While):
             yield statement, _inverted(place, statement.test)
@@ -229,7 +229,7 @@ def _condition_invert(place: Place) -> Changes:
             yield from ((statement, _inverted(place, test)) for test in tests)
 
 
-def _inverted(place: Place, test: ast.expr) -> list[Edit]:
+def _inverted(place: FunctionSite, test: ast.expr) -> list[Edit]:
     start, end = place.source.span(test)
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         return [Edit(start, place.inner(test.operand, test)[0], "")]
@@ -243,7 +243,7 @@ def _inverted(place: Place, test: ast.expr) -> list[Edit]:
 
 
 @_kind("branch-swap", "two branches change places: those of an if, of a conditional expression, of a match")
-def _branch_swap(place: Place) -> Changes:
+def _branch_swap(place: FunctionSite) -> Changes:
     for statement in place.statements:
         if isinstance(statement, ast.If) and statement.orelse:
             other = statement.orelse
@@ -258,7 +258,7 @@ def _branch_swap(place: Place) -> Changes:
             yield statement, _exchanged(place, place.inner(node.body, node), place.inner(node.orelse, node))
 
 
-def _swapped_blocks(place: Place, statement: ast.stmt, one: list[ast.stmt], two: list[ast.stmt]) -> Changes:
+def _swapped_blocks(place: FunctionSite, statement: ast.stmt, one: list[ast.stmt], two: list[ast.stmt]) -> Changes:
     spans = [place.source.whole_lines(block[0], block[-1]) for block in (one, two)]
     if spans[0] is None or spans[1] is None:
         return
@@ -269,12 +269,12 @@ def _swapped_blocks(place: Place, statement: ast.stmt, one: list[ast.stmt], two:
     yield statement, [Edit(*ends[0], texts[1]), Edit(*ends[1], texts[0])]
 
 
-def _is_elif(place: Place, node: ast.If) -> bool:
+def _is_elif(place: FunctionSite, node: ast.If) -> bool:
     return place.source.text.startswith("elif", place.source.span(node)[0])
 
 
 @_kind("remove-branch", "an if without else, an elif or an else is gone")
-def _remove_branch(place: Place) -> Changes:
+def _remove_branch(place: FunctionSite) -> Changes:
     for block in place.blocks:
         for statement in block:
             if not isinstance(statement, ast.If) or _is_elif(place, statement):
@@ -285,7 +285,7 @@ def _remove_branch(place: Place) -> Changes:
                 yield statement, _removed(place, block, statement)
 
 
-def _shorter_chain(place: Place, statement: ast.If) -> Changes:
+def _shorter_chain(place: FunctionSite, statement: ast.If) -> Changes:
     """Take away each elif of a chain, and its else."""
     node = statement
     while node.orelse:
@@ -308,7 +308,7 @@ def _shorter_chain(place: Place, statement: ast.If) -> Changes:
 
 
 @_kind("loop-control", "break and continue change places")
-def _loop_control(place: Place) -> Changes:
+def _loop_control(place: FunctionSite) -> Changes:
     for statement in place.statements:
         if isinstance(statement, ast.Break | ast.Continue):
             word = "continue" if isinstance(statement, ast.Break) else "break"
@@ -318,8 +318,8 @@ def _loop_control(place: Place) -> Changes:
 # ---------------------------------------------------------------------- removal
 
 
-def _removal(*kinds: type[ast.stmt], least: int = 1) -> Callable[[Place], Changes]:
-    def find(place: Place) -> Changes:
+def _removal(*kinds: type[ast.stmt], least: int = 1) -> Callable[[FunctionSite], Changes]:
+    def find(place: FunctionSite) -> Changes:
         several = sum(isinstance(statement, kinds) for statement in place.statements) >= least
         for block in place.blocks if several else ():
             for statement in block:
@@ -337,7 +337,7 @@ _kind("remove-return", "one of several returns is gone")(_removal(ast.Return, le
 _kind("remove-raise", "a raise is gone")(_removal(ast.Raise))
 
 
-def _removed(place: Place, block: Sequence[ast.stmt], statement: ast.stmt) -> list[Edit]:
+def _removed(place: FunctionSite, block: Sequence[ast.stmt], statement: ast.stmt) -> list[Edit]:
     """Take a statement away, or put `pass` (or a bare return) where a block would be empty, or where other code is on
     its lines."""
     lines = place.source.whole_lines(statement)
@@ -348,7 +348,7 @@ def _removed(place: Place, block: Sequence[ast.stmt], statement: ast.stmt) -> li
 
 
 @_kind("remove-wrapper", "a with or a try is gone, and its body stays")
-def _remove_wrapper(place: Place) -> Changes:
+def _remove_wrapper(place: FunctionSite) -> Changes:
     for statement in place.statements:
         if not isinstance(statement, ast.With | ast.AsyncWith | ast.Try | getattr(ast, "TryStar", ast.Try)):
             continue
@@ -364,7 +364,7 @@ def _remove_wrapper(place: Place) -> Changes:
         yield statement, [Edit(*whole, "".join(dedented))]
 
 
-def _has_long_text(place: Place, span: Span) -> bool:
+def _has_long_text(place: FunctionSite, span: Span) -> bool:
     """Return whether a text of several lines is there, which would lose its own white space."""
     return any("\n" in token.string for token in place.source.tokens_in(*span))
 
@@ -373,7 +373,7 @@ def _has_long_text(place: Place, span: Span) -> bool:
 
 
 @_kind("constant-change", "a number or a truth value changes, also a default")
-def _constant_change(place: Place) -> Changes:
+def _constant_change(place: FunctionSite) -> Changes:
     for statement, node in place.expressions():
         if isinstance(node, ast.Constant):
             yield from _other_constants(place, statement, node)
@@ -383,7 +383,7 @@ def _constant_change(place: Place) -> Changes:
             yield from _other_constants(place, place.function.node, default)
 
 
-def _other_constants(place: Place, statement: ast.stmt, node: ast.Constant) -> Changes:
+def _other_constants(place: FunctionSite, statement: ast.stmt, node: ast.Constant) -> Changes:
     span = place.source.span(node)
     written = place.text(span)
     if isinstance(node.value, bool):
@@ -400,7 +400,7 @@ _NO_END = (ast.Constant, ast.Starred)
 
 
 @_kind("bound-shift", "a bound of a slice or a range is off by one")
-def _bound_shift(place: Place) -> Changes:
+def _bound_shift(place: FunctionSite) -> Changes:
     for statement, node in place.expressions():
         if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Slice):
             for bound in (node.slice.lower, node.slice.upper):
@@ -411,7 +411,7 @@ def _bound_shift(place: Place) -> Changes:
             yield from ((statement, _plus(place, end, "- 1")) for end in ends if not isinstance(end, _NO_END))
 
 
-def _plus(place: Place, node: ast.expr, more: str) -> list[Edit]:
+def _plus(place: FunctionSite, node: ast.expr, more: str) -> list[Edit]:
     start, end = place.source.span(node)
     if isinstance(node, ast.Name | ast.Attribute | ast.Subscript | ast.Call | ast.BinOp | ast.UnaryOp):
         return [Edit(end, end, f" {more}")]
@@ -422,7 +422,7 @@ def _plus(place: Place, node: ast.expr, more: str) -> list[Edit]:
 
 
 @_kind("call-reorder", "two statements that follow each other, at least one of them a call, change places")
-def _call_reorder(place: Place) -> Changes:
+def _call_reorder(place: FunctionSite) -> Changes:
     plain = (ast.Expr, ast.Assign, ast.AugAssign, ast.AnnAssign)
     for block in place.blocks:
         for one, two in pairwise(block):
@@ -439,7 +439,7 @@ def _calls(statement: ast.stmt) -> bool:
 
 
 @_kind("argument-swap", "two arguments of a call change places")
-def _argument_swap(place: Place) -> Changes:
+def _argument_swap(place: FunctionSite) -> Changes:
     for statement, node in place.expressions():
         if isinstance(node, ast.Call):
             for one, two in pairwise(node.args):
@@ -448,7 +448,7 @@ def _argument_swap(place: Place) -> Changes:
 
 
 @_kind("argument-drop", "a keyword argument of a call is gone")
-def _argument_drop(place: Place) -> Changes:
+def _argument_drop(place: FunctionSite) -> Changes:
     for statement, node in place.expressions():
         if not isinstance(node, ast.Call):
             continue
@@ -468,7 +468,7 @@ def _argument_drop(place: Place) -> Changes:
 
 
 @_kind("name-change", "another parameter of the function is used in place of the right one")
-def _name_change(place: Place) -> Changes:
+def _name_change(place: FunctionSite) -> Changes:
     arguments = place.function.node.args
     named = [each.arg for each in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
     if place.function.of_class is not None:
@@ -482,7 +482,7 @@ def _name_change(place: Place) -> Changes:
 
 
 @_kind("except-narrow", "an except catches one kind of exception less")
-def _except_narrow(place: Place) -> Changes:
+def _except_narrow(place: FunctionSite) -> Changes:
     for statement in place.statements:
         for handler in getattr(statement, "handlers", ()):
             if isinstance(handler.type, ast.Tuple) and len(handler.type.elts) > 1:

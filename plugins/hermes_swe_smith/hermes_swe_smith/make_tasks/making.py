@@ -47,17 +47,16 @@ from hermes_swe_smith.dependencies import installer_variables
 from hermes_swe_smith.guard import Guard
 from hermes_swe_smith.make_tasks import difficulty, examples, requirements, statement
 from hermes_swe_smith.make_tasks.bench import Bench, Surveyed, SurveyedTest
-from hermes_swe_smith.make_tasks.candidates import COMBINED, Candidate, combinations, most_of_a_kind, singles
-from hermes_swe_smith.make_tasks.examples import Failed
+from hermes_swe_smith.make_tasks.candidates import COMBINED, BugCandidate, combinations, most_of_a_kind, singles
+from hermes_swe_smith.make_tasks.examples import FailedTest
 from hermes_swe_smith.make_tasks.folder import PROJECT, REPOS, Folder
-from hermes_swe_smith.make_tasks.origin import Origin
-from hermes_swe_smith.make_tasks.progress import Standing
+from hermes_swe_smith.make_tasks.origin import RepositoryOrigin
+from hermes_swe_smith.make_tasks.progress import MakingStanding
 from hermes_swe_smith.make_tasks.project import find_needs, import_project, read_sources
-from hermes_swe_smith.make_tasks.sources import Source as PythonSource
-from hermes_swe_smith.make_tasks.sources import Unreadable, meaning, read_source, unbound
+from hermes_swe_smith.make_tasks.sources import SourceFile, Unreadable, meaning, read_source, unbound
 from hermes_swe_smith.make_tasks.wanted import Wanted
-from hermes_swe_smith.repos import Source, TestCommand
-from hermes_swe_smith.rows import Task
+from hermes_swe_smith.repos import RepositorySource, TestCommand
+from hermes_swe_smith.rows import SweTask
 from hermes_swe_smith.workspace import operate, prepare_programs
 
 log = logging.getLogger("hermes_core.swe_smith")
@@ -84,7 +83,7 @@ _COLLECTED = frozenset({"passed", "failed", "error"})
 
 
 @dataclass
-class Outcome:
+class MakingOutcome:
     """What a run gave."""
 
     wanted: int
@@ -152,7 +151,7 @@ async def make_tasks(
     *,
     writer: Agent | None = None,
     progress: Progress | None = None,
-) -> Outcome:
+) -> MakingOutcome:
     """Make tasks, or go on with those in the folder, until there are as many as wanted or nothing is left to try.
 
     Args:
@@ -165,12 +164,12 @@ async def make_tasks(
         InfraError: the sandboxes failed again and again.
     """
     _check_level(runtime, options)
-    origin = await asyncio.to_thread(Origin.parse, wanted.repo)
+    origin = await asyncio.to_thread(RepositoryOrigin.parse, wanted.repo)
     folder = await asyncio.to_thread(Folder, out)
     with folder:
         await asyncio.to_thread(folder.check_same, wanted.configuration())
         display = progress or NoProgress()
-        maker = _Maker(folder, wanted, origin, writer, display)
+        maker = _TaskMaker(folder, wanted, origin, writer, display)
         display.begin(wanted.count, maker.standing)
         try:
             async with (
@@ -206,16 +205,18 @@ class _Trial(NamedTuple):
     """A change in a slot."""
 
     slot: SlotHandle
-    candidate: Candidate
+    candidate: BugCandidate
     changes: Mapping[str, bytes]
     """The new contents of the changed files."""
 
 
-class _Maker:
+class _TaskMaker:
     """One run."""
 
-    def __init__(self, folder: Folder, wanted: Wanted, origin: Origin, writer: Agent | None, display: Progress) -> None:
-        self.standing = Standing()
+    def __init__(
+        self, folder: Folder, wanted: Wanted, origin: RepositoryOrigin, writer: Agent | None, display: Progress
+    ) -> None:
+        self.standing = MakingStanding()
         self._folder = folder
         self._wanted = wanted
         self._origin = origin
@@ -225,7 +226,7 @@ class _Maker:
         self._opening: SingleFlight[Bench] = SingleFlight("reading the repository", keep=True)
         self._variables = installer_variables(SweSmithConfig().installer_variables)
         self._project: Record = {}
-        self._sources: dict[str, PythonSource] = {}
+        self._sources: dict[str, SourceFile] = {}
         self._surveyed = Surveyed((), SurveyedTest("", "", 0.0, {}))
         self._by_id: dict[str, SurveyedTest] = {}
         self._stable: list[str] = []
@@ -235,7 +236,7 @@ class _Maker:
         self._shapes: dict[tuple[str, str], str] = {}
         self._used: Counter[str] = Counter()
         self._known: set[frozenset[str] | str] = set()
-        self._outcome = Outcome(wanted.count, str(folder.path))
+        self._outcome = MakingOutcome(wanted.count, str(folder.path))
 
     @contextlib.asynccontextmanager
     async def working(self) -> AsyncIterator[None]:
@@ -258,7 +259,7 @@ class _Maker:
         bench = await self._bench(site)
         await bench.ground(site)
 
-    async def make(self, context: RolloutContext, room: int) -> Outcome:
+    async def make(self, context: RolloutContext, room: int) -> MakingOutcome:
         """Do all of it, in these sandboxes."""
         self._backend = context.backend
         self._room = room
@@ -343,7 +344,7 @@ class _Maker:
     def _bench_of(self, project: Mapping[str, Any]) -> Bench:
         bundle = self._folder.path / project["bundle"]
         full = project["repo"].split("/", 1)[1]
-        source = Source(
+        source = RepositorySource(
             key=f"{full}-{project['commit'][:16]}",
             commit=project["commit"],
             bundle=bundle.read_bytes,
@@ -352,7 +353,7 @@ class _Maker:
             pythonpath=tuple(project.get("pythonpath", ".").split(":")),
             command=TestCommand.parse(self._wanted.test_command),
         )
-        task = Task(
+        task = SweTask(
             instance_id=full,
             repo=project["repo"],
             variant="swe-smith",
@@ -390,7 +391,7 @@ class _Maker:
         self._folder.write(REPOS, [entry], beside=True)
         self._folder.write(PROJECT, project)
 
-    def _read(self, bench: Bench) -> dict[str, PythonSource]:
+    def _read(self, bench: Bench) -> dict[str, SourceFile]:
         """Return the sources that can be read, and note the others."""
         found = {}
         for path, file in sorted(bench.files.items()):
@@ -462,7 +463,7 @@ class _Maker:
 
     # ------------------------------------------------------------------ the changes
 
-    def _choose(self) -> list[Candidate]:
+    def _choose(self) -> list[BugCandidate]:
         """Return the changes to try. Blocking."""
         tests = self._tester.test_files(self._by_id)
         usable = {
@@ -480,12 +481,12 @@ class _Maker:
             usable, replace(self._surveyed, tests=tests_here), kinds, self._wanted.seed, self._wanted.candidates
         )
 
-    async def _decide(self, chosen: Sequence[Candidate], group: asyncio.TaskGroup) -> None:
+    async def _decide(self, chosen: Sequence[BugCandidate], group: asyncio.TaskGroup) -> None:
         """Keep sound changes in their order, and combinations of others between, until there are enough."""
         wanted, waiting = self._wanted, deque(chosen)
-        trying: deque[tuple[Candidate, asyncio.Task[Record]]] = deque()
-        spared: list[Candidate] = []
-        combined: list[Candidate] = []
+        trying: deque[tuple[BugCandidate, asyncio.Task[Record]]] = deque()
+        spared: list[BugCandidate] = []
+        combined: list[BugCandidate] = []
 
         def begin() -> None:
             while waiting and len(trying) < self._room + _AHEAD:
@@ -524,11 +525,11 @@ class _Maker:
         """Return whether there may be more tasks of a kind."""
         return self._outcome.kinds[kind] < most_of_a_kind(self.standing.kept, len(self._wanted.kinds))
 
-    def _is_free(self, candidate: Candidate) -> bool:
+    def _is_free(self, candidate: BugCandidate) -> bool:
         """Return whether there may be more tasks of its functions. Once there may not, there never may."""
         return all(self._used[self._shapes[each]] < self._wanted.per_function for each in candidate.functions)
 
-    async def _accept(self, candidate: Candidate, record: Record) -> bool:
+    async def _accept(self, candidate: BugCandidate, record: Record) -> bool:
         """Count an attempt, and make a task of it if it is sound and no task before breaks the same tests or has one of
         its examples."""
         outcome = record["outcome"]
@@ -550,7 +551,7 @@ class _Maker:
         self._show("trying changes")
         return True
 
-    async def _attempt(self, candidate: Candidate) -> Record:
+    async def _attempt(self, candidate: BugCandidate) -> Record:
         """Return what came of a change, now or in an earlier session."""
         record = self._done.get(candidate.key)
         if record is None:
@@ -562,7 +563,7 @@ class _Maker:
         self._show("trying changes")
         return record
 
-    async def _tried(self, candidate: Candidate) -> Record:
+    async def _tried(self, candidate: BugCandidate) -> Record:
         about = {"key": candidate.key, "kind": candidate.kind, "functions": candidate.functions}
         try:
             changes = await self._in_thread(self._changed, candidate)
@@ -587,7 +588,7 @@ class _Maker:
             log.warning("change %s is left out: it ends its sandbox or slot: %s", candidate.key, error)
             return {**about, "outcome": "ends its slot"}
 
-    def _changed(self, candidate: Candidate) -> dict[str, bytes] | str:
+    def _changed(self, candidate: BugCandidate) -> dict[str, bytes] | str:
         """Return the new contents of the changed files, or why the change is none to try. Blocking."""
         changes = {}
         for path, edits in candidate.edits().items():
@@ -645,7 +646,7 @@ class _Maker:
         An example fails with the change, and runs without it.
         """
         slot, candidate, changes = trial
-        parts = [Candidate(part.mutation.kind, (part,)).key for part in candidate.parts]
+        parts = [BugCandidate(part.mutation.kind, (part,)).key for part in candidate.parts]
         apart = [[name for name in broken if name in self._done[key]["broken"]] for key in parts] if parts[1:] else []
         looked = [name for names in (apart or [[*broken]]) for name in names[:_EXAMINED]]
         limit = min(30.0 + 6.0 * self._full_s, self._wanted.test_timeout_s)
@@ -667,7 +668,7 @@ class _Maker:
             shown += found.values()
         return shown
 
-    async def _example(self, slot: SlotHandle, candidate: Candidate, failed: Failed) -> tuple[str, ...] | None:
+    async def _example(self, slot: SlotHandle, candidate: BugCandidate, failed: FailedTest) -> tuple[str, ...] | None:
         """Return an example of a failed test, with its title and what happens."""
         if failed.session:
             return await self._in_thread(self._telling, candidate, *examples.said_of_doctest(failed))
@@ -683,7 +684,7 @@ class _Maker:
                 return await self._in_thread(self._telling, candidate, title, code, happens)
         return None
 
-    def _telling(self, candidate: Candidate, *shown: str) -> tuple[str, ...] | None:
+    def _telling(self, candidate: BugCandidate, *shown: str) -> tuple[str, ...] | None:
         """Return an example, if it tells what is wrong and not where. Blocking."""
         for part in candidate.parts:
             function = next(each for each in self._sources[part.path].functions if each.name == part.function)
@@ -691,7 +692,7 @@ class _Maker:
                 return None
         return shown if sum(map(len, shown)) <= 2 * examples.MOST_CHARS else None
 
-    def _noticing(self, candidate: Candidate) -> list[str] | None:
+    def _noticing(self, candidate: BugCandidate) -> list[str] | None:
         """Return the stable tests that run a change, or None if that is most of them or not known."""
         places = [(part.path, part.mutation.lines) for part in candidate.parts]
         if any(self._surveyed.importing.ran(*place) for place in places):
@@ -699,10 +700,10 @@ class _Maker:
         found = [name for name in self._stable if any(self._by_id[name].ran(*place) for place in places)]
         return found if len(found) <= 0.7 * len(self._stable) else None
 
-    def _each_counts(self, candidate: Candidate, broken: Sequence[str]) -> bool:
+    def _each_counts(self, candidate: BugCandidate, broken: Sequence[str]) -> bool:
         """Return whether each part of a combination breaks tests that are broken with all of them."""
         names = set(broken)
-        singles = [Candidate(part.mutation.kind, (part,)) for part in candidate.parts]
+        singles = [BugCandidate(part.mutation.kind, (part,)) for part in candidate.parts]
         return all(names & set(self._done.get(single.key, {}).get("broken", ())) for single in singles)
 
     async def _described(

@@ -26,7 +26,7 @@ _REF = re.compile(r"[A-Za-z0-9_][\w./@+-]{0,200}")
 
 
 @dataclass(frozen=True)
-class Origin:
+class RepositoryOrigin:
     """A repository, as it was named on the command line."""
 
     given: str
@@ -35,7 +35,7 @@ class Origin:
     git_dir: Path | None = None
 
     @classmethod
-    def parse(cls, given: str) -> Origin:
+    def parse(cls, given: str) -> RepositoryOrigin:
         """Recognise what was named. Blocking.
 
         Raises:

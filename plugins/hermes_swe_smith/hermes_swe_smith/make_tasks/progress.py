@@ -9,7 +9,7 @@ from typing import Any
 
 
 @dataclass
-class Standing:
+class MakingStanding:
     """What `Progress` shows of it."""
 
     stage: str = "starting"

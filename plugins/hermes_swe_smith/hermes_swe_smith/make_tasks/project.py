@@ -14,9 +14,16 @@ from dataclasses import dataclass
 from hermes_core import DatasetError, InfraError, NewSandbox, SetupFailed, SlotCommands, SlotHandle
 from hermes_swe_smith.dependencies import Installer
 from hermes_swe_smith.make_tasks import requirements
-from hermes_swe_smith.make_tasks.origin import Origin
+from hermes_swe_smith.make_tasks.origin import RepositoryOrigin
 from hermes_swe_smith.network import git_was_cut_off
-from hermes_swe_smith.workspace import OperationRefused, Repository, operate, prepare_programs, read_pieces, send_file
+from hermes_swe_smith.workspace import (
+    OperationRefused,
+    PreparedRepository,
+    operate,
+    prepare_programs,
+    read_pieces,
+    send_file,
+)
 
 MAX_BUNDLE = 1 << 30
 MAX_SOURCES = 256 << 20
@@ -63,7 +70,7 @@ class File:
 
 
 async def import_project(
-    site: Site, origin: Origin, ref: str, name: str, *, env: Mapping[str, str], timeout_s: float
+    site: Site, origin: RepositoryOrigin, ref: str, name: str, *, env: Mapping[str, str], timeout_s: float
 ) -> Imported:
     """Read a commit of the repository in the sandbox, and return it as a bundle of one commit.
 
@@ -105,7 +112,7 @@ async def import_project(
     return Imported(answer["upstream"], answer["commit"], answer["files"], bundle)
 
 
-async def read_sources(site: Site, repository: Repository) -> dict[str, File]:
+async def read_sources(site: Site, repository: PreparedRepository) -> dict[str, File]:
     """Return the Python files of a prepared repository by path.
 
     Raises:
@@ -143,7 +150,7 @@ class Needs:
 async def find_needs(
     site: Site,
     imported: Imported,
-    repository: Repository,
+    repository: PreparedRepository,
     *,
     python: str,
     wanted: Sequence[str] | None,

@@ -92,7 +92,7 @@ class Function:
 
 
 @dataclass(frozen=True)
-class Source:
+class SourceFile:
     """A Python file of the repository."""
 
     path: str
@@ -240,7 +240,7 @@ def applied(text: str, edits: Sequence[Edit]) -> str:
     return "".join([*pieces, text[end:]])
 
 
-def read_source(path: str, data: bytes) -> Source:
+def read_source(path: str, data: bytes) -> SourceFile:
     """Return a file as a source. Blocking: it may take a second.
 
     Raises:
@@ -262,7 +262,7 @@ def read_source(path: str, data: bytes) -> Source:
     tree = parsed(text, path)
     if (depth := _depth(tree)) > MAX_DEPTH:
         raise Unreadable(f"{path} is nested {depth} deep")
-    return Source(path, text, encoding, tree)
+    return SourceFile(path, text, encoding, tree)
 
 
 def parsed(text: str, path: str) -> ast.Module:

@@ -33,7 +33,7 @@ COLLECTION = -1
 """The test's number for what runs while tests are collected."""
 
 
-class Lines:
+class LineTracer:
     """The lines of some files that have run since the last `take`."""
 
     def __init__(self, root: str, files: list[str]) -> None:
@@ -111,7 +111,7 @@ class Survey:
     def __init__(self, config: dict[str, Any], tell: Callable[..., None]) -> None:
         self._config = config
         self._tell = tell
-        self._lines = Lines(config["root"], config["files"])
+        self._lines = LineTracer(config["root"], config["files"])
         self._later = Later(config["import_path"])
         sys.meta_path.append(self._later)
         self._numbers: dict[str, int] = {}
