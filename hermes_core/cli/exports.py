@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hermes_core.cli.filters import filter_options
+from hermes_core.cli.options import given_settings
+from hermes_core.export.selection import ExportFilters
 from hermes_core.printing import say
 
 if TYPE_CHECKING:
@@ -33,43 +36,29 @@ _json_option = click.option("--json", "as_json", is_flag=True, help="Print the r
 )
 @click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Folder to make [exports/RUN-FORMAT].")
 @click.option("--parquet", is_flag=True, help="Write Parquet instead of JSONL (needs hermes-rl[parquet]).")
-@click.option("--solved", is_flag=True, help="Only rollouts with a reward of 1.0 or more.")
-@click.option("--min-reward", type=float, metavar="R", help="Only rollouts with at least this reward.")
-@click.option(
-    *("--failure", "failures"),
-    multiple=True,
-    metavar="KIND",
-    help="Only rollouts with this failure: infra, image, setup, model, verifier, cancelled or none; may be repeated "
-    "[none; all for atif, harbor and eval].",
-)
-@click.option("--max-tokens", type=int, metavar="N", help="Only rollouts of at most N tokens, prompt included.")
-@click.option("--has-reasoning", is_flag=True, help="Only rollouts with reasoning in at least one answer.")
-@click.option("--per-item", type=int, metavar="N", help="At most N rollouts or pairs per item, highest rewards first.")
-@click.option("--deduplicate", is_flag=True, help="Only one of rollouts with the same conversation.")
+@filter_options(ExportFilters)
 @click.option("--licence", "--license", metavar="NAME", help="Licence that the dataset card names.")
 @_json_option
-def export(  # noqa: PLR0917 (click passes them by name)
-    run: Path, form: str, out: Path | None, parquet: bool, licence: str | None, as_json: bool, **conditions: Any
-) -> None:
+@click.pass_context
+def export(ctx: click.Context, /, run: Path, form: str, **given: Any) -> None:
     """Write the rollouts of RUN in another format: a dataset for training, or a folder for other tools.
 
     The folder has a dataset card, README.md, with counts, statistics by tool, versions, seeds and hashes. Secrets of
     the environment's settings are removed. Exits with 2 if no rollout can be exported.
     """
     from hermes_core.export.exporting import export_run
-    from hermes_core.export.selection import ExportFilters
     from hermes_core.settings import Settings
 
     done = export_run(
         run,
         form,
-        out or Path(EXPORTS) / f"{run.resolve().name.removesuffix('.jsonl')}-{form}",
-        filters=ExportFilters(**conditions),
-        parquet=parquet,
-        licence=licence,
+        given["out"] or Path(EXPORTS) / f"{run.resolve().name.removesuffix('.jsonl')}-{form}",
+        filters=ExportFilters(**given_settings(ctx, ExportFilters)),
+        parquet=given["parquet"],
+        licence=given["licence"],
         redact=Settings.load().redactor(),
     )
-    say(json.dumps(done.to_dict(), indent=2) if as_json else _exported(done))
+    say(json.dumps(done.to_dict(), indent=2) if given["as_json"] else _exported(done))
 
 
 @click.command()

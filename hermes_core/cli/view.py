@@ -16,13 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hermes_core.cli.filters import filter_options
+from hermes_core.cli.options import given_settings
 from hermes_core.errors import OutputError, UsageError
 from hermes_core.printing import say
+from hermes_core.records.index import RecordedRun, Row
+from hermes_core.records.select import Filters, named
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-
-    from hermes_core.records.index import RecordedRun, Row
 
 _RUN = click.Path(exists=True, path_type=Path)
 
@@ -48,16 +50,7 @@ SAID_FROM = 1000
 @click.option("--items", is_flag=True, help="One line per item, with its pass@k.")
 @click.option("--tools", is_flag=True, help="One line per tool: calls, failures, non-zero exits, seconds; errors.")
 @click.option("--report", is_flag=True, help="Only failures and verifier's reports, of each rollout.")
-@click.option("--solved", is_flag=True, help="Only rollouts with a reward of 1.0 or more.")
-@click.option("--unsolved", is_flag=True, help="Only the other rollouts, also those without a reward.")
-@click.option(
-    "--failure", metavar="KIND", help="Only rollouts with this failure: infra, model, …; `any` for all kinds."
-)
-@click.option("--stop", metavar="REASON", help="Only rollouts with this stop reason; `limit` for any limit.")
-@click.option("--min-reward", type=float, metavar="R", help="Only rollouts with at least this reward.")
-@click.option("--max-reward", type=float, metavar="R", help="Only rollouts with at most this reward.")
-@click.option("--tool", metavar="NAME", help="Only rollouts that called this tool.")
-@click.option("--failed-tool", metavar="NAME", help="Only rollouts in which a call of this tool failed.")
+@filter_options(Filters)
 @click.option(
     *("--sort",),
     type=click.Choice(["item", "reward", "turns", "tokens", "seconds", "waited", "cost", "started"]),
@@ -68,36 +61,35 @@ SAID_FROM = 1000
 )
 @click.option("--full", is_flag=True, help="Show long texts in full length.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_context
 def show(
+    ctx: click.Context,
+    /,
     run: Path,
     item: tuple[str, ...],
     *,
     items: bool,
     tools: bool,
     report: bool,
-    solved: bool,
-    unsolved: bool,
     sort: str | None,
     rows: int,
     full: bool,
     as_json: bool,
-    **conditions: Any,
+    **_: Any,
 ) -> None:
     """Show a run in the terminal: a table of its rollouts, or what happened in the rollouts of each ITEM.
 
     RUN is the folder of a run, or a file of records. ITEM is an item, one rollout of it (`ITEM/INDEX`), the beginning
     of a rollout's id, or a pattern ('leap-*'). One rollout is shown as a whole; of several, the reports are shown.
     """
-    from hermes_core.records.index import RecordedRun
-    from hermes_core.records.select import Filters, named
     from hermes_core.view.tables import in_order
 
     what = _one_of(items=items, tools=tools, report=report)
     if what == "tools" and sort:
         raise UsageError("--tools can't be sorted: the most failed calls come first", hint="leave out --sort")
-    outcome = _one_of(solved=solved, unsolved=unsolved)
+    filters = Filters(**given_settings(ctx, Filters))
     opened = RecordedRun(run)
-    chosen = Filters(solved=None if outcome is None else outcome == "solved", **conditions).choose(opened)
+    chosen = filters.choose(opened)
     if item:
         chosen = named(item, chosen, opened)
     by = sort or "item"
@@ -145,12 +137,12 @@ def _shown(
         yield from _more(len(by_item(rows)) - most)
     elif what == "report" or (by_name and len(rows) > 1):
         for _, group in groupby(rows[:most], lambda row: row.item_id):
-            yield from transcript.reports(((row, run.record(row)) for row in group), full=full)
+            yield from transcript.reports(((row, run.record(row).to_json()) for row in group), full=full)
         yield from _more(len(rows) - most)
         if rows:
             yield words.line(f"`hermes-rl show RUN {rows[0].name}` shows all turns and calls of a rollout", "dim")
     elif by_name:
-        yield from transcript.rollout(rows[0], run.record(rows[0]), full=full)
+        yield from transcript.rollout(rows[0], run.record(rows[0]).to_json(), full=full)
     else:
         yield tables.rollouts(rows[:most])
         yield from _more(len(rows) - most)
@@ -172,7 +164,7 @@ def _values(run: RecordedRun, rows: list[Row], what: str | None, *, whole: bool,
     if what == "tools":
         return [{**vars(tool), "failures": tool.failures} for tool in by_tool(rows)]
     if whole or what == "report":
-        return [run.record(row) for row in rows]
+        return [run.record(row).to_json() for row in rows]
     if what == "items":
         return [
             {"item_id": item_id, **asdict(totals(group)), **_pass({item_id: group}, whole_run)}
@@ -195,7 +187,7 @@ def _pass(items: dict[str, list[Row]], whole_run: bool) -> dict[str, Any]:
 def _plain(row: Row) -> dict[str, Any]:
     """Return a row without the place of its record."""
     values = row._asdict()
-    del values["offset"], values["size"]
+    del values["line"], values["offset"], values["size"]
     return {**values, "tools": {name: use._asdict() for name, use in row.tools.items()}}
 
 

@@ -82,20 +82,22 @@ class Export:
         return asdict(self)
 
 
-def described(selection: Selection, name: str, out: Path, rows: int, files: Sequence[ExportedFile]) -> Export:
+def described(
+    selection: Selection, filters: ExportFilters, name: str, out: Path, *, rows: int, files: Sequence[ExportedFile]
+) -> Export:
     """Return what an export holds."""
     figures = totals(each.row for each in selection.chosen)
     return Export(
         format=name,
         out_dir=str(out),
         run=_run(selection),
-        filters=_given(selection.filters),
+        filters=filters.model_dump(exclude_defaults=True),
         rollouts=figures.rollouts,
         rows=rows,
         items=len(selection.items),
         left_out=dict(selection.left_out.most_common()),
         left_out_rewards={reason: _rewards(rewards) for reason, rewards in selection.lost.items()},
-        superseded=selection.superseded,
+        superseded=selection.run.superseded,
         mean_reward=figures.mean_reward,
         models=dict(Counter(model for each in selection.chosen for model in each.models).most_common()),
         turns=figures.turns,
@@ -113,24 +115,19 @@ def _rewards(rewards: Sequence[float]) -> dict[str, float]:
 
 
 def _run(selection: Selection) -> dict[str, Any]:
-    about = selection.run.about
-    configuration = about["configuration"]
+    run = selection.run
+    about, configuration = run.about, run.configuration
     return {
-        "name": selection.run.name,
+        "name": run.name,
         "environment": configuration.get("environment"),
         "agent": configuration.get("agent"),
-        "configuration_hash": about["configuration_hash"],
+        "configuration_hash": about.get("configuration_hash"),
         "versions": about.get("versions", {}),
         "seed": about.get("seed"),
         "started": about.get("started"),
         "merged": about.get("merged", []),
-        "records_sha256": selection.run.sha256.hexdigest(),
+        "records_sha256": run.sha256(),
     }
-
-
-def _given(filters: ExportFilters) -> dict[str, Any]:
-    """Return the conditions that were given."""
-    return {name: value for name, value in asdict(filters).items() if value not in (None, False, ())}
 
 
 def _tools(selection: Selection) -> dict[str, ToolStatistics]:

@@ -170,7 +170,7 @@ class RunLog:
         log, summaries, end = self._zip, [], self._done
         began = _began(self.run)
         for row in rows:
-            sample = eval_sample.sample(self.run.record(row), self._epochs[row.key], began)
+            sample = eval_sample.sample(self.run.record(row).to_json(), self._epochs[row.key], began)
             self._put(log, f"samples/{sample['id']}_epoch_{sample['epoch']}.json", sample)
             summaries.append(eval_sample.summary(sample))
             end = max(end, row.offset + row.size)
@@ -326,7 +326,7 @@ def _began(run: RecordedRun) -> float:
 
 
 def _task(run: RecordedRun) -> str:
-    configuration = run.about.get("configuration") or {}
+    configuration = run.configuration
     return str(configuration.get("environment") or run.records.name.removesuffix(".jsonl"))
 
 
@@ -336,8 +336,7 @@ def _id(run: RecordedRun) -> str:
 
 
 def _specification(run: RecordedRun) -> Json:
-    about, began = run.about, _began(run)
-    configuration = about.get("configuration") or {}
+    about, configuration, began = run.about, run.configuration, _began(run)
     return {
         **{key: _id(run) for key in ("eval_id", "run_id", "task_id")},
         "created": moment(began),
@@ -370,7 +369,7 @@ _LIST = {
 
 
 def _plan(run: RecordedRun) -> Json:
-    configuration = run.about.get("configuration") or {}
+    configuration = run.configuration
     solver = {"solver": configuration.get("agent") or "agent", "params": configuration.get("agent_settings") or {}}
     return {"name": "hermes-rl", "steps": [solver], "config": {}}
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from hermes_core.errors import OutputError, UnknownNameError, UsageError
 from hermes_core.export.card import CARD, Export, card, described, files_of
 from hermes_core.export.formats import FORMATS
 from hermes_core.export.rows import pair_up
-from hermes_core.export.selection import ExportFilters, RunReader, Selection, select
+from hermes_core.export.selection import ExportFilters, Selection, open_run, select
 from hermes_core.records.jsonable import Redact
+
+_OF_PAIRS = {"solved": False, "unsolved": False, "min_reward": None, "max_reward": None, "per_item": None}
+"""Conditions for pairs and for the better rollout of each. They are left to `pair_up`."""
 
 
 def export_run(
@@ -51,16 +53,17 @@ def export_run(
     form, out = FORMATS[to], Path(out_dir)
     form.check(parquet=parquet)
     filters = filters or ExportFilters()
-    with RunReader(Path(run), redact) as reader, new_folder(out) as folder:
-        asked = filters if filters.failures else replace(filters, failures=form.failures)
-        selection = select(reader, asked, form.refuses, by_reward=not form.pairs)
-        selection.filters = filters
+    asked = filters.model_copy(
+        update={"failures": filters.failures or form.failures, **(_OF_PAIRS if form.pairs else {})}
+    )
+    with closing(open_run(Path(run), redact)) as opened, new_folder(out) as folder:
+        selection = select(opened, asked, form.refuses)
         if form.pairs:
-            pair_up(selection)
+            pair_up(selection, filters)
         rows = form.write_to(folder, selection, parquet=parquet) if selection.chosen else 0
         if not rows:
             raise _nothing_to_export(selection, to)
-        done = described(selection, to, out, rows, files_of(folder))
+        done = described(selection, filters, to, out, rows=rows, files=files_of(folder))
         (folder / CARD).write_text(card(done, licence, form.columns), encoding="utf-8")
     return done
 

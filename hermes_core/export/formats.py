@@ -12,11 +12,12 @@ from tempfile import TemporaryDirectory
 from hermes_core.errors import UsageError
 from hermes_core.export import atif, harbor, rows, sharegpt
 from hermes_core.export.eval_log import RunLog, log_name
-from hermes_core.export.selection import FAILURES, NO_FAILURE, Refuses, Selection
+from hermes_core.export.selection import Refuses, Selection
 from hermes_core.export.tables import Columns, TableRow, check_parquet, table
 from hermes_core.records.index import RecordedRun
 from hermes_core.records.jsonable import json_text
 from hermes_core.records.record import Record
+from hermes_core.records.select import FAILURES, NO_FAILURE
 from hermes_core.records.store import RUN, SUMMARY, TRAJECTORIES, write_json
 from hermes_core.records.summary import Tally
 

@@ -33,7 +33,7 @@ _LONGEST_NAME = 80
 
 def write_job(selection: Selection, folder: Path) -> int:
     """Write the job's folder, and return the number of its trials."""
-    trials, model = _Trials(selection.run.name), _model(selection.run.about)
+    trials, model = _Trials(selection.run.name), _model(selection.run.configuration)
 
     def write(recorded: Record) -> int:
         record = replace(recorded, model=recorded.model or model)
@@ -52,10 +52,10 @@ def write_job(selection: Selection, folder: Path) -> int:
     return trials.total
 
 
-def _model(about: Mapping[str, Any]) -> str | None:
+def _model(configuration: Mapping[str, Any]) -> str | None:
     """Return the model of the run, or None if there are several. The record of a rollout whose agent never began names
     no model, and would be in an evaluation of its own."""
-    settings = about["configuration"].get("agent_settings") or {}
+    settings = configuration.get("agent_settings") or {}
     return None if settings.get("models") else settings.get("model")
 
 

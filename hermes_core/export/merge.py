@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from hermes_core.errors import UsageError
 from hermes_core.export.exporting import new_folder
-from hermes_core.export.selection import Candidate, ExportFilters, RunReader, select
+from hermes_core.export.selection import Candidate, ExportFilters, open_run, select
+from hermes_core.records.index import RecordedRun
 from hermes_core.records.jsonable import Redact
 from hermes_core.records.record import Record
 from hermes_core.records.store import RUN, SUMMARY, TRAJECTORIES, configuration_hash, write_json
@@ -55,7 +56,7 @@ def merge_runs(runs: Sequence[str | Path], out_dir: str | Path, *, redact: Redac
     if not runs:
         raise UsageError("no run is named", hint="name the folders of the runs to join")
     with ExitStack() as stack, new_folder(out) as folder:
-        readers = [stack.enter_context(RunReader(Path(run), redact)) for run in runs]
+        readers = [stack.enter_context(closing(open_run(Path(run), redact))) for run in runs]
         numbering, tally = _Numbering(), Tally()
         with (folder / TRAJECTORIES).open("wb") as file:
             counts = []
@@ -130,16 +131,16 @@ class _Numbering:
         return its_environment == environment and prompt in (None, its_prompt)
 
 
-def _about(readers: Sequence[RunReader], counts: Sequence[int]) -> dict[str, Any]:
+def _about(readers: Sequence[RecordedRun], counts: Sequence[int]) -> dict[str, Any]:
     """Return the content of `run.json`: what all runs agree on, and each run's own."""
-    configurations = [reader.about["configuration"] for reader in readers]
+    configurations = [reader.configuration for reader in readers]
     configuration = _common(configurations)
     first = readers[0].about
     parts = [
         {
             "name": reader.name,
-            "environment": reader.about["configuration"].get("environment"),
-            "agent": reader.about["configuration"].get("agent"),
+            "environment": reader.configuration.get("environment"),
+            "agent": reader.configuration.get("agent"),
             **{key: reader.about.get(key) for key in ("configuration_hash", "versions", "seed", "started")},
             "rollouts": count,
         }

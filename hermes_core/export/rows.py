@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from hermes_core.agents.base import MASKED, Message
-from hermes_core.export.selection import Candidate, Selection, best_of_each, redacted
+from hermes_core.export.selection import Candidate, ExportFilters, Selection, best_of_each
 from hermes_core.export.tables import JSON, Columns, Kind, TableRow
 from hermes_core.records.conversation import calls_in, conversations, prompt_length, reasoning_of
-from hermes_core.records.jsonable import json_text
+from hermes_core.records.jsonable import json_text, redacted
 from hermes_core.records.plain_text import arguments_of, text_of, what_differs
 from hermes_core.records.record import Record
 
@@ -199,7 +199,7 @@ def without_reward(record: Record) -> str | None:
     return "no reward" if record.reward is None else without_answer(record)
 
 
-def pair_up(selection: Selection) -> None:
+def pair_up(selection: Selection, filters: ExportFilters) -> None:
     """Pair rollouts of one group with the same prompt and different rewards. Rollouts in no pair are left out.
 
     The highest reward is paired with the lowest, the next with the next, so each rollout is in at most one pair. The
@@ -208,10 +208,10 @@ def pair_up(selection: Selection) -> None:
     groups: dict[tuple[str, bytes], list[Candidate]] = {}
     for candidate in selection.chosen:
         groups.setdefault((candidate.row.group, candidate.prompt), []).append(candidate)
-    meets, limit = selection.filters.rewards, selection.filters.per_item
-    pairs = [pair for members in groups.values() for pair in _pairs_of(members) if meets(pair[0].row.reward)]
-    if limit is not None:
-        pairs = best_of_each(pairs, limit, lambda pair: pair[0].row)
+    pairs = [pair for members in groups.values() for pair in _pairs_of(members)]
+    pairs = [pair for pair in pairs if filters.refuse_reward(pair[0].row.reward) is None]
+    if filters.per_item is not None:
+        pairs = best_of_each(pairs, filters.per_item, lambda pair: pair[0].row)
     paired = {candidate.row.offset for pair in pairs for candidate in pair}
     selection.keep([candidate for candidate in selection.chosen if candidate.row.offset in paired], "in no pair")
     selection.pairs = pairs

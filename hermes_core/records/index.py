@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import hashlib
+import json
 import os
 import re
+import weakref
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, NamedTuple
+from typing import Annotated, Any, NamedTuple, cast
 
 from pydantic import ConfigDict, Field, TypeAdapter
 
 from hermes_core.agents.base import CallError, CallRecord
 from hermes_core.errors import UsageError
-from hermes_core.records.jsonable import json_line
+from hermes_core.records.conversation import calls_of
+from hermes_core.records.jsonable import Redact, json_line, redacted
 from hermes_core.records.record import Record, parse_outline
 from hermes_core.records.run_files import open_to_read, open_to_write
 from hermes_core.records.store import TRAJECTORIES, read_run, record_in, runs_below
 from hermes_core.records.summary import SOLVED
+from hermes_core.records.tokens import SPELT
 
-FORMAT = 4
+FORMAT = 5
 """The version of the index file. An index of another version is made again."""
 
 MESSAGE_SHOWN = 400
@@ -60,6 +65,8 @@ class ToolUse(NamedTuple):
 class Row(NamedTuple):
     """One rollout: what tables show, and where its record is."""
 
+    line: int
+    """Its line in the file of records, from 1."""
     offset: int
     size: int
     trajectory_id: str
@@ -107,35 +114,55 @@ class Row(NamedTuple):
 
 
 class RecordedRun:
-    """The rows of a run, and its records one at a time.
+    """The rows of a run, and its records one at a time. The file of records stays open, so that a record is what its
+    row says also after a resumed run has replaced the file.
 
     Args:
         path: the folder of a run, or a file of records.
+        redact: removes secrets from every text of `about` and of the records. Rows have them as they were written.
 
     Raises:
         UsageError: there are no records, or a line is not a record, or was written by a newer version.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, redact: Redact | None = None) -> None:
         self.path = path
         self.records = records_of(path)
         self.rows: dict[tuple[str, str, int], Row] = {}
         """The last record of each rollout, in the order in which rollouts were first written."""
-        self._end = 0
-        self._tail = 0
+        self.close: Callable[[], object] = lambda: None
+        """Closes the file. It is closed also when the run is no longer used."""
+        self._redact = redact
+        self._lines = self._end = self._tail = 0
         self._stamp = (0, 0)
         with _without_collection():
-            with self._open() as file:
-                self._load(file)
+            self._open()
+            self._load()
             self.refresh()
 
     @property
-    def about(self) -> Mapping[str, Any]:
+    def name(self) -> str:
+        """Return the name of the run's folder or file."""
+        return self.path.resolve().name.removesuffix(".jsonl")
+
+    @property
+    def about(self) -> dict[str, Any]:
         """Return the run's settings and versions (`run.json`); empty if there are none, as for a file of records."""
         try:
-            return read_run(self.records.parent) if self.records.name == TRAJECTORIES else {}
+            about = read_run(self.records.parent) if self.records.name == TRAJECTORIES else {}
         except UsageError:
             return {}
+        return about if self._redact is None else cast("dict[str, Any]", redacted(about, self._redact))
+
+    @property
+    def configuration(self) -> dict[str, Any]:
+        """Return what the run was configured with; empty if that is not known."""
+        return self.about.get("configuration") or {}
+
+    @property
+    def superseded(self) -> int:
+        """Return the number of records that a later one of the same rollout replaces."""
+        return self._lines - len(self.rows)
 
     def refresh(self) -> bool:
         """Read what was appended since the last time.
@@ -143,59 +170,82 @@ class RecordedRun:
         Returns whether the earlier rows still hold. They do not if a resumed run has rewritten the file; then it was
         read again from the beginning.
         """
-        with self._open(_BUFFER) as file:
-            status = os.fstat(file.fileno())
-            stamp = (status.st_ino, status.st_size)
-            if stamp == self._stamp:
-                return True
-            holds = self._tail_of(file, self._end) == self._tail
-            if not holds:
-                self.rows.clear()
-                self._end = 0
-            grown = self._read_on(file)
-            self._tail = self._tail_of(file, self._end)
-            self._stamp = stamp
+        self._open()
+        status = os.fstat(self._file.fileno())
+        stamp = (status.st_ino, status.st_size)
+        if stamp == self._stamp:
+            return True
+        holds = self.checksum(self._end) == self._tail
+        if not holds:
+            self.rows.clear()
+            self._lines = self._end = 0
+        grown = self._read_on()
+        self._tail = self.checksum(self._end)
+        self._stamp = stamp
         if grown:
             self._save()
         return holds
 
-    def record(self, row: Row) -> dict[str, Any]:
-        """Return the rollout's record as JSON values of the current version."""
-        with self._open() as file:
-            file.seek(row.offset)
-            line = file.read(row.size)
-        return record_in(line, f"{self.records}, byte {row.offset}").to_json()
+    def record(self, row: Row) -> Record:
+        """Return the record of a rollout.
+
+        Raises:
+            UsageError: it is not a record, of which the row needs only a part.
+        """
+        line = os.pread(self._file.fileno(), row.size, row.offset)
+        return record_in(line, self._place(row.line), self._clean)
 
     def checksum(self, end: int) -> int:
         """Return a checksum of the last bytes before `end`: the same for as long as the records only grow."""
-        with self._open() as file:
-            return self._tail_of(file, end)
+        begin = max(0, end - _TAIL)
+        return zlib.crc32(os.pread(self._file.fileno(), end - begin, begin), end)
 
-    def _open(self, buffer: int = -1) -> BinaryIO:
+    def sha256(self) -> str:
+        """Return the hash of the records that were read."""
+        hashed = hashlib.sha256()
+        for begin in range(0, self._end, _BUFFER):
+            hashed.update(os.pread(self._file.fileno(), min(_BUFFER, self._end - begin), begin))
+        return hashed.hexdigest()
+
+    def _open(self) -> None:
+        """Open the file that is at the path now, instead of the one that was."""
         try:
-            return open_to_read(self.records, buffer)
+            file = open_to_read(self.records, _BUFFER)
         except OSError as error:
             raise UsageError(f"{self.records} can't be read: {error.strerror}", hint=runs_below(self.path)) from error
+        self.close()
+        self._file = file
+        self.close = weakref.finalize(self, file.close)
 
-    def _read_on(self, file: BinaryIO) -> bool:
+    def _read_on(self) -> bool:
         """Take in the whole lines after those that were read; return whether there are any."""
         begin = self._end
-        file.seek(begin)
-        for line in file:
+        self._file.seek(begin)
+        for line in self._file:
             if not line.endswith(b"\n"):  # still being written, or torn by a crash
                 break
-            record = record_in(line, f"{self.records}, byte {self._end}", parse=parse_outline)
-            row = row_of(record, self._end, len(line))
+            record = record_in(line, self._place(self._lines + 1), parse=parse_outline)
+            self._lines += 1
+            row = row_of(record, self._lines, self._end, len(line))
             self.rows[row.key] = row
             self._end += len(line)
         return self._end > begin
 
-    @staticmethod
-    def _tail_of(file: BinaryIO, end: int) -> int:
-        """Return a checksum of the last bytes before `end`, which tells a file that grew from one that was replaced."""
-        begin = max(0, end - _TAIL)
-        file.seek(begin)
-        return zlib.crc32(file.read(end - begin), end)
+    def _place(self, line: int) -> str:
+        return f"{self.records}, line {line}"
+
+    def _clean(self, value: dict[str, Any]) -> dict[str, Any]:
+        """Return a record's values without secrets. If one was in its texts, now or when it was recorded, its tokens
+        would spell it, so they are left out."""
+        if self._redact is None:
+            return value
+        tokens = {key: value[key] for key in _TOKENS if key in value}
+        texts = {key: part for key, part in value.items() if key not in tokens}
+        clean: dict[str, Any] = redacted(texts, self._redact)
+        changed = clean != texts or _REDACTED in json.dumps(texts.get("messages"))
+        if not (changed and any(tokens.values())):
+            return {**clean, **tokens}
+        return {**clean, **{key: [] if key == "sequences" else None for key in tokens}, "tokens_refused": SPELT}
 
     # ------------------------------------------------------------------ the file
 
@@ -203,20 +253,21 @@ class RecordedRun:
     def _index_path(self) -> Path:
         return self.records.with_name(f".{self.records.name}.index")
 
-    def _load(self, file: BinaryIO) -> None:
+    def _load(self) -> None:
         """Take over the rows of the index file, if they are of the records that are here now."""
         with contextlib.suppress(OSError, ValueError), open_to_read(self._index_path) as index:
             held = _index_form().validate_json(index.read())
-            status = os.fstat(file.fileno())
-            unchanged = held.end < status.st_size or held.changed == status.st_mtime_ns
-            if held.format == FORMAT and unchanged and self._tail_of(file, held.end) == held.tail:
+            fits = held.format == FORMAT and held.fits(os.fstat(self._file.fileno()))
+            if fits and self.checksum(held.end) == held.tail:
                 self.rows = {row.key: row for row in held.rows}
+                self._lines = max((row.line for row in held.rows), default=0)
                 self._end, self._tail = held.end, held.tail
 
     def _save(self) -> None:
         """Write the index file. Without the right to write it, the run is read again the next time."""
         beside = self._index_path.with_suffix(f".{os.getpid()}")
-        held = _Index(FORMAT, self._end, self._tail, self.records.stat().st_mtime_ns, list(self.rows.values()))
+        changed = os.fstat(self._file.fileno()).st_mtime_ns
+        held = _Index(FORMAT, self._end, self._tail, changed, list(self.rows.values()))
         try:
             with os.fdopen(open_to_write(beside, os.O_TRUNC), "wb") as file:
                 file.write(json_line(held))
@@ -224,6 +275,13 @@ class RecordedRun:
         except OSError:
             with contextlib.suppress(OSError):
                 beside.unlink()
+
+
+_TOKENS = ("sequences", "tokens", "masks", "logprobs")
+"""The keys of a record that hold tokens, in any version."""
+
+_REDACTED = "[redacted: "
+"""What a `Redactor` writes before the name of a secret."""
 
 
 def records_of(path: Path) -> Path:
@@ -253,18 +311,25 @@ class _Index(NamedTuple):
     changed: int
     rows: list[Row]
 
+    def fits(self, records: os.stat_result) -> bool:
+        """Return whether the rows can be of this file: it has grown since, or is unchanged, and has them all."""
+        unchanged = self.end == records.st_size and self.changed == records.st_mtime_ns
+        within = all(0 <= row.offset <= row.offset + row.size <= self.end for row in self.rows)
+        return within and (unchanged or self.end < records.st_size)
+
 
 @cache
 def _index_form() -> TypeAdapter[_Index]:
     return TypeAdapter(_Index, config=ConfigDict(allow_inf_nan=False))
 
 
-def row_of(record: Record, offset: int, size: int) -> Row:
+def row_of(record: Record, line: int, offset: int, size: int) -> Row:
     """Return the row of a record, of which the outline is enough if it is of version 2 or later."""
     failure, usage, started, ended = record.failure, record.usage, record.started, record.ended
     spent = sum(filter(None, record.timings.values()))
     seconds = spent if started is None or ended is None else ended - started
     return Row(
+        line=line,
         offset=offset,
         size=size,
         **{name: getattr(record, name) for name in _SAME},
@@ -278,7 +343,7 @@ def row_of(record: Record, offset: int, size: int) -> Row:
         cost=usage.cost,
         seconds=round(seconds, 3),
         calls=record.tool_calls.attempted,
-        tools=_tools(record.calls),
+        tools=_tools(calls_of(record)),
     )
 
 

@@ -28,6 +28,17 @@ Redact = Callable[[str], str]
 """Removes the secrets from a text."""
 
 
+def redacted(value: Any, redact: Redact) -> Any:
+    """Return JSON values without secrets. Unlike `plain`, it cuts nothing."""
+    if isinstance(value, str):
+        return redact(value)
+    if isinstance(value, dict):
+        return {redact(key): redacted(part, redact) for key, part in value.items()}
+    if isinstance(value, list):
+        return [redacted(part, redact) for part in value]
+    return value
+
+
 def json_line(value: Any) -> bytes:
     """Return one line of a JSONL file. It is pure ASCII, so that no reader takes one of its characters for a line
     end."""

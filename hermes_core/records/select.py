@@ -3,62 +3,104 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
+
+from pydantic import BaseModel, ConfigDict
 
 from hermes_core.agents.base import StopReason
 from hermes_core.errors import LISTED, FailureKind, UnknownNameError, UsageError
 from hermes_core.records.index import LIMITS, RecordedRun, Row
+from hermes_core.records.summary import SOLVED
 
 LEAST_ID = 6
 """The least number of characters of a trajectory's id that name it."""
 
+ANY_FAILURE, NO_FAILURE = "any", "none"
+"""The names of rollouts with and without a failure, among the kinds of failures."""
 
-@dataclass(frozen=True)
-class Filters:
-    """What a rollout must have come to, and must have done. None is no condition."""
+FAILURES = (NO_FAILURE, ANY_FAILURE, *map(str, FailureKind))
+"""What `Filters.failures` can name."""
 
-    solved: bool | None = None
-    failure: str | None = None
-    """A kind of failure; `any` is every failure."""
+
+class Filters(BaseModel):
+    """What a rollout must have come to, and must have done. All conditions must hold.
+
+    Raises:
+        UnknownNameError: there is no such kind of failure.
+        UsageError: conditions exclude each other.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    solved: bool = False
+    """Only rollouts with a reward of 1.0 or more."""
+    unsolved: bool = False
+    """Only the other rollouts, also those without a reward."""
+    failures: tuple[str, ...] = ()
+    """Only rollouts with this failure: infra, image, setup, model, verifier or cancelled; `any` is each of them, and
+    `none` is no failure."""
     stop: str | None = None
-    """A stop reason; `limit` is every limit."""
+    """Only rollouts with this stop reason; `limit` for any limit."""
     min_reward: float | None = None
+    """Only rollouts with at least this reward."""
     max_reward: float | None = None
+    """Only rollouts with at most this reward."""
     tool: str | None = None
-    """A tool that was called."""
+    """Only rollouts that called this tool."""
     failed_tool: str | None = None
-    """A tool of which a call failed."""
+    """Only rollouts in which a call of this tool failed."""
+
+    def model_post_init(self, _: object, /) -> None:
+        """Refuse conditions that no rollout can meet."""
+        for name in self.failures:
+            if name not in FAILURES:
+                raise UnknownNameError("kind of failure", name, FAILURES)
+        if self.solved and self.unsolved:
+            raise UsageError("solved and unsolved can't be asked for together", hint="leave out one of them")
 
     def choose(self, run: RecordedRun) -> list[Row]:
-        """Return the rollouts that meet all conditions. There may be none, for example if none failed.
+        """Return the rollouts that meet all conditions. There may be none, for example if none failed. Raise as `check`
+        does."""
+        self.check(run)
+        return [row for row in run.rows.values() if self.refuse(row) is None]
+
+    def check(self, run: RecordedRun) -> None:
+        """Check the names that depend on the run.
 
         Raises:
             UsageError: a name stands for nothing: it is in no rollout of the run, and can be in none.
         """
-        rows = list(run.rows.values())
+        rows = run.rows.values()
         if rows:
             tools = {name for row in rows for name in row.tools}
             stops = {row.stop_reason for row in rows if row.stop_reason}
-            failures = {row.failure_kind for row in rows if row.failure_kind}
             _check("stopped with", self.stop, stops, {*map(str, StopReason), "limit"})
-            _check("failed with", self.failure, failures, {*map(str, FailureKind), "any"})
             _check("called", self.tool, tools)
             _check("called", self.failed_tool, tools)
-        return [row for row in rows if self._lets_through(row)]
 
-    def _lets_through(self, row: Row) -> bool:
-        reward, least, most = row.reward, self.min_reward, self.max_reward
-        return (
-            self.solved in (None, row.solved)
-            and self.failure in (None, row.failure_kind, "any" if row.failure_kind else None)
-            and self.stop in (None, row.stop_reason, "limit" if row.stop_reason in LIMITS else None)
-            and (least is None or (reward is not None and reward >= least))
-            and (most is None or (reward is not None and reward <= most))
-            and (self.tool is None or self.tool in row.tools)
-            and (self.failed_tool is None or bool(self.failed_tool in row.tools and row.tools[self.failed_tool].failed))
-        )
+    def refuse(self, row: Row) -> str | None:
+        """Return the condition that a rollout does not meet, or None."""
+        kinds = {row.failure_kind, ANY_FAILURE} if row.failure_kind else {NO_FAILURE}
+        if self.failures and kinds.isdisjoint(self.failures):
+            return f"failure: {row.failure_kind}" if row.failure_kind else "without a failure"
+        if self.stop not in (None, row.stop_reason, "limit" if row.stop_reason in LIMITS else None):
+            return "another stop reason"
+        if self.tool is not None and self.tool not in row.tools:
+            return "without a call of the tool"
+        if self.failed_tool is not None and not (self.failed_tool in row.tools and row.tools[self.failed_tool].failed):
+            return "without a failed call of the tool"
+        return self.refuse_reward(row.reward)
+
+    def refuse_reward(self, reward: float | None) -> str | None:
+        """Return the condition that a reward does not meet, or None."""
+        value = math.nan if reward is None else reward  # which is neither at least nor at most any other number
+        if (self.solved and not value >= SOLVED) or (self.min_reward is not None and not value >= self.min_reward):
+            return "reward too low, or none"
+        if (self.unsolved and value >= SOLVED) or (self.max_reward is not None and not value <= self.max_reward):
+            return "reward too high, or none"
+        return None
 
 
 def _check(did: str, name: str | None, there: Iterable[str], known: Iterable[str] = ()) -> None:

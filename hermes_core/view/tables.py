@@ -84,7 +84,7 @@ def headline(run: RecordedRun, rows: Sequence[Row]) -> list[RenderableType]:
     if figures.failures:
         lines.append(line(f"failures: {counted(figures.failures)}", "red"))
     if figures.limits:
-        values = _limits(run.about.get("configuration") or {})
+        values = _limits(run.configuration)
         reached = (f"{number} {name}{values.get(name, '')}" for name, number in figures.limits.items())
         lines.append(line(f"stopped at a limit: {', '.join(reached)}", "yellow"))
     if figures.prompt_tokens or figures.completion_tokens:

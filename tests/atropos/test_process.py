@@ -46,7 +46,7 @@ async def test_every_group_is_written_and_scored_and_can_be_looked_at(
     assert totals(run.rows.values()).solved == 12
     console = Console(file=(out := io.StringIO()), width=200)
     row = next(row for row in run.rows.values() if row.item_id == "task-3")
-    for part in rollout(row, run.record(row)):
+    for part in rollout(row, run.record(row).to_json()):
         console.print(part)
     page = out.getvalue()
     assert "echo 3 > out.txt" in page

@@ -123,7 +123,7 @@ def test_records_with_any_value_in_any_place(here: Path) -> None:
     opened_run = RecordedRun(run)
     assert len(opened_run.rows) > 100
     for row in opened_run.rows.values():
-        assert all(map(str, transcript.rollout(row, opened_run.record(row))))
+        assert all(map(str, transcript.rollout(row, opened_run.record(row).to_json())))
 
 
 ABOUT: dict[str, Any] = {"configuration": {"environment": "tasks"}, "configuration_hash": "abc"}

@@ -11,19 +11,18 @@ import pytest
 
 from hermes_core.errors import FailureKind, UnknownNameError, UsageError
 from hermes_core.export.exporting import export_run
-from hermes_core.export.selection import ExportFilters, RunReader, Selection, select
+from hermes_core.export.selection import ExportFilters, Selection, open_run, select
 from hermes_core.records.record import Record
 from hermes_core.records.tokens import TokenSequence
 from tests.export.conftest import SEQUENCE, MakeRun, failed, rollout
 
 
 def chosen(run: Path, **conditions: Any) -> Selection:
-    with RunReader(run) as reader:
-        selection = select(reader, ExportFilters(**conditions), lambda record: None)
-        assert [record.trajectory_id for record in selection.records()] == [
-            candidate.row.trajectory_id for candidate in selection.chosen
-        ]
-        return selection
+    selection = select(open_run(run), ExportFilters(**conditions), lambda record: None)
+    assert [record.trajectory_id for record in selection.records()] == [
+        candidate.row.trajectory_id for candidate in selection.chosen
+    ]
+    return selection
 
 
 def names(selection: Selection) -> list[str]:
@@ -57,7 +56,13 @@ def run(make_run: MakeRun) -> Path:
         ({}, "a-0 a-1 b-0 b-1 b-2 c-0-failed c-1-failed", {}),
         ({"failures": ("none",)}, "a-0 a-1 b-0 b-1 b-2", {"failure: infra": 1, "failure: model": 1}),
         ({"failures": ("model", "infra")}, "c-0-failed c-1-failed", {"without a failure": 5}),
+        ({"failures": ("any",)}, "c-0-failed c-1-failed", {"without a failure": 5}),
         ({"solved": True}, "a-0 b-2", {"reward too low, or none": 5}),
+        ({"unsolved": True}, "a-1 b-0 b-1 c-0-failed c-1-failed", {"reward too high, or none": 2}),
+        ({"max_reward": 0.5}, "a-1 b-0", {"reward too high, or none": 5}),
+        ({"stop": "finished"}, "a-0 a-1 b-0 b-1 b-2", {"another stop reason": 2}),
+        ({"tool": "bash"}, "a-0 a-1 b-0 b-1 b-2", {"without a call of the tool": 2}),
+        ({"failed_tool": "bash"}, "", {"without a failed call of the tool": 7}),
         ({"min_reward": 0.5}, "a-0 a-1 b-2", {"reward too low, or none": 4}),
         ({"has_reasoning": True}, "a-0 a-1 b-1 b-2", {"no reasoning": 3}),
         ({"max_tokens": 9}, "a-0 a-1 b-0", {"number of tokens not known": 3, "too many tokens": 1}),
@@ -84,7 +89,7 @@ def test_the_last_record_of_a_rollout_counts(make_run: MakeRun) -> None:
     again = replace(rollout("a", 0, reward=0.25), trajectory_id="again")
     run = make_run([failed("a"), rollout("b"), rollout("a"), again, b'{"torn'])
     selection = chosen(run, solved=True)
-    assert (names(selection), selection.superseded) == (["b-0"], 2)
+    assert (names(selection), selection.run.superseded) == (["b-0"], 2)
     assert selection.left_out == {"reward too low, or none": 1}, "what a later record replaces is in no other count"
     assert names(chosen(run)) == ["b-0", "again"]
 
@@ -113,24 +118,29 @@ def test_tools_are_counted_from_messages_where_a_record_has_no_calls(make_run: M
 
 def test_a_run_that_is_replaced_meanwhile_is_read_as_it_was(make_run: MakeRun) -> None:
     run = make_run([rollout("a"), rollout("b")])
-    with RunReader(run) as reader:
-        selection = select(reader, ExportFilters(), lambda record: None)
-        beside = run / "new"
-        beside.write_bytes(rollout("c").line())
-        beside.replace(run / "trajectories.jsonl")
-        assert [record.item_id for record in selection.records()] == ["a", "b"]
+    selection = select(open_run(run), ExportFilters(), lambda record: None)
+    beside = run / "new"
+    beside.write_bytes(rollout("c").line())
+    beside.replace(run / "trajectories.jsonl")
+    assert [record.item_id for record in selection.records()] == ["a", "b"]
 
 
 def test_a_file_of_records_is_a_run_too(make_run: MakeRun) -> None:
-    file = make_run([rollout("a"), failed("b")]) / "trajectories.jsonl"
+    run = make_run([rollout("a"), failed("b")])
+    assert export_run(run / "trajectories.jsonl", "openai", run / "out").run["configuration_hash"] == "abc"
+    file = (run / "trajectories.jsonl").rename(run / "data.jsonl")
     assert names(chosen(file)) == ["a-0", "b-0-failed"]
-    done = export_run(file, "openai", file.parent / "out")
-    assert (done.rollouts, done.run["name"], done.run["configuration_hash"]) == (1, "trajectories", None)
+    done = export_run(file, "openai", file.parent / "alone")
+    assert (done.rollouts, done.run["name"], done.run["configuration_hash"]) == (1, "data", None)
 
 
 def test_wrong_conditions_are_refused(make_run: MakeRun) -> None:
     with pytest.raises(UnknownNameError, match="infra"):
         ExportFilters(failures=("infre",))
+    with pytest.raises(UsageError, match="together"):
+        ExportFilters(solved=True, unsolved=True)
+    with pytest.raises(UsageError, match=r"called 'bahs'.*\(did you mean 'bash'\?\)"):
+        chosen(make_run([rollout()], "named"), tool="bahs")
     for wrong in ({"per_item": 0}, {"max_tokens": -1}):
         with pytest.raises(UsageError, match="from 1 on"):
             ExportFilters(**wrong)

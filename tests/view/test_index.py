@@ -43,8 +43,9 @@ def test_a_record_of_version_1_has_a_row(make_record: Any, tmp_path: Path) -> No
     (tmp_path / "old.jsonl").write_text(json.dumps(old) + "\n")
     run = RecordedRun(tmp_path / "old.jsonl")
     (row,) = run.rows.values()
-    assert (row.turns, row.calls, row.seconds, row.cost, row.tools) == (2, 1, 10.0, None, {})
-    assert run.record(row)["version"] == 2
+    assert (row.turns, row.calls, row.seconds, row.cost) == (2, 1, 10.0, None)
+    assert row.tools == {"terminal": (1, 0.0, {}, {}, {})}, "they are read from the messages"
+    assert run.record(row).item_id == "greet"
 
 
 def test_the_second_time_no_record_is_read(make_record: Any, write_run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,7 +77,7 @@ def test_what_was_appended_is_read(make_record: Any, write_run: Any) -> None:
     assert len(run.rows) == 1
     assert run.refresh()
     assert [row.rollout_index for row in run.rows.values()] == [0, 1]
-    assert run.record(run.rows["greet", "greet", 1])["rollout_index"] == 1
+    assert run.record(run.rows["greet", "greet", 1]).rollout_index == 1
 
 
 def test_a_line_that_is_being_written_is_left_for_later(make_record: Any, write_run: Any) -> None:
@@ -127,6 +128,33 @@ def test_a_bad_index_file_is_made_again(make_record: Any, tmp_path: Path, text: 
     assert len(RecordedRun(path).rows) == 1
 
 
+@pytest.mark.parametrize("change", [{"offset": -1}, {"size": 2**62}, {"offset": 2**62, "size": 1}])
+def test_an_index_of_rows_beyond_the_records_is_made_again(
+    make_record: Any, tmp_path: Path, change: dict[str, int]
+) -> None:
+    path, held = tmp_path / "all.jsonl", tmp_path / ".all.jsonl.index"
+    path.write_bytes(make_record().line())
+    rows = RecordedRun(path).rows
+    (row,) = rows.values()
+    content = json.loads(held.read_bytes())
+    held.write_text(json.dumps([*content[:-1], [row._replace(**change)]]))
+    assert RecordedRun(path).rows == rows
+
+
+def test_the_records_of_a_run_that_is_replaced_stay_readable_until_it_is_read_again(
+    make_record: Any, write_run: Any
+) -> None:
+    folder = write_run([make_record()])
+    run = RecordedRun(folder)
+    (row,) = run.rows.values()
+    beside = folder / "new"
+    beside.write_bytes(make_record("other").line())
+    beside.replace(folder / "trajectories.jsonl")
+    assert run.record(row).item_id == "greet"
+    assert not run.refresh()
+    assert [run.record(row).item_id for row in run.rows.values()] == ["other"]
+
+
 def test_a_folder_that_cannot_be_written_is_read(make_record: Any, write_run: Any, monkeypatch: Any) -> None:
     def refuse(*_: Any) -> None:
         raise PermissionError
@@ -147,7 +175,7 @@ def test_what_is_no_run_is_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"trajectories.jsonl can't be read: .* \(name the folder of a run\)"):
         RecordedRun(tmp_path)
     (tmp_path / "trajectories.jsonl").write_text("{}\n")
-    with pytest.raises(UsageError, match="byte 0: no record of a rollout"):
+    with pytest.raises(UsageError, match="line 1: no record of a rollout"):
         RecordedRun(tmp_path)
 
 

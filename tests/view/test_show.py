@@ -61,7 +61,9 @@ def test_a_run_is_a_table_with_what_it_came_to(run: Path) -> None:
         (["--unsolved"], ["greet/1", "hard/0", "lost/0"]),
         (["--failure", "infra"], ["lost/0"]),
         (["--failure", "any"], ["lost/0"]),
+        (["--failure", "none"], ["greet/0", "greet/1", "hard/0"]),
         (["--failure", "model"], []),
+        (["--failure", "model", "--failure", "infra"], ["lost/0"]),
         (["--stop", "max_turns"], ["hard/0"]),
         (["--stop", "limit"], ["hard/0"]),
         (["--min-reward", "0.5"], ["greet/0", "hard/0"]),
@@ -83,7 +85,6 @@ def test_rollouts_are_filtered_sorted_and_limited(run: Path, options: list[str],
     [
         (["--stop", "max_turn"], "stopped with 'max_turn'; there are: finished, max_turns (did you mean 'max_turns'?)"),
         (["--stop", "lenght"], "stopped with 'lenght'; there are: finished, max_turns (did you mean 'length'?)"),
-        (["--failure", "infraa"], "failed with 'infraa'; there are: infra (did you mean 'infra'?)"),
         (["--tool", "pathc"], "called 'pathc'; there are: patch, terminal (did you mean 'patch'?)"),
         (["--failed-tool", "zzz"], "called 'zzz'; there are: patch, terminal\n"),
     ],
@@ -98,13 +99,16 @@ def test_a_filter_that_stands_for_nothing_is_an_error(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--unsolved", "--solved"], "--solved and --unsolved can't be given together"),
+        (["--failure", "infraa"], "unknown kind of failure 'infraa' (did you mean 'infra'?"),
+        (["--unsolved", "--solved"], "solved and unsolved can't be asked for together (leave out one of them)"),
         (["--tools", "--items"], "--items and --tools can't be given together (leave out all but one of them)"),
         (["--items", "--report", "--json"], "--items and --report can't be given together"),
         (["--tools", "--sort", "cost"], "--tools can't be sorted: the most failed calls come first (leave out --sort)"),
     ],
 )
-def test_options_that_exclude_each_other_are_an_error(run: Path, options: list[str], said: str) -> None:
+def test_options_that_stand_for_nothing_or_exclude_each_other_are_an_error(
+    run: Path, options: list[str], said: str
+) -> None:
     assert said in show(run, *options, code=2)
 
 
