@@ -36,12 +36,14 @@ def settings_table(model: type[BaseModel], section: str, *, hidden: Collection[s
 def help_text(model: type[BaseModel], name: str) -> str:
     """Return what `--help` says of a setting: its first sentence, and its default in brackets.
 
-    Where a sentence of the meaning is `None is …`, or the same of another default, the brackets have that.
+    Where a sentence of the meaning is `None is …`, or the same of another default (`Empty is …`), the brackets have
+    that.
     """
     field, text = model.model_fields[name], meaning(model, name)
     default = _default(field)
     first = re.split(r"\.(?= [A-Z0-9`]|$)", text, maxsplit=1)[0]
-    said = re.search(rf"(?:^|\. ){re.escape(default)} is ([^.;]+)", text, re.IGNORECASE)
+    named = "Empty" if default in ('""', "[]", "{}") else re.escape(default)
+    said = re.search(rf"(?:^|\. ){named} is ([^.;]+)", text, re.IGNORECASE)
     if said is not None:
         default = said[1]
     elif isinstance(field.default, float):

@@ -128,7 +128,7 @@ class Made(BaseModel):
     most: int = 0
     """The most that are kept. 0 is all."""
     tests: tuple[str, ...] = ()
-    """Path of a test."""
+    """Path of a test. Empty is all."""
     strict: bool = False
     """Whether to stop at a failure."""
 
@@ -153,7 +153,7 @@ def make(ctx: click.Context, **given: Any) -> None:
         "--share FLOAT    The largest share that may fail, e.g. of 10 [0.5].",
         "--to TEXT        The folder [the working directory].",
         "--most INTEGER   The most that are kept [all].",
-        "--tests TEXT     Path of a test. Can be given more than once.",
+        "--tests TEXT     Path of a test [all]. Can be given more than once.",
         "--strict         Whether to stop at a failure.",
     ],
 )

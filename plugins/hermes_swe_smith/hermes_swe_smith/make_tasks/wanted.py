@@ -19,7 +19,7 @@ class Wanted(BaseModel):
     name: str | None = None
     """Name of the repository in the dataset. None is that of REPO."""
     python: str = ""
-    """Python version of the tests, as 3.11; otherwise python3 of the sandbox."""
+    """Python version of the tests, as 3.11. Empty is python3 of the sandbox."""
     requirements: tuple[str, ...] | None = None
     """File with the requirements of the tests. None is what the packaging files say."""
     install: tuple[str, ...] = ()
@@ -27,7 +27,7 @@ class Wanted(BaseModel):
     pythonpath: str | None = None
     """Directories that the project is imported from. None is what the packaging files say, src, or the top."""
     tests: tuple[str, ...] = ()
-    """Where the tests are; otherwise as the project's configuration says."""
+    """Where the tests are. Empty is what the project's configuration says."""
     test_command: str = "python -m pytest"
     """Command that runs the tests: `[NAME=value …] python -m pytest …`."""
     count: int = Field(default=50, ge=1)
