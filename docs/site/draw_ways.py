@@ -38,7 +38,7 @@ COMMAND = (
     Station("sandbox.pool.leases:Lease.call", "checks the lease, once"),
     Station("sandbox.guest_client.commands:RemoteCommands._run", "turns the command into a request"),
     Station("sandbox.guest_client.client:GuestClient.request", "sends one frame and waits for one answer"),
-    Station("sandbox.guest.request:Requests.handle", "in the sandbox: answers a known request again"),
+    Station("sandbox.guest.request:RequestTable.handle", "in the sandbox: answers a known request again"),
     Station("sandbox.guest.operations:Operations.launch", "makes the pipes"),
     Station("sandbox.guest.parent:Parent._start", "starts the command as the slot's user"),
     Station("sandbox.guest.execution:Execution.exited", "answers when the output is drained"),

@@ -102,8 +102,8 @@ class Fault:
     """Seconds before the answer begins."""
 
 
-WrittenAnswer = Reply | Fault
-Script = Callable[[dict[str, Any]], Any] | Sequence[WrittenAnswer]
+Answer = Reply | Fault
+Script = Callable[[dict[str, Any]], Any] | Sequence[Answer]
 """A function that takes a request and returns an answer (or an awaitable of one), or the list of answers of one
 conversation.
 
@@ -216,7 +216,7 @@ class ScriptedServer:
 
     async def _respond(
         self, method: str, path: str, headers: Mapping[str, str], body: bytes
-    ) -> tuple[WrittenAnswer, int, bytes]:
+    ) -> tuple[Answer, int, bytes]:
         """Return the answer, its status and its body."""
         if self.api_key not in (
             None,
@@ -247,7 +247,7 @@ class ScriptedServer:
             return _failed(answer)
         return answer, 200, json.dumps(self._completion(request, answer)).encode()
 
-    async def _respond_in(self, dialect: Dialect, request: dict[str, Any]) -> tuple[WrittenAnswer, int, bytes]:
+    async def _respond_in(self, dialect: Dialect, request: dict[str, Any]) -> tuple[Answer, int, bytes]:
         """Return the answer to a request in another form than Chat Completions, or one that asks for a stream."""
         try:
             asked = dialect.read(request)
@@ -264,7 +264,7 @@ class ScriptedServer:
         streamed = replace(answer, headers={"Content-Type": "text/event-stream", **answer.headers})
         return streamed, 200, dialect.stream(written, asked)
 
-    async def _answer(self, request: dict[str, Any]) -> WrittenAnswer:
+    async def _answer(self, request: dict[str, Any]) -> Answer:
         if self.faults:
             return self.faults.popleft()
         if request.get("model") not in self.models:
@@ -313,7 +313,7 @@ class ScriptedServer:
         }
 
     async def _send(
-        self, writer: asyncio.StreamWriter, status: int, payload: bytes, answer: WrittenAnswer, *, keep: bool
+        self, writer: asyncio.StreamWriter, status: int, payload: bytes, answer: Answer, *, keep: bool
     ) -> bool:
         """Send a response. Return whether the connection can take another request."""
         cut = isinstance(answer, Fault) and answer.cut
@@ -379,7 +379,7 @@ class ToolScript:
         return Reply(tool_calls=list(calls))
 
 
-def _failed(fault: Fault, dialect: Dialect | None = None) -> tuple[WrittenAnswer, int, bytes]:
+def _failed(fault: Fault, dialect: Dialect | None = None) -> tuple[Answer, int, bytes]:
     return fault, fault.status, _error_body(fault, dialect) if fault.body is None else fault.body
 
 
