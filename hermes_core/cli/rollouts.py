@@ -132,9 +132,8 @@ def rollout(ctx: click.Context, /, environment: str, **given: Any) -> None:
     text = json.dumps(summary.to_dict(), indent=2) if given["as_json"] else None
     say(text or summary_text(summary, failures, terminal_width()))
     if folder is not None and (folder / TRAJECTORIES).exists():
-        RecordedRun(
-            folder
-        )  # writes the index, so that `show` and `view` need not read tens of thousands of records first
+        # This writes the index, so that `show` and `view` need not read tens of thousands of records first.
+        RecordedRun(folder)
     ctx.exit(0 if summary.complete else EXIT_INCOMPLETE)
 
 

@@ -126,9 +126,7 @@ async def run_rollouts(
             on_record=on_record,
             sinks=opened,
             progress=progress or NoProgress(),
-            stop_on_infra=chosen.stop_on_infra,
-            max_cost=chosen.max_cost,
-            prefetch=chosen.prefetch,
+            options=chosen,
         )
         run.folder = OutputFolder.chosen(out_dir, runs_dir, session.name)
         if run.folder is not None:
@@ -309,14 +307,12 @@ class Run:
 
     tools: Tools
     jobs: Jobs
+    options: RunOptions
     agents: Sequence[Agent] = ()
     """The agent of each rollout of a group; empty is the context's for all."""
     on_record: Callable[[Mapping[str, Any]], None] | None = None
     sinks: Sequence[_OpenSink] = ()
     progress: Progress = field(default_factory=NoProgress)
-    stop_on_infra: float | None = None
-    max_cost: float | None = None
-    prefetch: int = 0
     folder: OutputFolder | None = None
     tally: Tally = field(default_factory=Tally)
     _stopped: str | None = None
@@ -328,7 +324,7 @@ class Run:
         self.tally.start_session()
         self.progress.begin(len(self.jobs), self.tally)
         items = self.jobs.items_left(self.tally.was_done_before)
-        prefetch = Prefetch(context.environment, context.backend, context.profile, items, self.prefetch)
+        prefetch = Prefetch(context.environment, context.backend, context.profile, items, self.options.prefetch)
         try:
             async with alongside(self._show()), aclosing(prefetch):
                 await each(self._left(prefetch), lambda job: self._one(context, job), concurrency)
@@ -371,11 +367,12 @@ class Run:
 
     def _may_begin(self) -> bool:
         """Return whether another rollout may begin; if the money is spent, note it."""
-        if self._stopped is None and self.max_cost is not None:
+        max_cost = self.options.max_cost
+        if self._stopped is None and max_cost is not None:
             running = sum(trajectory.result.usage.cost or 0.0 for trajectory in self._running)
             cost = (self.tally.usage.cost or 0.0) + running
-            if cost >= self.max_cost:
-                self._stopped = f"the model's tokens have cost ${cost:.4g}, and max_cost is ${self.max_cost:g}"
+            if cost >= max_cost:
+                self._stopped = f"the model's tokens have cost ${cost:.4g}, and max_cost is ${max_cost:g}"
         return self._stopped is None
 
     async def _one(self, context: RolloutContext, job: Job) -> None:
@@ -420,8 +417,8 @@ class Run:
         _tell_finished(context, written)
         if self.on_record is not None:
             self.on_record(written)
-        if self.stop_on_infra is not None and self.tally.infra_rate() > self.stop_on_infra:
-            rate = self.tally.infra_rate()
+        most, rate = self.options.stop_on_infra, self.tally.infra_rate()
+        if most is not None and rate > most:
             self._stopped = (
                 f"{rate:.0%} of the last rollouts were failures of the infrastructure, images or the model's endpoint"
             )

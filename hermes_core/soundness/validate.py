@@ -360,8 +360,7 @@ class _Work:
                 agents=self.agents,
                 on_record=take,
                 progress=progress,
-                stop_on_infra=session.options.stop_on_infra,
-                prefetch=session.options.prefetch,
+                options=session.options,
             )
             if self.folder is not None:
                 run.folder = OutputFolder(self.folder.path / run_folder(label))
