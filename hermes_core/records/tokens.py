@@ -43,6 +43,11 @@ class TokenSequence:
         return core_schema.no_info_plain_validator_function(lambda lists: cls.of(**lists))
 
     @property
+    def own(self) -> list[bool]:
+        """Return of each token whether the model wrote it."""
+        return [mask != MASKED for mask in self.masks]
+
+    @property
     def trained(self) -> int:
         """Return the number of tokens that the model wrote."""
         return len(self.masks) - self.masks.count(MASKED)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from hermes_core import ConfigError, UnknownNameError, UsageError
+from hermes_core import ConfigError, TokenSequence, UnknownNameError, UsageError
 from tests.trl.conftest import ISOLATION, Notes
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("openenv_extra", "leak_check")]
@@ -155,14 +154,12 @@ def test_a_task_that_names_no_item_is_an_error(factory_of: Any) -> None:
 
 
 def test_each_answer_of_the_model_is_a_turn() -> None:
-    import numpy as np
     from hermes_openenv import sessions
     from openenv.core.harness import TrainingTrace
 
-    masks = np.array([-100, -100, 7, 8, -100, 9])
-    tokens = np.array([5, 6, 7, 8, 4, 9])
-    sequence = SimpleNamespace(tokens=tokens, masks=masks, logprobs=np.array([1.0, 1.0, -0.5, -0.25, 1.0, -2.0]))
-    turns = [{"node_id": str(n), **turn} for n, turn in enumerate(sessions._turns(sequence))]  # type: ignore[arg-type]
+    masks, logprobs = [-100, -100, 7, 8, -100, 9], [1.0, 1.0, -0.5, -0.25, 1.0, -2.0]
+    sequence = TokenSequence.of([5, 6, 7, 8, 4, 9], masks, logprobs)
+    turns = [{"node_id": str(n), **turn} for n, turn in enumerate(sessions._turns(sequence))]
     one, two = TrainingTrace.model_validate({"turns": turns}).turns
     assert (one.prompt_token_ids, one.completion_token_ids, one.per_token_logps) == ([5, 6], [7, 8], [-0.5, -0.25])
     assert (two.prompt_token_ids, two.completion_token_ids, two.per_token_logps) == ([5, 6, 7, 8, 4], [9], [-2.0])

@@ -30,9 +30,6 @@ OPENENV = AdaptedPackage("hermes-rl-openenv", "openenv", "0.10.0")
 ITEM = "item_id"
 """The field of a task, or of a prompt's last message, that names the item."""
 
-MASKED = -100
-"""The mask of a token that the model did not write."""
-
 
 class HermesSessionFactory(ResourceSessionFactory[ResourceSession]):
     """Makes the sessions of an environment of hermes-rl.
@@ -232,13 +229,13 @@ def _verified(rolled: Rolled) -> VerifyResult:
 def _turns(sequence: TokenSequence) -> Iterator[dict[str, Any]]:
     """Yield each answer of the model in a sequence, with all tokens before it as its prompt."""
     tokens, end = sequence.tokens.tolist(), 0
-    for written, places in groupby(range(len(tokens)), key=lambda place: int(sequence.masks[place]) != MASKED):
-        begin, end = end, end + sum(1 for _ in places)
-        if written:
+    for own, part in groupby(sequence.own):
+        begin, end = end, end + len([*part])
+        if own:
             yield {
                 "prompt_token_ids": tokens[:begin],
                 "completion_token_ids": tokens[begin:end],
-                "per_token_logps": [float(each) for each in sequence.logprobs[begin:end]],
+                "per_token_logps": sequence.logprobs[begin:end].tolist(),
                 "loss_mask": [0] * begin + [1] * (end - begin),
             }
 

@@ -11,9 +11,6 @@ from typing import Any
 from hermes_core import Group, TokenSequence
 from hermes_tinker.run import TinkerRun
 
-MASKED = -100
-"""The mask of a token that the model did not write."""
-
 
 @dataclass(frozen=True)
 class Step:
@@ -101,7 +98,7 @@ def _datum(sequence: TokenSequence, advantage: float) -> Any:
     from tinker import Datum, ModelInput
 
     tokens = np.asarray(sequence.tokens, np.int64)
-    own = (np.asarray(sequence.masks) != MASKED)[1:]
+    own = np.asarray(sequence.own)[1:]
     return Datum(
         model_input=ModelInput.from_ints(tokens[:-1].tolist()),
         loss_fn_inputs={

@@ -10,9 +10,6 @@ from hermes_core import ConfigError, Group, Rolled, TokenSequence, UsageError
 from hermes_trl.environment import item_of
 from hermes_trl.run import TrlRun
 
-MASKED = -100
-"""The mask of a token that the model did not write."""
-
 
 def rollout_columns(run: TrlRun, prompts: Sequence[Sequence[Mapping[str, Any]]], trainer: Any) -> dict[str, list[Any]]:
     """Roll out a batch of prompts, in which the copies of one prompt are a group; see `HermesSpec.rollout_func`.
@@ -52,7 +49,7 @@ def check_exact(run: TrlRun, temperature: float) -> None:
 
 def ids_and_mask(sequence: TokenSequence) -> tuple[list[int], list[int], list[float]]:
     """Return the tokens of a sequence, 1 for each that the model wrote and else 0, and the logprobs, 0.0 for others."""
-    mask = [int(each != MASKED) for each in sequence.masks]
+    mask = [int(own) for own in sequence.own]
     return sequence.tokens.tolist(), mask, [own * each for own, each in zip(mask, sequence.logprobs, strict=True)]
 
 
