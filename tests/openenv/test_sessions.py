@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
 
-from hermes_core import ConfigError, TokenSequence, UnknownNameError, UsageError
+from hermes_core import ConfigError, LoopThread, TokenSequence, UnknownNameError, UsageError
+from tests.token_server import TokenServer
 from tests.trl.conftest import ISOLATION, Notes
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("openenv_extra", "leak_check")]
@@ -151,6 +153,40 @@ def test_a_task_that_names_no_item_is_an_error(factory_of: Any) -> None:
             factory.create("9")
         with pytest.raises(UsageError, match="bakend"):
             factory_of({}, bakend="local")
+
+
+def test_our_agent_rolls_out_by_itself_and_keeps_its_tokens(factory_of: Any, tokenizers: Callable[[str], Any]) -> None:
+    tokenizer = tokenizers("chatml")
+    written = json.dumps({"name": "terminal", "arguments": write("fox")})
+    server = TokenServer(
+        tokenizer, lambda prompt: "Done." if "exit_code" in prompt else f"<tool_call>\n{written}\n</tool_call>"
+    )
+    loop = LoopThread("token server", partial(server.__aexit__, None, None, None))
+    try:
+        loop.call(server.__aenter__())
+        agent = {
+            "base_url": server.base_url,
+            "server_type": "vllm",
+            "tokenizer_name": tokenizer.name_or_path,
+            "max_token_length": 8192,
+            "endpoint_patience_s": 0.5,
+        }
+        with factory_of({}, {"breaks": "setup"}, agent=agent) as factory:
+            good, bad = (factory.create(item_id) for item_id in factory.item_ids)
+            assert [good.wait_for_completion(), bad.wait_for_completion()] == [0, 1]
+            assert (good.verify([]).env_reward, bad.verify([]).env_reward) == (1.0, None)
+            turns = good.fetch_training_trace().turns
+            assert [tuple(turn.completion_token_ids) for turn in turns] == [each.tokens for each in server.log]
+            assert [tuple(turn.prompt_token_ids) for turn in turns] == [each.prompt for each in server.log]
+            assert not bad.fetch_training_trace().turns
+            server.trouble = "hang"
+            slow = factory.create("0")
+            with pytest.raises(TimeoutError):
+                slow.wait_for_completion(0.5)
+            for session in (good, bad, slow):
+                session.close()
+    finally:
+        loop.close()
 
 
 def test_each_answer_of_the_model_is_a_turn() -> None:
