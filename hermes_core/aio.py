@@ -276,7 +276,8 @@ class LoopThread:
         self._under_way: dict[concurrent.futures.Future[Any], tuple[Coroutine[Any, Any, Any], ...]] = {}
         self._over = False
         self._begun = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=name)
+        # Said explicitly, because the child of a daemon thread is one too, and the interpreter waits for none of those.
+        self._thread = threading.Thread(target=self._run, name=name, daemon=False)
         self._loop: asyncio.AbstractEventLoop
         self._stop: asyncio.Event
         self._thread.start()

@@ -366,10 +366,11 @@ async def test_an_outcome_that_comes_too_late_is_taken_back(thread: LoopThread) 
     assert taken_back == [7]
 
 
+@pytest.mark.parametrize("daemon", [False, True], ids=["", "begun by a daemon thread"])
 @pytest.mark.parametrize("ending", ["pass", "raise SystemExit(3)", "raise LookupError", "os.kill(os.getpid(), 2)"])
-def test_it_ends_with_the_program(ending: str) -> None:
+def test_it_ends_with_the_program(ending: str, daemon: bool) -> None:
     program = f"""
-    import asyncio, os, time
+    import asyncio, os, threading, time
     from hermes_core.aio import LoopThread
 
     async def close():
@@ -377,7 +378,9 @@ def test_it_ends_with_the_program(ending: str) -> None:
         await asyncio.gather(*(asyncio.to_thread(time.sleep, 0.05) for _ in range(5)))
         print("closed")
 
-    thread = LoopThread("test", close)
+    creator = threading.Thread(target=LoopThread, args=("test", close), daemon={daemon})
+    creator.start()
+    creator.join()
     {ending}
     time.sleep(0.2)
     """
