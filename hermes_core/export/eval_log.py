@@ -15,11 +15,11 @@ import re
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, BinaryIO, cast
 
 from hermes_core.errors import OutputError
 from hermes_core.export import eval_sample
@@ -64,15 +64,7 @@ class RunLog:
     def __init__(self, run: RecordedRun, path: Path) -> None:
         self.run = run
         self.path = path
-        self._epochs: dict[tuple[str, str, int], int] = {}
-        self._taken: set[tuple[str, int]] = set()
-        self._summaries: list[Json] = []
-        self._part: list[Json] = []
-        """The summaries of the last part of the list. It is written again until it has `PART` of them."""
-        self._parts = 1
-        self._done = 0
-        """How many bytes of the records are in the log."""
-        self._finished = False
+        self._forget()
         try:
             make_folder(path.parent)
             self._file = _Growing(path)
@@ -126,16 +118,23 @@ class RunLog:
 
     # ------------------------------------------------------------------ the beginning
 
+    def _forget(self) -> None:
+        """Forget what is in the log."""
+        self._epochs: dict[tuple[str, str, int], int] = {}
+        self._taken: set[tuple[str, int]] = set()
+        self._summaries: list[Json] = []
+        self._part: list[Json] = []
+        """The summaries of the last part of the list. It is written again until it has `PART` of them."""
+        self._parts = 1
+        self._done = 0
+        """How many bytes of the records are in the log."""
+        self._finished = False
+
     def _begun(self) -> zipfile.ZipFile:
         """Begin a new log; what was there is lost."""
-        self._done, self._parts = 0, 1
-        self._part = []
-        self._summaries.clear()
-        self._epochs.clear()
-        self._taken.clear()
-        self._finished = False
-        self._file.clear()
-        log = zipfile.ZipFile(self._file, "w", zipfile.ZIP_DEFLATED, compresslevel=1)
+        self._forget()
+        self._file.begin_at(0)
+        log = _writer(self._file)
         self._put(log, _START, {"version": 2, "eval": _specification(self.run), "plan": _plan(self.run)})
         self._commit(log)
         return log
@@ -146,20 +145,21 @@ class RunLog:
 
     def _continued(self) -> zipfile.ZipFile | None:
         """Open the log that is here, if it is of the same records; else return None."""
-        with suppress(Exception), ExitStack() as opened:  # whatever is wrong with it, then it is not ours
-            log = opened.enter_context(zipfile.ZipFile(self._file, "a", zipfile.ZIP_DEFLATED, compresslevel=1))
-            if max(member.file_size for member in log.filelist) > LARGEST:
+        with suppress(Exception), self._file.reader() as file, zipfile.ZipFile(file) as there:
+            # Whatever is wrong with it, then it is not ours.
+            if max(member.file_size for member in there.filelist) > LARGEST:
                 return None
-            written = json.loads(log.read(_WRITTEN))
-            start = json.loads(log.read(_START))
+            written = json.loads(there.read(_WRITTEN))
+            start = json.loads(there.read(_START))
             same = written["checksum"] == self.run.checksum(written["end"])
             if same and start["eval"] == json.loads(json.dumps(_specification(self.run))):
-                self._done, self._parts = written["end"], written["parts"]
-                for part in range(1, self._parts + 1):
-                    self._part = json.loads(log.read(f"_journal/summaries/{part}.json"))
-                    self._summaries += self._part
-                self._finished = _HEADER in log.namelist()
-                opened.pop_all()
+                parts = [json.loads(there.read(f"_journal/summaries/{n + 1}.json")) for n in range(written["parts"])]
+                self._summaries = [summary for part in parts for summary in part]
+                self._part, self._parts, self._done = parts[-1], len(parts), written["end"]
+                self._finished = _HEADER in there.namelist()
+                self._file.begin_at(there.start_dir)
+                log = _writer(self._file)
+                log.filelist, log.NameToInfo = there.filelist, there.NameToInfo
                 return log
         return None
 
@@ -226,84 +226,62 @@ class RunLog:
         self._file.commit(log.start_dir)
 
 
-class _Growing(io.RawIOBase):
-    """A file that others read while it grows: what is written becomes visible in one step, by `commit`.
+class _Growing:
+    """A file that others read while a zip is written to it: what is written becomes visible in one step, by `commit`.
 
     Raises:
         OSError: it can't be written, or another process has it open.
     """
 
-    _fd = -1  # also when it could not be opened: Python closes what it drops
-
     def __init__(self, path: Path) -> None:
         self._fd = open_to_write(path, os.O_RDWR)
+        self.begin_at(0)
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             self.close()
             raise
-        self._size = os.fstat(self._fd).st_size
-        self._base = self._at = self._size
-        self._pending = bytearray()
-        """What is to be written from `_base` on."""
+
+    def begin_at(self, base: int) -> None:
+        """Keep what is before `base`, and write from there on."""
+        self._base = base
+        self._pending = io.BytesIO()
+
+    def reader(self) -> BinaryIO:
+        """Open what is visible for reading."""
+        return open(self._fd, "rb", closefd=False)
 
     def tell(self) -> int:
-        return self._at
+        return self._base + self._pending.tell()
 
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        begin = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: max(self._size, self._base + len(self._pending))}
-        self._at = begin[whence] + offset
-        return self._at
+    def seek(self, offset: int) -> int:
+        return self._base + self._pending.seek(offset - self._base)
 
-    def seekable(self) -> bool:
-        return True
+    def write(self, data: bytes) -> int:
+        return self._pending.write(data)
 
-    def readable(self) -> bool:
-        return True
-
-    def writable(self) -> bool:
-        return True
-
-    def read(self, size: int = -1) -> bytes:
-        data = os.pread(self._fd, size if size >= 0 else self._size - self._at, self._at)
-        self._at += len(data)
-        return data
-
-    def write(self, data: Any) -> int:
-        if self._at < self._base:  # the first write after the directory was read goes over it
-            self._base = self._at
-            self._pending.clear()
-        begin = self._at - self._base
-        self._pending[begin : begin + len(data)] = data
-        self._at += len(data)
-        return len(data)
-
-    def truncate(self, size: int | None = None) -> int:
-        del self._pending[max(0, (self._at if size is None else size) - self._base) :]
-        return self._at
-
-    def clear(self) -> None:
-        """Forget everything that was written."""
-        os.ftruncate(self._fd, 0)
-        self._size = self._base = self._at = 0
-        self._pending.clear()
+    def flush(self) -> None:
+        pass
 
     def commit(self, base: int) -> None:
-        """Write everything, in one call if the system does it. What comes after `base` may be overwritten later."""
-        left, at = memoryview(self._pending), self._base
-        while left:
-            written = os.pwrite(self._fd, left, at)
-            left, at = left[written:], at + written
-        os.ftruncate(self._fd, at)
-        self._size = at
-        left.release()
-        self._pending.clear()
-        self._base = base
+        """Write everything, in one call if the system does it. What comes after `base` is overwritten later."""
+        with self._pending.getbuffer() as pending:
+            written = 0
+            while written < len(pending):
+                written += os.pwrite(self._fd, pending[written:], self._base + written)
+        os.ftruncate(self._fd, self._base + written)
+        self.begin_at(base)
 
     def close(self) -> None:
-        if self._fd >= 0 and not self.closed:
+        """Close it. Idempotent."""
+        if self._fd >= 0:
             os.close(self._fd)
-        super().close()
+        self._fd = -1
+
+
+def _writer(file: _Growing) -> zipfile.ZipFile:
+    # It calls `tell`, `seek`, `write` and `flush`, and neither reads nor closes the file.
+    return zipfile.ZipFile(cast("IO[bytes]", file), "w", zipfile.ZIP_DEFLATED, compresslevel=1)
 
 
 # ---------------------------------------------------------------------- what a log says about its run

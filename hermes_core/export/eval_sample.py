@@ -313,21 +313,11 @@ class _Sample:
 
 
 _METADATA = frozenset(
-    {
-        *(
-            "trajectory_id",
-            "group",
-            "agent",
-            "backend",
-            "isolation",
-            "image",
-            "seed",
-            "versions",
-            "item",
-            "stop_reason",
-        ),
-        *("failure", "timings", "waited_s", "tool_calls", "infra_retries", "check_repeated", "tokens_refused", "cut"),
-    }
+    (
+        *("trajectory_id", "group", "agent", "backend", "isolation", "image", "seed", "versions", "item"),
+        *("stop_reason", "failure", "timings", "waited_s", "tool_calls", "infra_retries", "check_repeated"),
+        *("tokens_refused", "cut"),
+    )
 )
 """The keys of a record that are a sample's metadata."""
 
