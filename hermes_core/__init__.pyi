@@ -70,7 +70,7 @@ from hermes_core.environment import (
 from hermes_core.datasets.files import read_rows as read_rows
 from hermes_core.runs.external_agent import DrivenRollout as DrivenRollout
 from hermes_core.runs.group import Group as Group, GroupRoller as GroupRoller, Rolled as Rolled
-from hermes_core.datasets.intake import Intake as Intake
+from hermes_core.datasets.intake import DatasetConfig as DatasetConfig, Intake as Intake
 from hermes_core.rollout.leased_slot import LeasedSlot as LeasedSlot
 from hermes_core.runs.options import RunOptions as RunOptions
 from hermes_core.pytest_runner.run import (

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
+from hermes_core.environment import EnvironmentConfig
 from hermes_core.errors import DatasetError
 
 log = logging.getLogger(__name__)
@@ -16,6 +17,14 @@ SHOWN = 10
 """Maximum number of bad rows or folders that one message names; it gives the number of the others."""
 SAID = 500
 """Maximum number of characters of what is said of each."""
+
+
+class DatasetConfig(EnvironmentConfig):
+    """Settings of environments that take in a dataset."""
+
+    skip_refused: bool = False
+    """Leave out rows or tasks that are wrong or can't run here, instead of refusing the dataset. The log says which and
+    why."""
 
 
 class Intake:

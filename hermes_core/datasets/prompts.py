@@ -12,8 +12,9 @@ from typing import Annotated, Any, ClassVar, overload
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from hermes_core.datasets.intake import DatasetConfig
 from hermes_core.datasets.rows import RowFile
-from hermes_core.environment import Environment, EnvironmentConfig, Item, Need
+from hermes_core.environment import Environment, Item, Need
 from hermes_core.errors import SetupFailed
 from hermes_core.handles import RolloutHandle
 from hermes_core.plugins.hookspecs import hookimpl
@@ -24,15 +25,13 @@ OUTPUT_KEPT = 4000
 """Number of characters of a failed command's output that are kept."""
 
 
-class PromptsConfig(EnvironmentConfig):
+class PromptsConfig(DatasetConfig):
     """The settings of `prompts`."""
 
     dataset_name: str
     """The JSONL file."""
     setup_timeout_s: float = Field(default=600.0, gt=0)
     """Time limit in seconds of each setup command, and of each command of a solution."""
-    skip_refused: bool = False
-    """Leave out lines that can't be used, instead of refusing the file. The log says which and why."""
     needs: tuple[Need, ...] = ()
     """What each slot must have to itself: `network` if items name a port, `tmp` if they name a file in /tmp."""
 

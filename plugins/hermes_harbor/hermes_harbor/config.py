@@ -7,10 +7,10 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from hermes_core import EnvironmentConfig
+from hermes_core import DatasetConfig
 
 
-class HarborConfig(EnvironmentConfig):
+class HarborConfig(DatasetConfig):
     """Settings of the environment `harbor`; on a command line `--env.dataset_name=tasks/`."""
 
     dataset_name: str
@@ -29,8 +29,6 @@ class HarborConfig(EnvironmentConfig):
     workdir: str | None = Field(default=None, pattern="^/")
     """The directory in which the commands of a task start, if its `task.toml` names none. None is the working directory
     of its image."""
-    skip_refused: bool = False
-    """Leave out tasks that are wrong or can't run here, instead of refusing the dataset. The log says which and why."""
     accept: tuple[Literal["image", "network", "gpus", "mcp_urls"], ...] = ()
     """Demands of tasks that this run does not meet, although they are loaded: with `image`, the profile's image, or the
     system of a backend without images, takes the place of theirs; with `network`, the profile's network

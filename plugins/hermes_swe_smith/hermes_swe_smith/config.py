@@ -6,13 +6,13 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from hermes_core import EnvironmentConfig
+from hermes_core import DatasetConfig
 
 DEMO = "demo"
 """The `dataset_name` of the tasks that ship with this package."""
 
 
-class SweSmithConfig(EnvironmentConfig):
+class SweSmithConfig(DatasetConfig):
     """Settings of the environment `swe-smith`; on a command line `--env.dataset_name=tasks.jsonl`."""
 
     dataset_name: str = "NousResearch/SWE-smith-oracle"
@@ -31,8 +31,6 @@ class SweSmithConfig(EnvironmentConfig):
     """Whether the items are taken in an order drawn from `seed`."""
     python_only: bool = True
     """Leave out rows with a PASS_TO_PASS test outside of `.py` files."""
-    skip_refused: bool = False
-    """Leave out rows that can't be used, instead of refusing the dataset. The log says which and why."""
     score_include_fail_to_pass: bool = True
     """Score the FAIL_TO_PASS tests too. Without them an untouched buggy tree scores 1.0."""
     score: Literal["all", "fraction"] = "all"

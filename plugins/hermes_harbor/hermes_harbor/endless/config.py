@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from hermes_core import EnvironmentConfig
+from hermes_core import DatasetConfig
 
 
-class EndlessConfig(EnvironmentConfig):
+class EndlessConfig(DatasetConfig):
     """Settings of the environment `endless-terminals`; on a command line `--env.dataset_name=tasks/`."""
 
     dataset_name: str
@@ -31,7 +31,5 @@ class EndlessConfig(EnvironmentConfig):
     """Time limit in seconds of a task's `%post`."""
     test_timeout_s: float = Field(default=300, gt=0)
     """Time limit in seconds of a file of tests."""
-    skip_refused: bool = False
-    """Leave out tasks that are wrong or can't run here, instead of refusing the dataset. The log says which and why."""
     max_upload_bytes: int = Field(default=64 << 20, gt=0)
     """The largest size of what `%files` copies."""
