@@ -132,7 +132,7 @@ async def run_ours(tasks: Sequence[dict[str, Any]], folder: Path, scratch: Path,
         await stack.enter_async_context(set_up(timed))
         context = await stack.enter_async_context(session.sandboxes())
         for environment in (warm, timed):
-            run = Run(tools=session.tools, jobs=Jobs(replace(session, environment=environment), 1))
+            run = Run(session.tools, Jobs(replace(session, environment=environment), 1), options)
             hooks = hooks_for(runtime, environment, "oracle")
             began = await _clocks(context.backend)
             summary = await run.all(replace(context, environment=environment, hooks=hooks), options.concurrency)
