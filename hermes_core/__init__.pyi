@@ -177,6 +177,7 @@ from hermes_core.sandbox.images import (
     context_digest as context_digest,
     write_context as write_context,
 )
+from hermes_core.sandbox.pool.checkpoint import Checkpoint as Checkpoint
 from hermes_core.sandbox.pool.preparation import NewSandbox as NewSandbox
 from hermes_core.settings import Settings as Settings, read_profiles as read_profiles
 from hermes_core.sink import Sink as Sink

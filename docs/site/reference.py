@@ -56,6 +56,7 @@ API = {
                 "datasets.intake",
                 "rollout.starved",
             ),
+            "sandbox.pool.checkpoint",
             "sandbox.pool.preparation",
         ),
     ),

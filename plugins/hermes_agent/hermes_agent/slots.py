@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from hermes_core import (
     Backend,
+    Checkpoint,
     ConfigError,
     HermesError,
     Isolation,
@@ -27,7 +28,6 @@ from hermes_core import (
     UsageError,
     call_in,
 )
-from hermes_core.sandbox.pool.checkpoint import Checkpoint
 from hermes_core.terminal.settings import explain
 
 log = logging.getLogger(__name__)
