@@ -16,12 +16,11 @@ import click
 
 from hermes_core.cli.exits import EXIT_INCOMPLETE
 from hermes_core.cli.main import LazyGroup
-from hermes_core.cli.options import DottedCommand, dotted, merged
+from hermes_core.cli.options import DottedCommand, dotted, merged, read_config
 from hermes_core.cli.support import finish
 from hermes_core.errors import ConfigError, UnknownNameError
 from hermes_core.printing import say
 from hermes_core.runtime import Runtime
-from hermes_core.settings import read_mapping
 from hermes_core.validation import validated
 
 SECTIONS = ("env", "openai")
@@ -138,7 +137,7 @@ def _run(ctx: click.Context, mode: str, named: Named, name: str | None, config: 
 def _made(ctx: click.Context, kind: type[Modes], mode: str, path: Path | None, runtime: Runtime) -> Modes:
     """Return the environment: the command line overrides the file, which overrides `config_init`."""
     default_config, default_servers = kind.config_init()
-    sections = _sections(path)
+    sections = read_config(path, SECTIONS, lists=("openai",))
     for_mode = _for_mode(kind, mode)
     config_class = type(default_config)
     given = {**default_config.model_dump(exclude_unset=True), **for_mode, **sections["env"]}
@@ -152,24 +151,6 @@ def _for_mode(kind: type[Modes], mode: str) -> dict[str, Any]:
         place = f"data/{kind.name or 'groups'}.jsonl"
         return {"ensure_scores_are_not_same": False, "include_messages": True, "data_path_to_save_groups": place}
     return {"data_dir_to_save_evals": f"data/{kind.name or 'groups'}-eval"} if mode == "evaluate" else {}
-
-
-def _sections(path: Path | None) -> dict[str, Any]:
-    """Return the file's sections.
-
-    Raises:
-        UnknownNameError, ConfigError: there is another section, or one of the wrong form.
-    """
-    sections: dict[str, Any] = {"env": {}, "openai": {}}
-    for name, content in (read_mapping(path) if path is not None else {}).items():
-        if name not in sections:
-            raise UnknownNameError("section", name, sections, where=f"of {path}")
-        if not isinstance(content, Mapping if name == "env" else Mapping | list):
-            raise ConfigError(
-                f"section {name!r} of {path} has the wrong form", hint="write `key: value` lines below it"
-            )
-        sections[name] = content
-    return sections
 
 
 def _servers(ctx: click.Context, defaults: Any, section: Any) -> list[Any]:

@@ -6,7 +6,7 @@ import collections.abc
 import json
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -135,27 +135,34 @@ def split_dotted(
     return rest, found
 
 
-def read_config(path: Path | None) -> dict[str, dict[str, Any]]:
-    """Return the sections of a configuration file.
+def read_config(
+    path: Path | None, known: Sequence[str] = (*SECTIONS, "run"), *, lists: Collection[str] = ()
+) -> dict[str, Any]:
+    """Return the sections of a configuration file: mappings, empty for a section that it does not have.
+
+    Args:
+        known: the sections that it can have.
+        lists: those that can also be a list of mappings.
 
     Raises:
         UnknownNameError: there is a section with another name.
-        ConfigError: the file can't be read, or a section is not a mapping.
+        ConfigError: the file can't be read, or a section has another form.
     """
     from hermes_core.settings import read_mapping
 
-    sections: dict[str, dict[str, Any]] = {section: {} for section in (*SECTIONS, "run")}
-    if path is None:
-        return sections
-    for name, content in read_mapping(path).items():
+    sections: dict[str, Any] = {section: {} for section in known}
+    for name, content in (read_mapping(path) if path is not None else {}).items():
         if name not in sections:
             raise UnknownNameError("section", name, sections, where=f"of {path}")
         if isinstance(content, str) and name in ("agent", "backend"):
             sections[name] = {"name": content}
         elif isinstance(content, Mapping):
             sections[name] = dict(content)
+        elif name in lists and isinstance(content, list) and all(isinstance(each, Mapping) for each in content):
+            sections[name] = content
         else:
-            raise ConfigError(f"section {name!r} of {path} is not a mapping", hint="write `key: value` lines below it")
+            form = "mapping, or list of mappings" if name in lists else "mapping"
+            raise ConfigError(f"section {name!r} of {path} is not a {form}", hint="write `key: value` lines below it")
     return sections
 
 

@@ -94,6 +94,12 @@ def test_what_is_written_comes_before_the_file(config_of: Callable[..., Any], tm
     assert "write the settings in the file" in str(config_of("--config", str(path), "--openai.timeout=3"))
 
 
+@pytest.mark.parametrize("section", ["env: [1]", "openai: [1]", "openai: x"])
+def test_a_section_of_another_form_is_refused(config_of: Callable[..., Any], tmp_path: Path, section: str) -> None:
+    (tmp_path / "run.yaml").write_text(section)
+    assert "is not a mapping" in config_of("--config", str(tmp_path / "run.yaml"))
+
+
 def test_the_defaults_of_each_mode(config_of: Callable[..., Any]) -> None:
     config, _ = config_of()
     assert config.use_wandb is False
