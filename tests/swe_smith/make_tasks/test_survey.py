@@ -20,7 +20,7 @@ TRACED = """\
 import sys, json, threading
 sys.path[:0] = [sys.argv[1], sys.argv[2]]
 import survey
-lines = survey.Lines(sys.argv[2], ["m.py"])
+lines = survey.LineTracer(sys.argv[2], ["m.py"])
 lines.start()
 import m
 first = lines.take()
