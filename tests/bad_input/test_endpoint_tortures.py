@@ -57,6 +57,8 @@ def lie(value: str) -> Torture:
 TORTURES = {
     "hung for a while": Torture(Fault(delay_s=FOR_GOOD), says=("no answer in time", "answers again")),
     "429 for a while": Torture(Fault(429, headers={"Retry-After": "1"}), says=("HTTP 429", "answers again")),
+    "401 for a while": Torture(Fault(401, "reloading"), says=("HTTP 401", "answers again")),
+    "404 for a while": Torture(Fault(404, "reloading"), says=("HTTP 404", "answers again")),
     "500 in half of the answers": Torture(Fault(500, "oops"), FOR_GOOD - 1, share=2),
     "dead for a while": Torture(None, says=("no connection", "answers again")),
     "slow headers": Torture(drip_s=(0.25, 0), request_s=30, waited=False),
@@ -67,6 +69,7 @@ TORTURES = {
     "a Retry-After that is no number": lie("nan"),
     "dead for good": Torture(None, FOR_GOOD, says=("could not be reached or broke off", "check that the server runs")),
     "hung for good": Torture(Fault(delay_s=FOR_GOOD), FOR_GOOD, says=("did not answer in time",)),
+    "404 for good": Torture(Fault(404, "gone"), FOR_GOOD, says=("HTTP 404", "check that the base URL is whole")),
     "503 for good": Torture(Fault(503, "reloading"), FOR_GOOD, says=("HTTP 503", "look at the server's own log")),
 }
 
@@ -216,10 +219,14 @@ def test_what_an_endpoint_does_is_never_a_reward_and_never_the_agents_time(
         assert [record["reward"] for record in found] == [1.0] * ITEMS
         return
     assert len(found) <= 3 + 3, "no rollout is begun after it was given up"
+    assert "stopped: no other rollout would do better" in done.out
+    assert done.out.count("\n  model: ") == 1, "one line tells it for all rollouts"
     assert "--out out --resume" in done.out
     threaded.run(server.heal())
     done = hermes(*run, "--resume")
     assert (done.code, len(records())) == (0, ITEMS), done.out + done.err
+    failed = [record for record in found if record["failure"]]
+    assert len(records("out", "superseded.jsonl")) == len(failed) > 0
 
 
 WRONG = {
@@ -254,5 +261,6 @@ def test_what_is_wrong_from_the_start_is_one_error_before_the_first_sandbox(
         *("--agent.check_patience_s=0.5", "--agent.request_timeout_s=5"),
     )
     assert (done.code, done.sandboxes, done.out) == (3, 0, "")
+    assert done.err.count(says) == 1
     assert time.monotonic() - began < 15
     done.says(says, advises)

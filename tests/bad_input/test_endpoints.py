@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -129,18 +128,6 @@ def test_an_endpoint_that_recovers_is_no_failure(hermes, tasks, serve, level):
     done.has_no_noise()
 
 
-def test_an_endpoint_that_is_down_is_named(hermes, tasks, level):
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        url = f"http://127.0.0.1:{closed.getsockname()[1]}/v1"
-    given = ["--model", "m", "--base-url", url, "--agent.max_retries=1", "--agent.max_retry_wait_s=0.01"]
-    done = hermes("rollout", "tasks", tasks(), *given, *level)
-    assert (done.code, done.sandboxes) == (3, 0)
-    done.says(
-        f"the model endpoint {url} could not be reached or broke off after 2 attempts",
-        "check that the server runs and that the base URL (host, port, /v1) is right",
-    )
-
-
 def test_what_the_endpoint_does_not_have_is_found_before_the_first_sandbox(hermes, tasks, serve, level):
     for options in ({"api_key": "another"}, {"models": ["scripted-2"]}):
         done = hermes("rollout", "tasks", tasks(), *serve(**options), *level)
@@ -148,28 +135,11 @@ def test_what_the_endpoint_does_not_have_is_found_before_the_first_sandbox(herme
         done.says("refused the API key" if "api_key" in options else "did you mean 'scripted-2'?")
 
 
-def test_a_wrong_path_is_found_before_the_first_sandbox_and_told_once(hermes, tasks, serve, level):
-    *model, url, patience = serve()
-    done = hermes("rollout", "tasks", tasks(), *model, f"{url}/x", patience, *level)
-    assert (done.code, done.sandboxes, done.out) == (3, 0, "")
-    done.says(f"the model endpoint {url}/x does not know the model 'scripted', or has no such API there (HTTP")
-    assert (done.out + done.err).count("HTTP 404") == 1
-
-
 def test_a_host_that_does_not_exist_is_named(hermes, tasks, level):
     given = ["--model", "m", "--base-url", "http://no-such-host.invalid/v1", "--agent.max_retries=0"]
     done = hermes("rollout", "tasks", tasks(), *given, *level)
     assert (done.code, done.sandboxes) == (3, 0)
     done.says("the model endpoint http://no-such-host.invalid/v1 could not be reached")
-
-
-def test_an_endpoint_that_does_not_answer_is_given_up(hermes, tasks, serve, level):
-    given = [*serve(faults=[Fault(delay_s=30)] * 2), "--agent.request_timeout_s=0.2", "--agent.max_retries=0"]
-    done = hermes("rollout", "tasks", tasks(), *given, *level)
-    assert done.code == 3
-    assert "did not answer in time" in done.out
-    assert "request_timeout_s" in done.out
-    done.has_no_noise()
 
 
 def test_the_same_failure_of_many_rollouts_is_told_once(hermes, tasks, serve, level):
@@ -301,80 +271,6 @@ def test_a_full_disk_is_an_answer_and_not_a_failure_of_ours(hermes, tasks, serve
     assert '"error"' in written
     assert "space" in written
     assert '"exit_code": 0' in freed
-
-
-class Tortured:
-    """A model's server whose trouble begins once it has answered, and lasts some seconds."""
-
-    def __init__(self, fault: Fault | None, seconds: float, after: int = 3) -> None:
-        self.fault, self.seconds, self.after = fault, seconds, after
-        self.asked = 0
-        self.until: float | None = None
-
-    def __call__(self, request: dict[str, Any]) -> Fault | Reply:
-        self.asked += 1
-        if self.asked <= self.after:
-            return WORK if len(request["messages"]) < 2 else Reply("Done.")
-        self.until = self.until or time.monotonic() + self.seconds
-        if self.fault is not None and time.monotonic() < self.until:
-            return self.fault
-        return WORK if len(request["messages"]) < 2 else Reply("Done.")
-
-
-WORK = Reply(tool_calls=[call("terminal", command="touch a")])
-HANGS = Fault(delay_s=60)
-
-PASSES = {
-    "404 for a while": (Fault(404, "reloading"), 2),
-    "401 for a while": (Fault(401, "reloading"), 2),
-    "503 for a while": (Fault(503, "reloading"), 2),
-    "hangs for a while": (HANGS, 4),
-    "slow": (Fault(delay_s=0.5, body=b"late"), 2),
-}
-
-
-def once(names: Iterable[str], *first: str) -> list[Any]:
-    """The names; all but the first are the same promise again."""
-    return [pytest.param(name, marks=() if name in first else pytest.mark.full) for name in names]
-
-
-@pytest.mark.parametrize("name", once(PASSES, "503 for a while"))
-def test_trouble_that_passes_costs_no_rollout(hermes, tasks, serve, records, level, name):
-    tortured = Tortured(*PASSES[name])
-    rows = [{"id": f"t{n}", "check": "test -f a"} for n in range(12)]
-    patience = ["--agent.request_timeout_s=0.7", "--agent.max_retry_wait_s=0.3", "--rollout-timeout", "4"]
-    done = hermes("rollout", "tasks", tasks(*rows), *serve(tortured), *patience, "--out", "out", *level)
-    assert (done.code, "12 of 12 scored, 12 solved" in done.out) == (0, True), done.out + done.err
-    assert {record["stop_reason"] for record in records()} == {"finished"}
-    assert "answers again" in done.err
-    assert tortured.asked < 60, "in trouble it is spared"
-    done.has_no_noise()
-
-
-LASTS = {"404 for ever": Fault(404, "gone"), "503 for ever": Fault(503, "gone"), "hangs for ever": HANGS}
-
-
-@pytest.mark.parametrize("name", once(LASTS, "503 for ever"))
-def test_trouble_that_lasts_ends_the_run_and_is_no_reward(hermes, tasks, serve, records, level, name):
-    tortured = Tortured(LASTS[name], 3600)
-    rows = [{"id": f"t{n}", "check": "false"} for n in range(40)]
-    run = ["rollout", "tasks", tasks(*rows), "--out", "out", "--rollout-timeout", "1", *level]
-    patience = [f"--agent.request_timeout_s={0.4 if 'hangs' in name else 5}", "--agent.endpoint_patience_s=1.5"]
-    model = serve(tortured)
-    done = hermes(*run, *model, *patience)
-    assert done.code == 3
-    assert "stopped: no other rollout would do better" in done.out
-    assert done.out.count(" gone" if "404" in name else "the model endpoint") == 1, "it is told once"
-    found = records()
-    assert len(found) <= 3 + 4, "those that were under way, and no other"
-    failed = [record for record in found if record["stop_reason"] != "finished"]
-    assert failed
-    assert {(record["reward"], record["failure"]["kind"]) for record in failed} == {(None, "model")}
-    done.has_no_noise()
-    tortured.fault = None
-    done = hermes(*run, *model, "--resume", "--agent.endpoint_patience_s=60")
-    assert (done.code, len(records())) == (0, 40), "one line for each"
-    assert len(records("out", "superseded.jsonl")) == len(failed)
 
 
 def test_a_server_that_is_not_there_yet_is_waited_for(hermes, tasks, level):

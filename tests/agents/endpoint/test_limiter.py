@@ -111,7 +111,7 @@ async def test_a_set_limit_on_tokens_is_kept_if_the_server_reports_none():
     assert 1.5 < time.monotonic() - began < 20, "25000 tokens, of which 1000 have to come back at 400 per second"
 
 
-@pytest.mark.parametrize("form", ["seconds", "date"])
+@pytest.mark.parametrize("form", ["seconds", "date", "milliseconds"])
 async def test_the_retry_after_of_one_request_holds_all_requests(form):
     sent = []
 
@@ -119,8 +119,12 @@ async def test_the_retry_after_of_one_request_holds_all_requests(form):
         sent.append(time.monotonic())
         if len(sent) > 1:
             return Reply("done")
-        date = email.utils.formatdate(time.time() + 2, usegmt=True)
-        return Fault(429, headers={"Retry-After": "1" if form == "seconds" else date})
+        headers = {
+            "seconds": {"Retry-After": "1"},
+            "date": {"Retry-After": email.utils.formatdate(time.time() + 2, usegmt=True)},
+            "milliseconds": {"Retry-After-Ms": "1000", "Retry-After": "60"},
+        }
+        return Fault(429, headers=headers[form])
 
     async with ScriptedServer(script) as server, client_of(server) as client:
         first = asyncio.create_task(ask(client))
@@ -128,7 +132,7 @@ async def test_the_retry_after_of_one_request_holds_all_requests(form):
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.05)
         assert await asyncio.gather(first, *(ask(client) for _ in range(5))) == ["done"] * 6
-    assert sent[1] - sent[0] > 0.9
+    assert 0.9 < sent[1] - sent[0] < 10
     assert len(sent) == 7
 
 
@@ -159,7 +163,9 @@ async def test_false_limits_in_headers_cost_one_wait_at_most(lie, caplog):
     assert sum("is ignored" in text for text in warnings_in(caplog)) <= 2
 
 
-@pytest.mark.parametrize("asked", ["-5", "nan", "inf", "1e400", "9" * 400, "soon", "Wed, 99 Foo 2999 99:99:99 GMT"])
+@pytest.mark.parametrize(
+    "asked", ["3600", "-5", "nan", "inf", "1e400", "9" * 400, "soon", "Wed, 99 Foo 2999 99:99:99 GMT"]
+)
 async def test_a_false_retry_after_waits_for_max_retry_wait_s_at_most(asked):
     async with ScriptedServer([Reply("done")], faults=[Fault(429, headers={"Retry-After": asked})] * 2) as server:
         seconds = await ask_all(server, 3, max_retry_wait_s=0.2)
