@@ -106,12 +106,8 @@ def is_unanswered(error: BaseException) -> bool:
 
 
 def is_transient(error: BaseException, *, proven: bool) -> bool:
-    """Return whether sending the same request again can help.
-
-    Args:
-        proven: whether the server ever accepted the key and the model. Then it will accept them again: it restarts, or
-            its gateway does not reach it.
-    """
+    """Return whether sending the same request again can help. A server that is proven, because it once accepted the key
+    and the model, will accept them again: if it does not, it restarts, or its gateway does not reach it."""
     status = status_of(error)
     if status is None:
         return isinstance(error, BadCompletion | ValueError) or _is_connection_failure(error)
@@ -120,11 +116,7 @@ def is_transient(error: BaseException, *, proven: bool) -> bool:
 
 
 def is_fatal(error: BaseException, *, proven: bool) -> bool:
-    """Return whether every request would be refused in the same way, until somebody changes something.
-
-    Args:
-        proven: as for `is_transient`.
-    """
+    """Return whether every request would be refused in the same way, until somebody changes something."""
     return _has_no_quota(error) or (not proven and status_of(error) in (401, 403, 404))
 
 

@@ -44,17 +44,13 @@ _MIN_BACKOFF_S, _MAX_BACKOFF_S = 0.5, 5.0
 
 
 class ServerState:
-    """What this process knows about one model server: its limits, and whether it works.
-
-    Args:
-        url: the server's URL.
-    """
+    """What this process knows about one model server: whether it works, its limits, and when it last answered."""
 
     def __init__(self, url: str) -> None:
-        changed = asyncio.Event()
-        self.circuit = CircuitBreaker(public_url(url), changed)
+        name, changed = public_url(url), asyncio.Event()
+        self.circuit = CircuitBreaker(name, changed)
         self.limiter = RateLimiter(self.circuit, changed)
-        self.liveness = LivenessProbe(public_url(url), self.circuit)
+        self.liveness = LivenessProbe(name, self.circuit)
 
 
 _states: WeakValueDictionary[tuple[int, str, str, str], ServerState] = WeakValueDictionary()

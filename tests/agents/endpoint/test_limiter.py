@@ -163,9 +163,7 @@ async def test_false_limits_in_headers_cost_one_wait_at_most(lie, caplog):
     assert sum("is ignored" in text for text in warnings_in(caplog)) <= 2
 
 
-@pytest.mark.parametrize(
-    "asked", ["3600", "-5", "nan", "inf", "1e400", "9" * 400, "soon", "Wed, 99 Foo 2999 99:99:99 GMT"]
-)
+@pytest.mark.parametrize("asked", ["3600", "-5", "nan", "inf", "1e400", "9" * 400, "soon", "Wed, 99 Foo 2999 99:99:99"])
 async def test_a_false_retry_after_waits_for_max_retry_wait_s_at_most(asked):
     async with ScriptedServer([Reply("done")], faults=[Fault(429, headers={"Retry-After": asked})] * 2) as server:
         seconds = await ask_all(server, 3, max_retry_wait_s=0.2)
