@@ -99,7 +99,6 @@ from hermes_core.rollout.tool_context import ToolContext as ToolContext
 from hermes_core.runs.trainer import (
     SharedRun as SharedRun,
     TrainerRun as TrainerRun,
-    exact_settings as exact_settings,
     open_trainer_session as open_trainer_session,
 )
 from hermes_core.soundness.validate import Validation as Validation, validate as validate

@@ -58,7 +58,7 @@ async def open_trainer_session(
     async with Runtime() as runtime:
         # Where the trainer runs the model, `nop` only stands for it: `work_of` decides the isolation.
         name = "nop" if agent is None else agent.get(NAME, ModelAgent.name)
-        settings = None if agent is None else exact_settings(runtime, agent)
+        settings = None if agent is None else _exact_settings(runtime, agent)
         async with open_session(
             runtime,
             environment,
@@ -73,7 +73,7 @@ async def open_trainer_session(
             yield session
 
 
-def exact_settings(runtime: Runtime, agent: Mapping[str, Any]) -> ExactSettings:
+def _exact_settings(runtime: Runtime, agent: Mapping[str, Any]) -> ExactSettings:
     """Return the settings of an agent whose rollouts are token-exact.
 
     Raises:

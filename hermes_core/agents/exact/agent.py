@@ -245,7 +245,7 @@ class ExactAgent:
     ) -> None:
         self.settings = settings.model_copy(update={"extra_body": None})
         self.max_length = max_length
-        self._chat = chat
+        self.chat = chat
         self._parser = parser
         self._end_thinking = end_thinking
         self._servers = servers
@@ -254,7 +254,7 @@ class ExactAgent:
     def on(self, server: TokenServer) -> ExactAgent:
         """Return the same agent on another server."""
         return ExactAgent(
-            self.settings, [server], self._chat, self._parser, self.max_length, end_thinking=self._end_thinking
+            self.settings, [server], self.chat, self._parser, self.max_length, end_thinking=self._end_thinking
         )
 
     async def run(self, task: AgentTask) -> AgentResult:
@@ -272,7 +272,7 @@ class ExactAgent:
         with self._balancer.choose() as chosen:
             server = self._servers[chosen]
             options = {"max_length": await self._length(server), "end_thinking": self._end_thinking, **options}
-            yield ExactSession(server, self._chat, self._parser, **options)
+            yield ExactSession(server, self.chat, self._parser, **options)
 
     async def check_endpoint(self) -> None:
         """Check that every server gives tokens with logprobs, and that they are those of the tokenizer.
@@ -285,7 +285,7 @@ class ExactAgent:
         temperature = 1.0 if self.settings.temperature is None else self.settings.temperature
         for server in self._servers:
             await self._length(server, server.settings.check_patience_s)
-            await try_out(server, self._chat.tokenizer, temperature)
+            await try_out(server, self.chat.tokenizer, temperature)
 
     async def aclose(self) -> None:
         """Close the connections to the servers."""

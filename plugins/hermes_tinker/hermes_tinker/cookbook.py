@@ -42,9 +42,9 @@ class CookbookEnv(Env):
     A rollout that failed has no reward. Its step raises the failure, and the strategy of the cookbook decides then.
     """
 
-    def __init__(self, rollout: SteppedRollout, ends: Sequence[int]) -> None:
+    def __init__(self, rollout: SteppedRollout) -> None:
         self._rollout = rollout
-        self._ends = list(ends)
+        self._ends = rollout.ends
 
     async def initial_observation(self) -> tuple[ModelInput, list[int]] | InitialObservationOverflow:
         """Begin the rollout in a fresh slot, and return its first prompt; or its reward, if its time was up before.
@@ -115,7 +115,7 @@ class HermesGroupBuilder(EnvGroupBuilder):
         """
         run = await asyncio.to_thread(lambda: self.rollouts.run)
         group = f"{self.item_id}#{uuid.uuid4().hex[:8]}"
-        made = [CookbookEnv(SteppedRollout(run, self.item_id, group), run.ends) for _ in range(self.size)]
+        made = [CookbookEnv(SteppedRollout(run, self.item_id, group)) for _ in range(self.size)]
         self._made += made
         return made
 

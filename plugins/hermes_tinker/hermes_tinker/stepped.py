@@ -32,13 +32,10 @@ from hermes_core import (
     TrainerRun,
     UsageError,
     VerifierError,
-    exact_settings,
-    open_exact_agent,
     open_trainer_session,
     validated,
 )
 from hermes_core.agents.exact.wires import Sampled
-from hermes_core.runs.session import parsers_with
 from hermes_tinker.server import TokensOnly
 
 _ERRORS: Mapping[str, type[HermesError]] = {
@@ -55,7 +52,7 @@ class CallerTokenServer(TokensOnly):
 
     url = "the caller's policy"
 
-    def __init__(self, settings: AgentSettings) -> None:
+    def __init__(self, settings: AgentSettings, _chat: Chat | None = None) -> None:
         self.settings = settings
         self.endpoint = Endpoint(settings, self.url, self.url, self.aclose)
         self.prompts: asyncio.Queue[list[int]] = asyncio.Queue()
@@ -70,7 +67,7 @@ class CallerTokenServer(TokensOnly):
         """
         if self._answer is None or self._answer.done():
             raise RolloutEnded("no prompt waits for an answer", hint="make one step after the other")
-        # The caller keeps the logprobs. Nobody reads the zeros that stand in their place: see `_WithoutTokens`.
+        # The caller keeps the logprobs. Nobody reads the zeros that stand in their place: see `CallerAgent`.
         self._answer.set_result(Sampled(list(tokens), [0.0] * len(tokens), finish_reason))
 
     async def sample(
@@ -89,17 +86,17 @@ class CallerTokenServer(TokensOnly):
         return await self._answer
 
 
-class _WithoutTokens:
+class CallerAgent:
     """The exact agent, without its tokens in the record: their logprobs are the caller's."""
 
     name = "model"
 
     def __init__(self, agent: ExactAgent) -> None:
-        self._agent = agent
+        self.exact = agent
 
     async def run(self, task: AgentTask) -> AgentResult:
         """Work on one task with the caller's policy; see `Agent.run`."""
-        result = await self._agent.run(task)
+        result = await self.exact.run(task)
         result.managed_state = None
         return result
 
@@ -107,54 +104,26 @@ class _WithoutTokens:
         """Do nothing: it holds nothing open."""
 
 
-class SteppedRun(TrainerRun):
-    """A run whose rollouts the caller steps. See `Rollouts` for the arguments.
+@asynccontextmanager
+async def _open_session(
+    environment: str | Environment, env: Mapping[str, Any] | None, agent: Mapping[str, Any], options: RunOptions
+) -> AsyncIterator[Session]:
+    """Open a session whose model is the caller's.
 
     Raises:
         UsageError: the agent is a program.
+        HermesError: as `open_trainer_session` says.
     """
-
-    agent: ExactAgent
-    ends: list[int]
-    """The tokens that end an answer."""
-
-    def __init__(
-        self,
-        environment: str | Environment,
-        env: Mapping[str, Any] | None,
-        agent: Mapping[str, Any],
-        options: RunOptions,
-    ) -> None:
-        if agent.get("name", "model") != "model":
-            raise UsageError(
-                "a program can't be played step by step: it may ask several things at once, and what is not its own "
-                "conversation would be trained on",
-                hint="use TinkerRun",
-            )
-        super().__init__(partial(self._open_session, environment, env, agent, options), eager=True)
-
-    @asynccontextmanager
-    async def _open_session(
-        self,
-        environment: str | Environment,
-        env: Mapping[str, Any] | None,
-        agent: Mapping[str, Any],
-        options: RunOptions,
-    ) -> AsyncIterator[Session]:
-        async with open_trainer_session(environment, options, env=env) as session:
-            settings = exact_settings(session.runtime, agent)
-            self.agent = await open_exact_agent(
-                settings,
-                parsers_with(session.runtime, settings.tool_call_parser or ""),
-                tools=bool(session.tools.names()),
-                system=bool(session.environment.config.system_prompt),
-                server=partial(self._server, settings),
-            )
-            yield session
-
-    def _server(self, settings: AgentSettings, chat: Chat) -> CallerTokenServer:
-        self.ends = sorted(chat.end_tokens)
-        return CallerTokenServer(settings)  # never asked: each rollout has its own
+    if agent.get("name", "model") != "model":
+        raise UsageError(
+            "a program can't be played step by step: it may ask several things at once, and what is not its own "
+            "conversation would be trained on",
+            hint="use TinkerRun",
+        )
+    async with open_trainer_session(environment, options, env=env, agent=agent, server=CallerTokenServer) as session:
+        assert isinstance(session.agent, ExactAgent)
+        session.agent = CallerAgent(session.agent)  # which no run tries out: there is no caller before a rollout
+        yield session
 
 
 class SteppedRollout:
@@ -166,10 +135,15 @@ class SteppedRollout:
         group: rollouts of one group get slots of one sandbox where they fit.
     """
 
-    def __init__(self, run: SteppedRun, item_id: str, group: str) -> None:
+    def __init__(self, run: TrainerRun, item_id: str, group: str) -> None:
+        agent = run.session.agent
+        assert isinstance(agent, CallerAgent)  # see `Rollouts`
+        self.ends = sorted(agent.exact.chat.end_tokens)
+        """The tokens that end an answer."""
         self._run = run
         self._item_id, self._group = item_id, group
-        self._server = CallerTokenServer(run.agent.settings)
+        self._server = CallerTokenServer(agent.exact.settings)
+        self._agent = CallerAgent(agent.exact.on(self._server))
         self._rolling: asyncio.Task[Rolled] | None = None
 
     async def begin(self) -> list[int] | None:
@@ -203,8 +177,7 @@ class SteppedRollout:
         return rolled.record
 
     async def _begin(self) -> list[int] | None:
-        agent = _WithoutTokens(self._run.agent.on(self._server))
-        work = self._run.roll_one(self._item_id, agent=agent, group_id=self._group)
+        work = self._run.roll_one(self._item_id, agent=self._agent, group_id=self._group)
         self._rolling = await self._run.spawn(work, f"a rollout of {self._group}")
         return await self._next(self._rolling)
 
@@ -251,10 +224,11 @@ class Rollouts:
     ) -> None:
         checked = validated(RunOptions, {**options, "infra_retries": 0}, "the options of the run")
         self.name = environment if isinstance(environment, str) else environment.name
-        self._shared = SharedRun(partial(SteppedRun, environment, env, agent or {}, checked))
+        opening = partial(_open_session, environment, env, agent or {}, checked)
+        self._shared = SharedRun(partial(TrainerRun, opening, eager=True))
 
     @property
-    def run(self) -> SteppedRun:
+    def run(self) -> TrainerRun:
         """Return the open run of this process; the first use opens it. Blocks.
 
         Raises:
