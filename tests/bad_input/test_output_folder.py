@@ -100,13 +100,13 @@ def test_a_line_that_is_no_record_is_named(hermes, ran, tmp_path, level, monkeyp
     file.write_bytes(b"what\n" + file.read_bytes())
     done = hermes("rollout", "tasks", ran, "--agent", "oracle", "--out", "out", "--resume", *level)
     done.is_refused("out/trajectories.jsonl, line 1: no record of a rollout", "remove that line")
-    monkeypatch.setattr(TasksEnvironment, "score_patch", None, raising=False)
+    monkeypatch.setattr(TasksEnvironment, "score_patch", print, raising=False)
     hermes("rescore", "out", "--trust-run", *level).is_refused("out/trajectories.jsonl, line 1: no record of a rollout")
 
 
 def test_rescoring_without_records_is_refused(hermes, ran, tmp_path, level, monkeypatch):
     (tmp_path / "out" / "trajectories.jsonl").unlink()
-    monkeypatch.setattr(TasksEnvironment, "score_patch", None, raising=False)
+    monkeypatch.setattr(TasksEnvironment, "score_patch", print, raising=False)
     hermes("rescore", "out", "--trust-run", *level).is_refused("out/trajectories.jsonl can't be read: No such file")
 
 

@@ -250,7 +250,7 @@ def test_equal_code_has_an_equal_meaning() -> None:
     ("data", "reason"),
     [
         (b"def f(:\n", "can't be parsed"),
-        (b"x = '\x00'\n", "can't be parsed"),
+        (b"x = '\x00'\n", "null bytes"),
         (b"# coding: nothing\n", "can't be decoded"),
         (b"# coding: idna\nx = 1\n", "is in idna"),
         (b"x = '\xff'\n", "can't be decoded"),
