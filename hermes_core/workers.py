@@ -53,7 +53,7 @@ class _KeptThreads:
 
     def forget(self) -> None:
         """Forget all threads: a forked child has none of them."""
-        self._calls: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[tuple[Callable[[], object], str]] = queue.SimpleQueue()
         self._changing = threading.Lock()
         self._threads = 0
         self._free = 0
@@ -63,7 +63,7 @@ class _KeptThreads:
         with self._changing:
             if self._free <= 0:
                 try:
-                    threading.Thread(target=self._work, args=(call,), name=name, daemon=True).start()
+                    threading.Thread(target=self._work, args=(call, name), daemon=True).start()
                 except RuntimeError:
                     if not self._threads:
                         raise
@@ -71,15 +71,18 @@ class _KeptThreads:
                     self._threads += 1
                     return
             self._free -= 1
-            self._calls.put(call)
+            self._calls.put((call, name))
 
-    def _work(self, call: Callable[[], object]) -> None:
+    def _work(self, call: Callable[[], object], name: str) -> None:
+        thread = threading.current_thread()
         try:
             while True:
+                thread.name = name
                 call()
+                thread.name = "idle"
                 with self._changing:
                     self._free += 1
-                call = self._calls.get()
+                call, name = self._calls.get()
         finally:
             with self._changing:
                 self._threads -= 1

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from hermes_core.datasets.tasks import TasksEnvironment
+from hermes_core.datasets import tasks
 
 PROGRAM = [sys.executable, "-m", "hermes_core"]
 
@@ -95,18 +95,24 @@ def test_a_run_without_its_run_json_is_refused(hermes, ran, tmp_path):
     hermes("rollout", "tasks", ran, "--agent", "oracle", "--out", "out", "--resume").is_refused("no usable run.json")
 
 
+class ScoresPatches(tasks.TasksEnvironment):
+    """A class of its own: `isinstance` keeps what it has found out about a class."""
+
+    score_patch = print
+
+
 def test_a_line_that_is_no_record_is_named(hermes, ran, tmp_path, level, monkeypatch):
     file = tmp_path / "out" / "trajectories.jsonl"
     file.write_bytes(b"what\n" + file.read_bytes())
     done = hermes("rollout", "tasks", ran, "--agent", "oracle", "--out", "out", "--resume", *level)
     done.is_refused("out/trajectories.jsonl, line 1: no record of a rollout", "remove that line")
-    monkeypatch.setattr(TasksEnvironment, "score_patch", print, raising=False)
+    monkeypatch.setattr(tasks, "TasksEnvironment", ScoresPatches)
     hermes("rescore", "out", "--trust-run", *level).is_refused("out/trajectories.jsonl, line 1: no record of a rollout")
 
 
 def test_rescoring_without_records_is_refused(hermes, ran, tmp_path, level, monkeypatch):
     (tmp_path / "out" / "trajectories.jsonl").unlink()
-    monkeypatch.setattr(TasksEnvironment, "score_patch", print, raising=False)
+    monkeypatch.setattr(tasks, "TasksEnvironment", ScoresPatches)
     hermes("rescore", "out", "--trust-run", *level).is_refused("out/trajectories.jsonl can't be read: No such file")
 
 
