@@ -161,10 +161,10 @@ class RemoteCommands(SlotCommands):
             header["cwd"] = _path(cwd)
         if env:
             header["env"] = env
-        words = [*argv, cwd, *env, *env.values()]
-        if any("\0" in word for word in words):
+        words = "".join((*argv, cwd, *env, *env.values()))
+        if "\0" in words:
             raise CommandError("an argument, the directory or a variable contains a NUL byte", code="invalid")
-        if sum(len(_encoded(word)) for word in words) > MAX_ARGUMENTS:
+        if len(_encoded(words)) > MAX_ARGUMENTS:
             raise CommandError("the arguments and variables are too long", code="too_large", hint="use standard input")
         return header, script
 
@@ -413,7 +413,8 @@ def _encoded(text: str) -> bytes:
     try:
         return text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError as error:
-        raise CommandError(f"there are no bytes for {text[:100]!r}: {error.reason}", code="invalid") from error
+        place = text[max(0, error.start - 50) : error.end + 50]
+        raise CommandError(f"there are no bytes for {place!r}: {error.reason}", code="invalid") from error
 
 
 def _size(size: WindowSize) -> list[int]:
