@@ -38,10 +38,17 @@ def test_without_the_plugin_or_the_backend_no_command_runs(home: Home, hermes_ex
         home.configure(**{**CONFIG, "plugins": {"enabled": []}})
     else:
         terminal = "slots-dokcer"
-    program = "from model_tools import handle_function_call as call; print(call('terminal', {'command': 'touch ran'}))"
-    (home.folder / "one.py").write_text(program)
-    done = home.run(str(home.folder / "one.py"), terminal=terminal)
+    done = home.run("terminal.py", "touch ran", terminal=terminal)
     error = json.loads(done.stdout.splitlines()[-1])["error"]
     assert ("Unknown environment type" if broken == "off" else "The sandbox failed: unknown backend 'dokcer'") in error
     assert broken == "off" or "Traceback" not in done.stdout, "the model gets the reason, not our code"
     assert not (home.work / "ran").exists()
+
+
+def test_a_missing_image_names_the_setting_of_hermes_agent(home: Home, docker_images: None) -> None:
+    profiles = home.folder / "profiles.yaml"
+    profiles.write_text("profiles: {default: {acquire_timeout_s: 2}}")
+    variables = {"TERMINAL_DOCKER_IMAGE": "localhost:9/nothing:1", "TERMINAL_DOCKER_PROFILES_FILE": str(profiles)}
+    done = home.run("terminal.py", "true", terminal="slots-docker", **variables)
+    error = json.loads(done.stdout.splitlines()[-1])["error"]
+    assert "`hermes config set terminal.docker_image NAME`" in error and "--backend" not in error, error

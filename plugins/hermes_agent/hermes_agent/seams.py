@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Collection
 from typing import Any
 
-from hermes_agent.slots import PREFIX, slots_of
+from hermes_agent.slots import PREFIX, close_all, slots_of
 from hermes_agent.version import HERMES_AGENT
 from hermes_core import PluginError
 
@@ -73,6 +73,7 @@ def install(names: Collection[str], parents: Parents) -> None:
         ("tools.terminal_tool", "_create_environment"): _creating,
         ("tools.terminal_tool", "_resolve_container_task_id"): functools.partial(_resolving, parents),
         ("tools.terminal_tool", "check_terminal_requirements"): _checking,
+        ("tools.terminal_tool", "cleanup_all_environments"): _ending,
         ("tools.approval", "_should_skip_container_guards"): _guarding,
     }
     places = [*_NAMES.items(), *wrappers]
@@ -131,6 +132,17 @@ def _checking(own: Callable[[], bool]) -> Callable[[], bool]:
         return True if name.startswith(PREFIX) else own()
 
     return check
+
+
+def _ending(own: Callable[[], int]) -> Callable[[], int]:
+    def end() -> int:
+        """End the sandboxes too: `hermes -z` leaves by `os._exit`, so that nothing can do it later."""
+        try:
+            return own()
+        finally:
+            close_all()
+
+    return end
 
 
 def _guarding(own: Callable[..., bool]) -> Callable[..., bool]:

@@ -7,6 +7,7 @@ import concurrent.futures
 import json
 import logging
 import os
+import re
 import threading
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
@@ -43,6 +44,8 @@ _RELEASE_S = 60.0
 
 _LOOK_S = 0.1
 """Seconds between checks whether the user has interrupted a session that waits for its slot."""
+
+_OPTION = re.compile(r"`--backend\.(\w+)=(\w+)`")
 
 T = TypeVar("T")
 
@@ -213,7 +216,10 @@ class Slots:
     async def _lease(self, session: str, image: str | None) -> SessionSlot:
         opened = await self._open()
         left = opened.left.pop(session, None)
-        slot = left or await opened.tools.acquire(session, image=image, env=opened.variables, as_image=True)
+        try:
+            slot = left or await opened.tools.acquire(session, image=image, env=opened.variables, as_image=True)
+        except HermesError as error:
+            raise _in_its_words(error, self._name) from error
         opened.held += 1
         return SessionSlot(slot, opened.tools.commands(slot), taken_over=left is not None)
 
@@ -258,6 +264,14 @@ def _pass_on(done: asyncio.Task[Any], outcome: concurrent.futures.Future[Any]) -
         outcome.set_exception(error)
     else:
         outcome.set_result(done.result())
+
+
+def _in_its_words(error: HermesError, backend: str) -> HermesError:
+    """Return the error with hermes-agent's settings in place of our options, also in the words of its causes."""
+    said, setting = error.twin(), rf"`hermes config set terminal.{backend}_\1 \2`"
+    said.message = _OPTION.sub(setting, error.message)
+    said.hint = error.hint and _OPTION.sub(setting, error.hint)
+    return said
 
 
 def _in_containers(backend: Backend) -> bool:
