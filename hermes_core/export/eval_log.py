@@ -229,6 +229,9 @@ class RunLog:
 class _Growing:
     """A file that others read while a zip is written to it: what is written becomes visible in one step, by `commit`.
 
+    Whoever reads the directory in several steps may meet two of them, and has to begin again: the new one is written
+    over the old one, because a log with all of its directories would grow with the square of its samples.
+
     Raises:
         OSError: it can't be written, or another process has it open.
     """
