@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ from click.testing import CliRunner
 from hermes_core import export_run, merge_runs, read_records
 from hermes_core.testing.scripted_server import Reply, ScriptedServer, ToolScript, call
 
-from .conftest import Home
+from .conftest import PLACES, Home
 
 pytestmark = [pytest.mark.full, pytest.mark.long]
+
+OTHER_IMAGE = "hermes-test-other:latest"
 
 
 def solver(prompt: str):
@@ -27,11 +30,18 @@ def solver(prompt: str):
     return Reply("Done.", reasoning="It is\nwritten.")
 
 
-async def batch(home: Home, *, prompts: int, resume: bool = False) -> tuple[list[dict[str, Any]], int]:
+async def batch(
+    home: Home,
+    rows: Sequence[Mapping[str, str]],
+    *,
+    resume: bool = False,
+    terminal: str = "slots-local",
+    model: Callable[..., Any] = solver,
+) -> tuple[list[dict[str, Any]], int]:
     """The rows that the batch runner has written, and how many requests it made for them."""
     data = home.work / "data.jsonl"
-    data.write_text("".join(json.dumps({"prompt": f"Write the number {number}"}) + "\n" for number in range(prompts)))
-    async with ScriptedServer(ToolScript(solver)) as server:
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    async with ScriptedServer(ToolScript(model)) as server:
         given = {
             "dataset_file": data.name,
             "batch_size": 1,
@@ -45,15 +55,20 @@ async def batch(home: Home, *, prompts: int, resume: bool = False) -> tuple[list
             **({"resume": True} if resume else {}),
         }
         options = [f"--{name}={value}" for name, value in given.items()]
-        environ = home.environ("slots-local", TERMINAL_CONTAINER_PERSISTENT="false")
+        environ = home.environ(terminal, TERMINAL_CONTAINER_PERSISTENT="false")
         program = [sys.executable, "-m", "batch_runner", *options]
         pipes = {"stdout": asyncio.subprocess.PIPE, "stderr": asyncio.subprocess.STDOUT}
         running = await asyncio.create_subprocess_exec(*program, cwd=home.work, env=environ, **pipes)
         said, _ = await running.communicate()
         files = [*(home.work / "data" / "numbers").glob("batch_*.jsonl")]
-        rows = [json.loads(line) for file in files for line in file.read_text().splitlines()]
-        assert len(rows) == prompts, said.decode()[-3000:]
-        return sorted(rows, key=lambda row: row["prompt_index"]), server.request_count
+        written = [json.loads(line) for file in files for line in file.read_text().splitlines()]
+        assert len(written) == len(rows), said.decode()[-3000:]
+        return sorted(written, key=lambda row: row["prompt_index"]), server.request_count
+
+
+def numbers(count: int) -> list[dict[str, str]]:
+    """Rows whose prompts `solver` solves."""
+    return [{"prompt": f"Write the number {number}"} for number in range(count)]
 
 
 def told(rows: list[dict[str, Any]]) -> list[list[str]]:
@@ -63,7 +78,7 @@ def told(rows: list[dict[str, Any]]) -> list[list[str]]:
 async def test_its_runs_can_be_merged_and_exported_word_for_word(home: Home, tmp_path: Path, isolates: None) -> None:
     from hermes_agent.command import batch_runs
 
-    rows, _ = await batch(home, prompts=2)
+    rows, _ = await batch(home, numbers(2))
     for row in rows:
         answer = json.loads(row["conversations"][3]["value"].splitlines()[1])["content"]
         assert answer["output"].splitlines()[0] == str(row["prompt_index"])
@@ -81,9 +96,35 @@ async def test_its_runs_can_be_merged_and_exported_word_for_word(home: Home, tmp
     lines = [line for file in (tmp_path / "exported").rglob("*.jsonl") for line in file.read_text().splitlines()]
     assert told([json.loads(line) for line in lines]) == told(rows)
 
-    more, requests = await batch(home, prompts=3, resume=True)
+    more, requests = await batch(home, numbers(3), resume=True)
     assert told(more[:2]) == told(rows)
     assert requests <= 5, "only the new prompt is run"
+
+
+@pytest.fixture
+def other_image(docker_images: None) -> str:
+    """Another image than the one of the settings, which says that it is another."""
+    import docker
+
+    dockerfile = f"FROM {PLACES['slots-docker']['TERMINAL_DOCKER_IMAGE']}\nRUN echo other >/image\n"
+    client = docker.from_env()
+    # It stays: sandboxes that a killed worker leaves behind use it until their watchdogs end them.
+    client.images.build(fileobj=io.BytesIO(dockerfile.encode()), tag=OTHER_IMAGE)
+    client.close()
+    return OTHER_IMAGE
+
+
+def looker(prompt: str):
+    """The model: looks which image it is in."""
+    yield call("terminal", command="cat /image || echo the usual")
+    return Reply("Done.", reasoning="I have looked.")
+
+
+async def test_a_row_with_an_image_has_a_slot_in_it(home: Home, other_image: str) -> None:
+    rows = [{"prompt": "Look."}, {"prompt": "Look again.", "image": other_image}]
+    written, _ = await batch(home, rows, terminal="slots-docker", model=looker)
+    answers = [json.loads(row["conversations"][3]["value"].splitlines()[1])["content"]["output"] for row in written]
+    assert [answer.splitlines()[-1] for answer in answers] == ["the usual", "other"]
 
 
 @pytest.fixture
@@ -114,7 +155,7 @@ async def test_a_rollout_of_the_agent_hermes_has_the_same_messages(
 ) -> None:
     from hermes_agent.trajectories import read_batch_run
 
-    await batch(home, prompts=1)
+    await batch(home, numbers(1))
     [theirs] = read_batch_run(home.work / "data/numbers")
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "Write the number 0"}\n')
     async with ScriptedServer(ToolScript(solver)) as server:
