@@ -89,6 +89,10 @@ async def test_its_runs_can_be_merged_and_exported_word_for_word(home: Home, tmp
     assert [message["role"] for message in records[0]["messages"]] == [
         *("user", "assistant", "tool", "assistant", "tool", "tool", "assistant")
     ]
+    assert [turn["message"] for turn in records[0]["turns"]] == [1, 3, 6]
+    assert [(made["turn"], made["message"], made["name"]) for made in records[0]["calls"]] == [
+        *((0, 2, "terminal"), (1, 4, "write_file"), (1, 5, "read_file"))
+    ]
     assert records[0]["messages"][-1]["reasoning_content"] == "It is\nwritten."
     assert {"terminal", "write_file"} <= {schema["function"]["name"] for schema in records[0]["tool_schemas"]}
     assert merge_runs([tmp_path / "run", tmp_path / "run"], tmp_path / "merged").repeated == 2

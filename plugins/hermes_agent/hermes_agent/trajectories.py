@@ -10,7 +10,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from hermes_core import DatasetError, Record, UsageError
+from hermes_core import CallRecord, DatasetError, Record, TurnRecord, UsageError
 
 _BATCH = re.compile(r"batch_\d+\.jsonl")
 _TOOLS = re.compile(r"<tools>\n(.*)\n</tools>")
@@ -50,6 +50,8 @@ def _record(run: str, row: Mapping[str, Any], trajectory_id: str) -> Record:
     item_id = f"{run}-{row['prompt_index']}"
     written = metadata.get("timestamp")
     system, *said = row["conversations"]
+    messages = [message for part in _parts(said) for message in part]
+    turns, calls = _turns(messages, metadata.get("model"))
     return Record(
         trajectory_id=trajectory_id,
         environment="hermes-agent",
@@ -61,10 +63,30 @@ def _record(run: str, row: Mapping[str, Any], trajectory_id: str) -> Record:
         model=metadata.get("model"),
         item={"toolsets": row.get("toolsets_used") or []},
         ended=datetime.fromisoformat(written).timestamp() if written else None,
-        messages=[message for part in _parts(said) for message in part],
+        messages=messages,
+        turns=tuple(turns),
+        calls=tuple(calls),
         tool_schemas=tuple(_schemas(system["value"])),
         stop_reason="finished" if row.get("completed") else "max_turns",
     )
+
+
+def _turns(messages: list[Message], model: str | None) -> tuple[list[TurnRecord], list[CallRecord]]:
+    """Return the answers and the calls of a conversation, as far as its text tells of them."""
+    turns: list[TurnRecord] = []
+    calls: list[CallRecord] = []
+    places = {message["tool_call_id"]: place for place, message in enumerate(messages) if message["role"] == "tool"}
+    for place, message in enumerate(messages):
+        if message["role"] != "assistant":
+            continue
+        for call in message.get("tool_calls", ()):
+            if call["id"] in places:
+                function = call["function"]
+                calls.append(
+                    CallRecord(len(turns), places[call["id"]], call["id"], function["name"], function["arguments"])
+                )
+        turns.append(TurnRecord(place, model))
+    return turns, calls
 
 
 def _schemas(system: str) -> Iterator[dict[str, Any]]:
