@@ -87,8 +87,8 @@ async def test_a_real_agent_is_trained_on_what_was_sampled(
 
 
 ROLLOUTS = {
-    **dict.fromkeys(("codex", "claude-code", "pi", "kimi-code", "mini-swe-agent", "gemini-cli"), 200),
-    **dict.fromkeys(("hermes", "opencode", "qwen-coder"), 20),
+    **dict.fromkeys(("codex", "claude-code", "pi", "kimi-code", "mini-swe-agent", "gemini-cli", "hermes"), 200),
+    **dict.fromkeys(("opencode", "qwen-coder"), 20),
 }
 """How many rollouts of each agent are compared: few of those that take long to start. aider writes all of its prompt
 anew for each request."""
