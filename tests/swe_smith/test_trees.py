@@ -734,6 +734,15 @@ def test_no_archive_makes_another_tree_or_takes_for_ever(fuzz_bench, data, right
     assert all(tested[name] == FILES[name] for name in FILES if name.startswith("tests/"))
 
 
+@pytest.mark.parametrize("name", ["", ".", "./"])
+def test_a_file_can_not_be_the_top_of_the_tree(fuzz_bench, name):
+    with io.BytesIO() as data:
+        with tarfile.open(fileobj=data, mode="w") as tar:
+            tar.addfile(tarfile.TarInfo(name))
+        with pytest.raises(ValueError, match="the top of the tree as a file"):
+            fuzz_bench.take_tar(data.getvalue())
+
+
 @fuzz
 @given(st.data())
 def test_no_patch_reaches_beyond_its_tree(fuzz_bench, data):

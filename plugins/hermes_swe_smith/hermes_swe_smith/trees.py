@@ -651,6 +651,8 @@ def _read_work(stream: IO[bytes], blobs: Blobs, most: int) -> Tree:
             left -= tarfile.BLOCKSIZE + blobs.sizes[entry[1]]
             if left < 0:
                 raise _too_large("checkout", most)
+            if not path:
+                raise ValueError(f"the top of the tree as a file: {member.name!r}")
             seen[path] = entry
     kept = {path: entry for path, entry in seen.items() if _can_be_kept(path, entry[0])}
     long = max((len(os.fsencode(path)) for path in kept), default=0)
