@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from hermes_core.cli.support import plugin_command
+from hermes_core.errors import UnknownNameError
 from tests.forked_program import run_program
 
 COMMAND = [sys.executable, "-m", "hermes_core"]
@@ -123,6 +125,22 @@ def test_a_command_of_a_plugin_that_can_not_be_used_is_told(plugin: Any) -> None
     assert "unknown command 'gret' (did you mean 'greet'?" in misspelt.stderr
     plugin("nothing", "import no_such_module_here")
     assert "not loaded: plugin 'nothing'" in hermes("grxt").stderr
+
+
+def test_whoever_lacks_a_command_of_another_distribution_is_told_which_one_brings_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        "hermes_core.cli.support.BROUGHT_BY", {"uproot": "hermes-rl-nowhere", "ship": "hermes-rl-docker"}
+    )
+    with pytest.raises(UnknownNameError) as missing:
+        plugin_command("uproot", ["show"])
+    assert str(missing.value) == (
+        "command 'uproot' is of hermes-rl-nowhere, which is not installed (pip install hermes-rl-nowhere)"
+    )
+    monkeypatch.setenv("HERMES_PLUGINS", "ssh")
+    with pytest.raises(UnknownNameError, match=r"'ship' is of plugin 'docker' \(hermes-rl-docker .*HERMES_PLUGINS"):
+        plugin_command("ship", ["show"])
 
 
 @pytest.fixture

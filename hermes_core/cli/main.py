@@ -161,7 +161,7 @@ def _expected(error: Exception) -> list[HermesError]:
 @click.group(
     cls=_WithPlugins,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Plugins add more commands: `hermes-rl commands` lists them.",
+    epilog="Plugins add more commands, such as atropos, conformance and make-tasks: `hermes-rl commands` lists them.",
 )
 @click.version_option(__version__, prog_name="hermes-rl")
 @click.option("-v", "--verbose", count=True, help="Log more: -v progress, -vv everything.")
