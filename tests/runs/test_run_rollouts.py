@@ -717,7 +717,8 @@ async def test_cancelled_at_any_moment_it_ends_at_once_and_can_be_resumed(runtim
     async with asyncio.timeout(30):  # a machine may be busy; a rollout that is not cancelled at all never ends
         await asyncio.wait([task])
     if task.cancelled() and (tmp_path / "out" / "summary.json").exists():
-        assert json.loads((tmp_path / "out" / "summary.json").read_text())["stopped"] == "interrupted"
+        written = json.loads((tmp_path / "out" / "summary.json").read_text())
+        assert written["stopped"] == "interrupted" or written["scored"] == 12  # a fast machine may be done by then
     summary = await run_rollouts(runtime, "tasks", "oracle", **arguments, resume=True)
     assert (summary.scored, summary.mean_reward) == (12, 1.0)
     scored = Counter(one["item_id"] for one in records(tmp_path / "out") if one["reward"] is not None)

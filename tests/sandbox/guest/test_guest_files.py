@@ -181,7 +181,8 @@ async def test_an_old_file_survives_a_write_that_is_cut(rig):
 async def test_appending_that_is_cut_takes_back_what_it_wrote(slot):
     await slot.write_file("f", b"old")
     writing = asyncio.ensure_future(slot.write_file("f", bytes(60_000_000), append=True))
-    await asyncio.sleep(0.1)
+    while (await slot.stat("f")).size == 3:
+        await asyncio.sleep(0.001)
     writing.cancel()
     with pytest.raises(asyncio.CancelledError):
         await writing
