@@ -26,7 +26,7 @@ from docker.auth import AuthConfig
 from hermes_docker import built, images
 from hermes_docker.backend import DockerBackend
 from hermes_docker.config import DockerConfig
-from hermes_docker.daemon import translated
+from hermes_docker.daemon import translate_error
 from hermes_docker.images import (
     BuildFailed,
     DiskFull,
@@ -214,7 +214,7 @@ async def test_a_registry_that_is_not_there(backend: DockerBackend, registry: Re
     ],
 )
 def test_the_daemons_words(said: str, kind: type[ProvisionError], advice: str) -> None:
-    found, hint = failure(images._Said(said))
+    found, hint = failure(images._EventError(said))
     assert found is kind
     assert advice in hint
 
@@ -233,7 +233,7 @@ def test_a_helper_for_credentials_that_fails_is_named(
     for ask in (lambda: credentials.resolve_authconfig("quay.io"), credentials.get_all_credentials):
         with pytest.raises(Exception, match="docker-credential-it") as caught:  # a pull's, and a build's
             ask()
-        error = translated(caught.value)
+        error = translate_error(caught.value)
         assert isinstance(error, ImageError) and error.hint is not None
         assert "docker-credential-it" in error.message and "config.json" in error.hint
 

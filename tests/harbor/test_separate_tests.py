@@ -6,7 +6,7 @@ import io
 import tarfile
 
 import pytest
-from hermes_harbor.artifacts import _Left, _Refused, _rewritten
+from hermes_harbor.artifacts import _Left, _Refused, _rewrite
 
 from tests.harbor.harbor_tasks import PYTHON, SOLVE, Shell, write_task
 from tests.harbor.harbor_tasks import roll_out_here as roll_out
@@ -139,7 +139,7 @@ def test_only_what_is_harmless_in_an_archive_goes_on():
         ("x.o", FILE, "x"),
         ("y/x.o/z", FILE, "x"),
     )
-    assert names(_rewritten(archive, ["*.o"], _Left(1000, 100))) == [
+    assert names(_rewrite(archive, ["*.o"], _Left(1000, 100))) == [
         ("a", FILE, "755", 0),
         ("dir", DIR, "755", 0),
         ("dir/f", FILE, "755", 0),
@@ -161,4 +161,4 @@ def test_only_what_is_harmless_in_an_archive_goes_on():
 )
 def test_archives_that_are_too_much(archive, reason):
     with pytest.raises(_Refused, match=reason):
-        _rewritten(archive, [], _Left(100, 5))
+        _rewrite(archive, [], _Left(100, 5))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hermes_harbor.steps import StepProgress, combined
+from hermes_harbor.steps import StepProgress, combine_verdicts
 from hermes_harbor.task_toml import TaskToml
 from hermes_harbor.tasks import HarborTask, TaskPart
 from hermes_harbor.verify import PartVerdict
@@ -137,7 +137,7 @@ def task_of(toml, *names):
 def test_the_reward_of_all_steps(strategy, rewards, over, reward):
     toml = {} if strategy is None else {"multi_step_reward_strategy": strategy}
     progress = StepProgress(None, [PartVerdict(each, {}) for each in rewards], over, excused=over == "excused")
-    found, details = combined(task_of(toml, *NAMES), progress)
+    found, details = combine_verdicts(task_of(toml, *NAMES), progress)
     assert found == pytest.approx(reward)
     assert details.get("not_begun", []) == [*NAMES[len(rewards) :]]
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from hermes_harbor.config import HarborConfig
 from hermes_harbor.task_toml import Table, TaskToml, _table_of
-from hermes_harbor.tasks import UnsupportedTask, checked, load_task
+from hermes_harbor.tasks import UnsupportedTask, load_task, parse_task_toml
 
 from hermes_core.errors import DatasetError
 from hermes_core.runtime import Runtime
@@ -161,5 +161,5 @@ def test_harbor_reads_each_folder_alike(tmp_path, harbor):
         assert isinstance(theirs, dict) == folder.taken_by_harbor, (name, theirs)
         if folder.is_ != "wrong":
             text = (tmp_path / number / "task.toml").read_text()
-            ours = checked(tomllib.loads(text), name).model_dump(mode="json")
+            ours = parse_task_toml(tomllib.loads(text), name).model_dump(mode="json")
             assert told(ours, theirs) == ours, name

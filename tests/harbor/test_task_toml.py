@@ -6,13 +6,13 @@ import tomllib
 
 import pytest
 from hermes_harbor.task_toml import TaskToml, unknown_keys
-from hermes_harbor.tasks import checked
+from hermes_harbor.tasks import parse_task_toml
 
 from hermes_core.errors import DatasetError
 
 
 def parsed(text: str) -> TaskToml:
-    return checked(tomllib.loads(text), "task.toml")
+    return parse_task_toml(tomllib.loads(text), "task.toml")
 
 
 VALID = {

@@ -6,7 +6,7 @@ import pytest
 from hermes_harbor.config import HarborConfig
 from hermes_harbor.environment import HarborEnvironment
 from hermes_harbor.tasks import load_task, strip_canary
-from hermes_harbor.variables import resolved
+from hermes_harbor.variables import resolve_variables
 
 from hermes_core.errors import DatasetError
 from hermes_core.sandbox.commands import Cwd
@@ -44,9 +44,15 @@ def test_variables_of_the_host(monkeypatch):
     monkeypatch.setenv("SET", "value")
     monkeypatch.delenv("UNSET", raising=False)
     given = {"a": "${SET}", "b": "${UNSET:-default}", "c": "${UNSET:-}", "d": "literal $SET", "e": "${SET:-x}"}
-    assert resolved(given, "here") == {"a": "value", "b": "default", "c": "", "d": "literal $SET", "e": "value"}
+    assert resolve_variables(given, "here") == {
+        "a": "value",
+        "b": "default",
+        "c": "",
+        "d": "literal $SET",
+        "e": "value",
+    }
     with pytest.raises(DatasetError, match=r"here: f: \$\{UNSET\} is not set here"):
-        resolved({"f": "${UNSET}"}, "here")
+        resolve_variables({"f": "${UNSET}"}, "here")
 
 
 def test_what_a_task_says(tmp_path):

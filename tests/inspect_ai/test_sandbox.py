@@ -127,8 +127,8 @@ async def test_a_task_that_can_t_begin_leaves_nothing(inspect_extra: None, leak_
         await HermesSandbox.task_init("startup", HermesSandboxConfig(backend="locall"))
     with pytest.raises(ConfigError, match="max_sandbox"):
         await HermesSandbox.task_init("startup", HermesSandboxConfig(backend_config={"max_sandboxes": 0}))
-    assert sandbox._shared is not None
-    assert sandbox._shared.over
+    assert sandbox._eval_runtime is not None
+    assert sandbox._eval_runtime.over
 
 
 async def test_tasks_with_the_same_settings_share_their_sandboxes(inspect_extra: None, leak_check: None) -> None:
@@ -225,11 +225,11 @@ async def test_no_sample_waits_for_a_loop_that_is_gone(inspect_extra: None) -> N
 
     def elsewhere() -> Any:
         async def take() -> Any:
-            return sandbox.shared()
+            return sandbox.eval_runtime()
 
         with asyncio.Runner() as runner:  # Inspect's own `asyncio.run` closes no loop
             return runner.run(take())
 
     first = await asyncio.to_thread(elsewhere)
-    assert sandbox.shared() is not first
-    sandbox._shared = None
+    assert sandbox.eval_runtime() is not first
+    sandbox._eval_runtime = None

@@ -38,10 +38,10 @@ def _before_tool(tool_name: str = "", task_id: str = "", session_id: str = "", *
     """Lease the session's slot. If there is none, the tool is not run: it would wait for a slot as long again, several
     times, and then give the model our traceback.
     """
-    backend = seams.chosen()
+    backend = seams.current_backend()
     if backend is None:
         return None
-    _parents.called(session_id, task_id)
+    _parents.note_call(session_id, task_id)
     if tool_name not in _IN_SANDBOX:
         return None
     try:
@@ -62,13 +62,13 @@ def _lease(backend: str, session: str) -> None:
 
 
 def _subagent_begins(parent_session_id: str = "", child_subagent_id: str = "", **_: Any) -> None:
-    _parents.begun(parent_session_id, child_subagent_id)
+    _parents.note_subagent(parent_session_id, child_subagent_id)
 
 
 def _session_ends(session_id: str = "", **_: Any) -> None:
     """Release the slot of a session that is over: `/new`, or the end of the program."""
     from tools import terminal_tool
 
-    if seams.chosen() is not None and session_id:
-        _parents.ended(session_id)
+    if seams.current_backend() is not None and session_id:
+        _parents.forget(session_id)
         terminal_tool.cleanup_vm(session_id)

@@ -35,16 +35,16 @@ class Parents:
         """By session, the task of its last tool call."""
         self._parent_of: dict[str, str] = {}
 
-    def called(self, session_id: str, task_id: str) -> None:
+    def note_call(self, session_id: str, task_id: str) -> None:
         """Note that a session calls a tool."""
         self._task_of[session_id] = task_id
 
-    def begun(self, parent_session: str, subagent: str) -> None:
+    def note_subagent(self, parent_session: str, subagent: str) -> None:
         """Note that a session has begun a subagent."""
         if (parent := self._task_of.get(parent_session)) is not None:
             self._parent_of[subagent] = parent
 
-    def ended(self, session_id: str) -> None:
+    def forget(self, session_id: str) -> None:
         """Forget a session."""
         self._task_of.pop(session_id, None)
         self._parent_of = {child: parent for child, parent in self._parent_of.items() if parent != session_id}
@@ -57,7 +57,7 @@ class Parents:
         return name
 
 
-def chosen() -> str | None:
+def current_backend() -> str | None:
     """Return the backend in whose slots this process works, or None if it uses one of hermes-agent's environments."""
     name = os.environ.get("TERMINAL_ENV", "")
     return name.removeprefix(PREFIX) if name.startswith(PREFIX) else None
@@ -118,7 +118,7 @@ def _creating(own: Callable[..., Any]) -> Callable[..., Any]:
 
 def _resolving(parents: Parents, own: Callable[..., Any]) -> Callable[..., Any]:
     def resolve(task_id: str | None) -> Any:
-        return own(task_id) if chosen() is None else parents.slot_of(task_id)
+        return own(task_id) if current_backend() is None else parents.slot_of(task_id)
 
     return resolve
 
@@ -149,6 +149,6 @@ def _guarding(own: Callable[..., bool]) -> Callable[..., bool]:
     def skip(env_type: str, has_host_access: bool = False) -> bool:
         if not env_type.startswith(PREFIX):
             return own(env_type, has_host_access=has_host_access)
-        return slots_of(env_type.removeprefix(PREFIX)).isolated()
+        return slots_of(env_type.removeprefix(PREFIX)).is_isolated()
 
     return skip

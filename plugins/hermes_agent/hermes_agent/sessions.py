@@ -42,7 +42,7 @@ def open_environment(backend: str, session: str, cwd: str, timeout: int) -> Slot
 
 def recover(backend: str) -> None:
     """Open the environments of all sessions whose slots an earlier process left."""
-    for session in slots_of(backend).left_sessions():
+    for session in slots_of(backend).find_sessions():
         place(session)
         log.warning("session %s goes on in the slot that an earlier process left", session)
 
@@ -61,7 +61,7 @@ def _give_up(session: str, environment: SlotEnvironment) -> None:
         terminal_tool.cleanup_vm(session)
 
 
-def saved_processes() -> dict[str, dict[str, Any]]:
+def read_checkpoint() -> dict[str, dict[str, Any]]:
     """Return hermes-agent's list of background processes, by id. It drops those in sandboxes when it starts."""
     try:
         saved = json.loads(process_registry.CHECKPOINT_PATH.read_text(encoding="utf-8"))
@@ -75,7 +75,7 @@ _saved: dict[str, dict[str, Any]] = {}
 
 def remember_processes() -> None:
     """Read hermes-agent's list of background processes, before it writes another one."""
-    _saved.update(saved_processes())
+    _saved.update(read_checkpoint())
 
 
 def _adopt(session: str, environment: SlotEnvironment) -> None:

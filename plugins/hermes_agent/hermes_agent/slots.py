@@ -133,21 +133,21 @@ class Slots:
             else:
                 concurrent.futures.wait([self.start(self._release(lease)).outcome], _RELEASE_S)
 
-    def left_sessions(self) -> list[str]:
+    def find_sessions(self) -> list[str]:
         """Return the sessions whose slots an earlier process left, and that nobody has leased again. Blocks.
 
         Raises:
             HermesError: the settings are wrong, or a sandbox can't be taken over now.
         """
-        return self._thread.call(self._left_sessions())
+        return self._thread.call(self._find_sessions())
 
-    def isolated(self) -> bool:
+    def is_isolated(self) -> bool:
         """Return whether commands reach nothing of the host. Blocks.
 
         Raises:
             HermesError: the settings are wrong.
         """
-        return self._thread.call(self._isolated())
+        return self._thread.call(self._is_isolated())
 
     def start(self, work: Coroutine[Any, Any, Any]) -> Started:
         """Start work in the event loop.
@@ -228,10 +228,10 @@ class Slots:
         opened.held -= 1
         await opened.tools.release(lease.slot, reset_workspace=True)
 
-    async def _left_sessions(self) -> list[str]:
+    async def _find_sessions(self) -> list[str]:
         return [*(await self._open()).left]
 
-    async def _isolated(self) -> bool:
+    async def _is_isolated(self) -> bool:
         opened = await self._open()
         weakest = Isolation.USER if _in_containers(opened.tools.backend) else Isolation.NAMESPACE
         return opened.tools.isolation >= weakest and not opened.host_files

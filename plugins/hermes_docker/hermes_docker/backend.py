@@ -83,7 +83,7 @@ class DockerBackend(Backend):
 
     async def list(self, owner: str | None = None) -> Sequence[SandboxInfo]:
         """Return the containers with our label."""
-        return await self._daemon.call(lambda api: containers.found(api, owner))
+        return await self._daemon.call(lambda api: containers.list_containers(api, owner))
 
     async def terminate_id(self, sandbox_id: str) -> None:
         """End a container by its name, if it is one of ours."""

@@ -83,13 +83,13 @@ def _new_file(path: Path) -> BinaryIO:
     Another driver that builds the same image keeps writing to the file that it has, which has no name any more.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    others = sorted(path.parent.glob("*.log"), key=_changed)
+    others = sorted(path.parent.glob("*.log"), key=_mtime)
     for old in {*others[: max(0, len(others) + 1 - KEPT)], path}:
         old.unlink(missing_ok=True)
     return path.open("xb", buffering=0)
 
 
-def _changed(path: Path) -> float:
+def _mtime(path: Path) -> float:
     try:
         return path.stat().st_mtime
     except FileNotFoundError:  # another driver has removed it

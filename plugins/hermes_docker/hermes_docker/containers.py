@@ -162,7 +162,7 @@ def _networks(api: APIClient, name: str) -> list[str]:
     return list(api.inspect_container(name)["NetworkSettings"]["Networks"])
 
 
-def found(api: APIClient, owner: str | None = None) -> list[SandboxInfo]:
+def list_containers(api: APIClient, owner: str | None = None) -> list[SandboxInfo]:
     """Return the containers with our label, running or not."""
     label = OWNER if owner is None else f"{OWNER}={owner}"
     return [

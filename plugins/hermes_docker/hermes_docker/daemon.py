@@ -113,9 +113,9 @@ class DockerDaemon:
 
     def _work(self, function: Callable[[APIClient], T]) -> T:
         try:
-            return function(self._connected())
+            return function(self._connect())
         except Exception as error:
-            raised = translated(error)
+            raised = translate_error(error)
             if raised is error:
                 raise
             raise raised from error
@@ -129,7 +129,7 @@ class DockerDaemon:
 
         return self._work(work)
 
-    def _connected(self) -> APIClient:
+    def _connect(self) -> APIClient:
         with self._connecting:
             if self._api is None:
                 if os.environ.get("DOCKER_HOST", "").startswith("ssh://"):
@@ -143,7 +143,7 @@ class DockerDaemon:
         if (
             not future.cancelled() and future.exception() is None
         ):  # waits for its end, which happens in a thread of its own
-            undo(self._connected(), future.result())
+            undo(self._connect(), future.result())
 
 
 class _CuttableLine:
@@ -179,7 +179,7 @@ class _CuttableLine:
             self._response.close()
 
 
-def translated(error: Exception) -> Exception:
+def translate_error(error: Exception) -> Exception:
     """Return our error for an error of the SDK; other errors are returned unchanged."""
     if isinstance(error, docker.errors.APIError):
         said = str(error.explanation or error).strip()  # it may repeat a path of any length that a slot has made

@@ -41,7 +41,7 @@ class Exec:
             pause = min(2 * pause, longest)
         raise ConnectionError("it was closed")
 
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         """Return whether the process has ended. The daemon keeps the stream of one that did not read all of its input
         open until something collects it, which takes up to minutes."""
         return not self._api.exec_inspect(self._exec_id)["Running"]
@@ -67,7 +67,7 @@ class ExecChannel(SocketChannel):
             wait=started.wait,
             unpack=self._split,
             early=started.early,
-            ended=started.ended,
+            ended=started.has_ended,
             close=started.close,
         )
 

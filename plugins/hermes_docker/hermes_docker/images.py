@@ -154,11 +154,11 @@ def _pull(api: APIClient, image: str, platform: str | None) -> None:
     log.info("pulling image %s", image)
     name, tag = _split(image)
     try:
-        for _ in _told(api.pull(name, tag=tag, platform=platform, stream=True, decode=True), image):
+        for _ in _follow_events(api.pull(name, tag=tag, platform=platform, stream=True, decode=True), image):
             pass
-    except (docker.errors.APIError, _Said) as error:
+    except (docker.errors.APIError, _EventError) as error:
         kind, hint = failure(error)
-        said = f"image {image!r} can't be pulled: {said_by(error)}"
+        said = f"image {image!r} can't be pulled: {message_of(error)}"
         raise kind(said, hint=f"{hint}; {_ANOTHER}") from error
     if not _has(api, image):
         raise ImageMissing(f"image {image!r} does not exist after its pull", hint="check its name and platform")
@@ -183,12 +183,12 @@ def _build(api: APIClient, build: ImageBuild, tag: str, config: DockerConfig, ou
                 forcerm=True,
                 decode=True,
             )
-            for event in _told(events, tag):
+            for event in _follow_events(events, tag):
                 output.add(str(event.get("stream", "")) or _status_line(event))
                 image_id = str((event.get("aux") or {}).get("ID", image_id))
-        except (docker.errors.APIError, _Said) as error:
+        except (docker.errors.APIError, _EventError) as error:
             kind, hint = build_failure(error)
-            said = f"building {build} failed: {said_by(error)}\n{output.last_lines}"
+            said = f"building {build} failed: {message_of(error)}\n{output.last_lines}"
             raise kind(said.strip(), hint=f"{hint}; {output.hint}") from error
     built.name(api, image_id, tag)
     log.info("image %s is built", tag)
@@ -199,13 +199,13 @@ def _status_line(event: Mapping[str, Any]) -> str:
     return f"{event['status']}\n" if "status" in event and not event.get("progressDetail") else ""
 
 
-def _told(events: Iterator[Mapping[str, Any]], image: str) -> Iterator[Mapping[str, Any]]:
-    """Yield the daemon's progress events, and log some of them. Raise `_Said` for an error among them."""
+def _follow_events(events: Iterator[Mapping[str, Any]], image: str) -> Iterator[Mapping[str, Any]]:
+    """Yield the daemon's progress events, and log some of them. Raise `_EventError` for an error among them."""
     layers: dict[str, tuple[int, int]] = {}
     last, failed = time.monotonic(), None
     for event in events:
         if "error" in event:  # keep the last error; a connection that is read to its end can be reused
-            failed = _Said(str(event["error"]), (event.get("errorDetail") or {}).get("code"))
+            failed = _EventError(str(event["error"]), (event.get("errorDetail") or {}).get("code"))
         detail = event.get("progressDetail") or {}
         if detail.get("total"):
             layers[str(event.get("id"))] = (int(detail.get("current", 0)), int(detail["total"]))
@@ -218,7 +218,7 @@ def _told(events: Iterator[Mapping[str, Any]], image: str) -> Iterator[Mapping[s
         raise failed
 
 
-class _Said(Exception):
+class _EventError(Exception):
     """An error among the daemon's progress events, with the exit status of the command that failed, if one did."""
 
     def __init__(self, said: str, status: int | None = None) -> None:
@@ -226,7 +226,7 @@ class _Said(Exception):
         self.status = status
 
 
-def said_by(error: Exception) -> str:
+def message_of(error: Exception) -> str:
     """Return the daemon's message."""
     return str(getattr(error, "explanation", None) or error).strip()
 
@@ -268,7 +268,7 @@ _SIGNS: tuple[tuple[type[ProvisionError], tuple[str, ...], str], ...] = (
 
 def failure(error: Exception, otherwise: type[ProvisionError] = ProvisionError) -> tuple[type[ProvisionError], str]:
     """Return the error class and hint for an image that could not be made available, by the daemon's message."""
-    said = said_by(error).lower()
+    said = message_of(error).lower()
     for kind, signs, hint in _SIGNS:
         if any(sign in said for sign in signs):
             return kind, hint
@@ -280,7 +280,7 @@ def build_failure(error: Exception) -> tuple[type[ProvisionError], str]:
 
     What the Dockerfile says, such as the command that failed, is in the daemon's message and may look like anything.
     """
-    if "buildkit" in said_by(error).lower():
+    if "buildkit" in message_of(error).lower():
         return BuildFailed, "build it with `docker build`, and name its image: this API has no BuildKit"
     if getattr(error, "status", None) is not None or getattr(error, "status_code", None) == 400:
         return BuildFailed, "fix the Dockerfile"

@@ -73,7 +73,7 @@ class _Left:
         self.bytes, self.files = self.bytes - size, self.files - 1
 
 
-async def collected(
+async def collect_artifacts(
     leased: SlotHandle, hooks: Sequence[Collect], artifacts: Sequence[Artifact], workdir: str, config: HarborConfig
 ) -> Collection:
     """Run the commands of `verifier.collect`, then take the artifacts. A failure of one is only noted: the tests see
@@ -118,11 +118,11 @@ async def _take(commands: SlotCommands, artifact: Artifact, source: str, left: _
     try:
         if kind == "dir":
             data = await commands.tar_out(source, max_bytes=left.bytes + 2048 * (left.files + 1))
-            archive = await asyncio.to_thread(_rewritten, data, artifact.exclude, left)
+            archive = await asyncio.to_thread(_rewrite, data, artifact.exclude, left)
         elif kind == "file":
             content = await commands.read_file(source, limit=left.bytes + 1)
             left.take(len(content.data))
-            archive = _archived([_file(PurePosixPath(source).name, content.data, executable=True)])
+            archive = _pack([_file(PurePosixPath(source).name, content.data, executable=True)])
         else:
             raise _Refused("missing" if kind == "none" else f"it is a {kind}, and neither a file nor a directory")
     except CommandError as error:
@@ -130,7 +130,7 @@ async def _take(commands: SlotCommands, artifact: Artifact, source: str, left: _
     return Taken(source, artifact.destination or source.lstrip("/"), kind == "dir", archive)
 
 
-def _rewritten(archive: bytes, exclude: Sequence[str], left: _Left) -> bytes:
+def _rewrite(archive: bytes, exclude: Sequence[str], left: _Left) -> bytes:
     """Return an archive of a sandbox with only what is harmless in it, and without what is to be left out. Blocking.
 
     Raises:
@@ -138,7 +138,7 @@ def _rewritten(archive: bytes, exclude: Sequence[str], left: _Left) -> bytes:
     """
     try:
         with tarfile.open(fileobj=io.BytesIO(archive), mode="r:") as tar:
-            return _archived(_harmless(tar, exclude, left))
+            return _pack(_harmless(tar, exclude, left))
     except _Refused:
         raise
     except Exception as error:  # `tarfile` raises errors of many kinds for numbers out of range
@@ -184,7 +184,7 @@ def _is_excluded(path: PurePosixPath, patterns: Sequence[str]) -> bool:
     return any(fnmatchcase(f"/{path}/", f"*/{pattern.strip('/').removeprefix('./')}/*") for pattern in patterns)
 
 
-def _archived(members: Iterable[Member]) -> bytes:
+def _pack(members: Iterable[Member]) -> bytes:
     target = io.BytesIO()
     with tarfile.open(fileobj=target, mode="w", format=tarfile.GNU_FORMAT) as tar:
         for member, content in members:
@@ -209,11 +209,11 @@ def keep(collection: Collection, folder: Path, name: str) -> Path | None:
         return None
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{re.sub(r'[^A-Za-z0-9._-]+', '-', name)}.tar"
-    path.write_bytes(_archived(_kept(collection)))
+    path.write_bytes(_pack(_members(collection)))
     return path
 
 
-def _kept(collection: Collection) -> Iterator[Member]:
+def _members(collection: Collection) -> Iterator[Member]:
     for each in collection.taken:
         with tarfile.open(fileobj=io.BytesIO(each.archive), mode="r:") as tar:
             for member in tar:

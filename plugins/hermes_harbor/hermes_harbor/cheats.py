@@ -67,11 +67,11 @@ def cheats(prompt: Callable[[Item], str], tests: Callable[[Item], Sequence[Path]
     """
     usual = {name: cheat for name, cheat in usual_cheats(prompt).items() if name not in _OF_ROOT}
     own = {**FORGERIES, "hidden-daemon": f"{HIDDEN_DAEMON}\n{HIDDEN_DAEMON}\nsleep 0.1", "planted-tests": PLANTED}
-    overwriting = file_cheats(prompt, lambda item: named_by(tests(item)), {"overwritten-scripts": OVERWRITTEN})
+    overwriting = file_cheats(prompt, lambda item: scripts_in(tests(item)), {"overwritten-scripts": OVERWRITTEN})
     return {**usual, **shell_cheats(own), **overwriting}
 
 
-def named_by(tests: Sequence[Path]) -> list[str]:
+def scripts_in(tests: Sequence[Path]) -> list[str]:
     """Return the files outside of the tests that these name, and may run: of the image, or of the agent. Blocking."""
     files = [path for folder in tests for path in sorted(folder.rglob("*")) if path.is_file() and not path.is_symlink()]
     found: list[str] = []

@@ -233,7 +233,7 @@ async def upload(commands: SlotCommands, folder: Path, target: str, max_bytes: i
         SetupFailed: it is too large, or can't be read.
     """
     try:
-        packed = await asyncio.to_thread(_packed, folder, max_bytes)
+        packed = await asyncio.to_thread(_pack, folder, max_bytes)
     except (OSError, DatasetError) as error:
         raise SetupFailed(f"{folder} can't be sent to the sandbox: {error}") from error
     await commands.tar_in(target, packed)
@@ -276,7 +276,7 @@ def _after(prefix: str, lines: list[str]) -> tuple[str, ...]:
     return tuple(line.removeprefix(prefix) for line in lines if line.startswith(prefix))
 
 
-def _packed(folder: Path, max_bytes: int) -> bytes:
+def _pack(folder: Path, max_bytes: int) -> bytes:
     """Return a folder's contents as a plain tar. Its links stay links.
 
     Raises:

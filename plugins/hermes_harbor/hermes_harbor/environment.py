@@ -33,10 +33,10 @@ from hermes_harbor.container import as_user, begin, directory, run_script, scrip
 from hermes_harbor.healthcheck import wait_until_healthy
 from hermes_harbor.image import start_image
 from hermes_harbor.packages import packages_of
-from hermes_harbor.repository import Checkout, fetched, repository_of
-from hermes_harbor.steps import Score, StepProgress, begin_next, check_part, combined, prepare_part
+from hermes_harbor.repository import Checkout, fetch, repository_of
+from hermes_harbor.steps import Score, StepProgress, begin_next, check_part, combine_verdicts, prepare_part
 from hermes_harbor.tasks import HarborTask, content_digest, load_task, task_folders
-from hermes_harbor.variables import resolved
+from hermes_harbor.variables import resolve_variables
 from hermes_harbor.verify import TestsCouldNotRun, Verification
 
 log = logging.getLogger("hermes_core.harbor")
@@ -76,7 +76,7 @@ class HarborEnvironment(Environment):
         if self.config.package_cache is not None:
             await asyncio.to_thread(packages_of, self.config.package_cache)  # refused now, and not after the rollouts
         if (repository := repository_of(self.config.dataset_name)) is not None:
-            self._checkout = await fetched(
+            self._checkout = await fetch(
                 repository,
                 self.config.cache,
                 submodules=self.config.submodules,
@@ -208,7 +208,7 @@ class HarborEnvironment(Environment):
         if not (part.solution / "solve.sh").is_file():
             place = part.solution.relative_to(task.folder)
             raise SetupFailed(f"task {task.id!r} has no {place}/solve.sh", hint="the agent oracle runs it")
-        env = resolved(task.toml.solution.env, f"task {task.id!r}, solution.env")
+        env = resolve_variables(task.toml.solution.env, f"task {task.id!r}, solution.env")
         await upload(rollout.commands, part.solution, "/solution", self.config.max_upload_bytes)
         await run_script(
             rollout,
@@ -226,7 +226,7 @@ class HarborEnvironment(Environment):
         task, progress = self._task(item), workspace_meta["progress"]
         if progress.over is None:
             await self._check(task, rollout, progress)
-        return combined(task, progress)
+        return combine_verdicts(task, progress)
 
     async def _check(self, task: HarborTask, rollout: RolloutHandle, progress: StepProgress) -> None:
         try:

@@ -20,7 +20,7 @@ from pathlib import Path, PurePosixPath
 from urllib.parse import unquote, urlsplit
 
 from hermes_core import DatasetError
-from hermes_harbor.variables import resolved_text
+from hermes_harbor.variables import resolve_text
 
 FORM = "write https://HOST/REPOSITORY#REF:FOLDER; REF and FOLDER may be left out"
 SAID = 4000
@@ -112,11 +112,11 @@ def _login(given: str, shown: str) -> str | None:
             f"the URL of {shown} has credentials in it, and would be recorded",
             hint="name a variable, as in https://user:${TOKEN}@…, or use git's credential helper",
         )
-    values = [resolved_text(unquote(each), f"the URL of {shown}") for each in (user, password)]
+    values = [resolve_text(unquote(each), f"the URL of {shown}") for each in (user, password)]
     return ":".join(values)
 
 
-async def fetched(repository: DatasetRepository, cache: Path, *, submodules: bool, timeout_s: float) -> Checkout:
+async def fetch(repository: DatasetRepository, cache: Path, *, submodules: bool, timeout_s: float) -> Checkout:
     """Return a commit of the repository from the cache, or fetch it.
 
     Raises:
@@ -124,14 +124,14 @@ async def fetched(repository: DatasetRepository, cache: Path, *, submodules: boo
     """
     try:
         async with asyncio.timeout(timeout_s):
-            return await _fetched(repository, cache, submodules=submodules)
+            return await _fetch(repository, cache, submodules=submodules)
     except TimeoutError as error:
         raise DatasetError(
             f"{repository.url} was not fetched within {timeout_s:g} s", hint="raise --env.git_timeout_s, or clone it"
         ) from error
 
 
-async def _fetched(repository: DatasetRepository, cache: Path, *, submodules: bool) -> Checkout:
+async def _fetch(repository: DatasetRepository, cache: Path, *, submodules: bool) -> Checkout:
     git = _Git(repository)
     ref = repository.ref or "HEAD"
     commit = ref if _COMMIT.fullmatch(ref) else await _commit(git, ref)

@@ -32,7 +32,7 @@ def rewards_in(name: str, data: bytes) -> dict[str, float]:
     try:
         value = json.loads(data) if name.endswith(".json") else float(data.decode("ascii"))
     except (ValueError, RecursionError) as error:
-        raise VerifierError(f"{name} holds {_shown(data)}, which is no reward", hint=_HINT) from error
+        raise VerifierError(f"{name} holds {_excerpt(data)}, which is no reward", hint=_HINT) from error
     values = value if isinstance(value, Mapping) else {"reward": value}
     if not 0 < len(values) <= MAX_REWARDS:
         raise VerifierError(f"{name} has {len(values)} rewards", hint=_HINT)
@@ -41,13 +41,13 @@ def rewards_in(name: str, data: bytes) -> dict[str, float]:
 
 def _number(name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise VerifierError(f"{name} holds {_shown(value)}, which is no number", hint=_HINT)
+        raise VerifierError(f"{name} holds {_excerpt(value)}, which is no number", hint=_HINT)
     try:
         number = float(value)
     except OverflowError:
         number = math.inf
     if not math.isfinite(number):
-        raise VerifierError(f"{name} holds {_shown(value)}, which is not finite", hint=_HINT)
+        raise VerifierError(f"{name} holds {_excerpt(value)}, which is not finite", hint=_HINT)
     return number
 
 
@@ -71,5 +71,5 @@ def the_reward(rewards: Mapping[str, float], key: str, least: float, most: float
     return reward
 
 
-def _shown(value: object) -> str:
+def _excerpt(value: object) -> str:
     return repr(value)[:100]

@@ -82,7 +82,7 @@ async def begin_next(
     return part
 
 
-def combined(task: HarborTask, progress: StepProgress) -> Score:
+def combine_verdicts(task: HarborTask, progress: StepProgress) -> Score:
     """Return the reward of the whole task, with details of each step."""
     verdicts = progress.verdicts
     if not task.parts[0].name:

@@ -28,7 +28,7 @@ from hermes_harbor.task_toml import (
     Verifier,
     unknown_keys,
 )
-from hermes_harbor.variables import resolved
+from hermes_harbor.variables import resolve_variables
 
 log = logging.getLogger("hermes_core.harbor")
 
@@ -105,7 +105,7 @@ class HarborTask:
     mcp_servers: Mapping[str, McpServer] = field(default_factory=dict)
     """The MCP servers of its agent, by name."""
 
-    def renamed(self, name: str) -> HarborTask:
+    def with_id(self, name: str) -> HarborTask:
         """Return the same task under another id."""
         return replace(self, id=name)
 
@@ -142,12 +142,12 @@ def load_task(folder: Path, config: HarborConfig) -> HarborTask:
         table = tomllib.loads(read_text(place))
     except tomllib.TOMLDecodeError as error:
         raise DatasetError(f"{place}: not TOML: {error}", hint="fix the file") from error
-    toml = checked(table, str(place))
+    toml = parse_task_toml(table, str(place))
     if unknown := [*unknown_keys(TaskToml, table)]:
         log.warning("%s: keys without a meaning: %s", place, ", ".join(unknown[:10]))
     if reasons := [*refusals(toml, folder, config)]:
         raise UnsupportedTask(f"task {folder.name!r} can't run here: {'; '.join(reasons)}", hint="change the task")
-    return made_task(folder, toml, config)
+    return make_task(folder, toml, config)
 
 
 def check_links(folder: Path) -> None:
@@ -195,7 +195,7 @@ def content_digest(folder: Path) -> str:
     return f"sha256:{digest.hexdigest()}"
 
 
-def checked(table: Mapping[str, object], where: str) -> TaskToml:
+def parse_task_toml(table: Mapping[str, object], where: str) -> TaskToml:
     """Return the table of a `task.toml` as a model.
 
     Raises:
@@ -210,7 +210,7 @@ def checked(table: Mapping[str, object], where: str) -> TaskToml:
         raise DatasetError(f"{where}, key {key!r}: {reason}", hint="see docs/guides/harbor.md for the keys") from error
 
 
-def made_task(folder: Path, toml: TaskToml, config: HarborConfig, instruction: str | None = None) -> HarborTask:
+def make_task(folder: Path, toml: TaskToml, config: HarborConfig, instruction: str | None = None) -> HarborTask:
     """Return the task of these parts, with the variables of the host in it. Blocking.
 
     Args:
@@ -225,7 +225,7 @@ def made_task(folder: Path, toml: TaskToml, config: HarborConfig, instruction: s
         toml=toml,
         image=task_image(toml, folder, config),
         workdir=toml.environment.workdir or config.workdir,
-        variables=resolved(toml.environment.env, f"task {folder.name!r}, environment.env"),
+        variables=resolve_variables(toml.environment.env, f"task {folder.name!r}, environment.env"),
         parts=(),
         mcp_servers={each.name: _mcp_server(each) for each in toml.environment.mcp_servers},
     )
@@ -244,7 +244,7 @@ def _whole(task: HarborTask, config: HarborConfig, instruction: str | None) -> T
         workdir=None,
         agent=toml.agent,
         verifier=toml.verifier,
-        verifier_variables=resolved(toml.verifier.env, f"task {task.folder.name!r}, verifier.env"),
+        verifier_variables=resolve_variables(toml.verifier.env, f"task {task.folder.name!r}, verifier.env"),
         place=_place(task, None, (tests,), config),
         healthcheck=None,
         artifacts=tuple(toml.artifacts),
@@ -273,7 +273,9 @@ def _step(task: HarborTask, step: StepTable, config: HarborConfig) -> TaskPart:
         workdir=folder / "workdir" if (folder / "workdir").is_dir() else None,
         agent=toml.agent.model_copy(update={key: getattr(step.agent, key) for key in step.agent.model_fields_set}),
         verifier=verifier,
-        verifier_variables=resolved(verifier.env, f"task {task.folder.name!r}, step {step.name!r}, verifier.env"),
+        verifier_variables=resolve_variables(
+            verifier.env, f"task {task.folder.name!r}, step {step.name!r}, verifier.env"
+        ),
         place=_place(task, step, tests, config),
         healthcheck=step.healthcheck,
         artifacts=(*toml.artifacts, *step.artifacts),
@@ -308,7 +310,7 @@ def _place(
         place = VerifierSandbox(
             image=image,
             workdir=(own and own.workdir) or (config.workdir if image else task.workdir),
-            variables=task.variables if own is None else resolved(own.env, where),
+            variables=task.variables if own is None else resolve_variables(own.env, where),
             has_tests=image is not None,
         )
     if (place is None or not place.has_tests) and not any((each / "test.sh").is_file() for each in tests):

@@ -17,7 +17,7 @@ from hermes_harbor.archives import unpack
 from hermes_harbor.config import TerminalBench2Config
 from hermes_harbor.environment import HarborEnvironment
 from hermes_harbor.task_toml import TaskToml
-from hermes_harbor.tasks import HarborTask, made_task, strip_canary
+from hermes_harbor.tasks import HarborTask, make_task, strip_canary
 
 
 class TerminalBenchRow(BaseModel):
@@ -58,16 +58,16 @@ class TerminalBench2Environment(HarborEnvironment):
         top = Path(self._scratch.enter_context(tempfile.TemporaryDirectory(prefix="hermes-terminal-bench-")))
         rows = read_rows(self.config.dataset_name, self.config.dataset_split, intake)
         for number, (where, fields) in enumerate(rows):
-            yield where, partial(self._unpacked, fields, where, top, number)
+            yield where, partial(self._unpack_row, fields, where, top, number)
 
-    def _unpacked(self, fields: Mapping[str, Any], where: str, top: Path, number: int) -> HarborTask:
+    def _unpack_row(self, fields: Mapping[str, Any], where: str, top: Path, number: int) -> HarborTask:
         row = checked_row(TerminalBenchRow, fields, where)
         folder = top / f"{number}-{re.sub(r'[^A-Za-z0-9_-]', '-', row.task_name)}"
         limits = {"max_bytes": self.config.max_archive_bytes, "max_files": self.config.max_archive_files}
         for name, text in (("environment", row.environment_tar), ("tests", row.tests_tar)):
             if text:
                 unpack(text, folder / name, f"{where}, field '{name}_tar'", **limits)
-        _unnested(folder / "tests")
+        _unnest(folder / "tests")
         try:
             script = folder / "tests" / "test.sh"
             script.unlink(missing_ok=True)  # a link would be followed
@@ -76,11 +76,11 @@ class TerminalBench2Environment(HarborEnvironment):
             raise DatasetError(f"{where}, field 'tests_tar': {error}", hint="test.sh must be a file") from error
         metadata = {"category": row.category} if row.category else {}
         toml = TaskToml.model_validate({"environment": {"docker_image": row.docker_image}, "metadata": metadata})
-        task = made_task(folder, toml, self.config, strip_canary(row.instruction))
-        return task.renamed(row.task_name)
+        task = make_task(folder, toml, self.config, strip_canary(row.instruction))
+        return task.with_id(row.task_name)
 
 
-def _unnested(tests: Path) -> None:
+def _unnest(tests: Path) -> None:
     """Take the files out of a folder `tests` that is the only thing in an archive of tests."""
     tests.mkdir(parents=True, exist_ok=True)
     inner = tests / "tests"

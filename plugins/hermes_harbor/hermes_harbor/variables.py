@@ -11,7 +11,7 @@ from hermes_core import DatasetError
 _VARIABLE = re.compile(r"\$\{([^}:]+)(?::-(.*))?\}", re.DOTALL)
 
 
-def resolved_text(text: str, where: str) -> str:
+def resolve_text(text: str, where: str) -> str:
     """Return a text that may be `${NAME}` or `${NAME:-default}`, of this host's environment.
 
     Args:
@@ -27,6 +27,6 @@ def resolved_text(text: str, where: str) -> str:
     return found
 
 
-def resolved(variables: Mapping[str, str], where: str) -> dict[str, str]:
-    """Return variables whose values may be those of this host. Raise as `resolved_text`."""
-    return {name: resolved_text(value, f"{where}: {name}") for name, value in variables.items()}
+def resolve_variables(variables: Mapping[str, str], where: str) -> dict[str, str]:
+    """Return variables whose values may be those of this host. Raise as `resolve_text`."""
+    return {name: resolve_text(value, f"{where}: {name}") for name, value in variables.items()}

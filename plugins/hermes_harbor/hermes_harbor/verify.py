@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from hermes_core import CommandError, Cwd, RolloutHandle, SetupFailed, SlotCommands, SlotHandle, VerifierError, watched
-from hermes_harbor.artifacts import Collection, collected, keep, lay_out
+from hermes_harbor.artifacts import Collection, collect_artifacts, keep, lay_out
 from hermes_harbor.config import HarborConfig
 from hermes_harbor.container import (
     MAX_OUTPUT,
@@ -96,7 +96,7 @@ class Verification:
         details: dict[str, Any] = {}
         collection = Collection()
         if part.place is not None or part.verifier.collect or self.config.artifacts_dir is not None:
-            collection = await collected(
+            collection = await collect_artifacts(
                 self.rollout,
                 part.verifier.collect,
                 part.artifacts,

@@ -51,7 +51,7 @@ exec "$run" -u "$user" -- "$@"
 """
 
 
-class Shared:
+class EvalRuntime:
     """What all tasks of an event loop share: one runtime, and a tool backend for each of their settings."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -107,23 +107,23 @@ def _pool_key(config: HermesSandboxConfig) -> str:
     return config.model_dump_json(exclude={"image", "cwd"})
 
 
-_shared: Shared | None = None
+_eval_runtime: EvalRuntime | None = None
 
 
-def shared() -> Shared:
+def eval_runtime() -> EvalRuntime:
     """Return what the tasks of the running loop share. Inspect runs one eval at a time, each in a loop of its own.
 
     Raises:
         UsageError: Inspect runs on trio.
     """
-    global _shared
+    global _eval_runtime
     try:
         loop = asyncio.get_running_loop()
     except RuntimeError as error:
         raise UsageError("the sandbox 'hermes' needs asyncio", hint="unset INSPECT_ASYNC_BACKEND") from error
-    if _shared is None or _shared.over or _shared.loop is not loop:
-        _shared = Shared(loop)
-    return _shared
+    if _eval_runtime is None or _eval_runtime.over or _eval_runtime.loop is not loop:
+        _eval_runtime = EvalRuntime(loop)
+    return _eval_runtime
 
 
 @sandboxenv(name="hermes")
@@ -146,7 +146,7 @@ class HermesSandbox(SandboxEnvironment):
     @classmethod
     async def task_init(cls, task_name: str, config: BaseModel | str | None) -> None:
         """Make the warm sandboxes of the task."""
-        await shared().enter(read_config(config))
+        await eval_runtime().enter(read_config(config))
 
     @classmethod
     async def sample_init(
@@ -154,7 +154,7 @@ class HermesSandbox(SandboxEnvironment):
     ) -> dict[str, SandboxEnvironment]:
         """Acquire a slot, as soon as one is free."""
         wanted = read_config(config)
-        backend = shared().backend(wanted)
+        backend = eval_runtime().backend(wanted)
         slot = await backend.acquire(image=wanted.image, cwd=wanted.cwd)
         return {"default": cls(backend.commands(slot), slot)}
 
@@ -167,14 +167,14 @@ class HermesSandbox(SandboxEnvironment):
         interrupted: bool,
     ) -> None:
         """Release the slots. Everything in them is killed and removed."""
-        backend = shared().backend(read_config(config))
+        backend = eval_runtime().backend(read_config(config))
         for environment in environments.values():
             await backend.release(environment.as_type(HermesSandbox)._slot, reset_workspace=True)
 
     @classmethod
     async def task_cleanup(cls, task_name: str, config: BaseModel | str | None, cleanup: bool) -> None:
         """End all sandboxes with the last task."""
-        await shared().leave(keep=not cleanup)
+        await eval_runtime().leave(keep=not cleanup)
 
     @classmethod
     async def cli_cleanup(cls, id: str | None) -> None:  # noqa: A002 - Inspect's name

@@ -59,7 +59,7 @@ Answer = Callable[[TaskState], TaskState]
 """What takes the place of the model: it gets the state at the solver's first call of `generate`."""
 
 
-class _Asked(BaseException):
+class _GenerateCalled(BaseException):
     """The solver has asked the model. No `except Exception` of a solver catches it."""
 
     def __init__(self, state: TaskState) -> None:
@@ -148,7 +148,7 @@ class LoadedTask:
         Raises:
             DatasetError: the solver did not get as far as `generate`.
         """
-        messages: list[dict[str, Any]] = await messages_to_openai((await self._asked(sample)).messages)
+        messages: list[dict[str, Any]] = await messages_to_openai((await self._run_to_generate(sample)).messages)
         for message in messages:
             content = message["content"]
             if isinstance(content, list):
@@ -165,13 +165,13 @@ class LoadedTask:
         Raises:
             DatasetError: it asks the model again.
         """
-        state = await self._asked(sample)
+        state = await self._run_to_generate(sample)
         try:
             await self.state(sample, [*await messages_to_openai(state.messages), {"role": "assistant", "content": ""}])
         except VerifierError as error:
-            raise DatasetError(f"{self._named(sample)}: {error.message}", hint=error.hint) from error
+            raise DatasetError(f"{self._label(sample)}: {error.message}", hint=error.hint) from error
         except PrerequisiteError as error:  # of `get_model()`
-            raise DatasetError(f"{self._named(sample)}: its solver asks the model itself", hint=REPLACE) from error
+            raise DatasetError(f"{self._label(sample)}: its solver asks the model itself", hint=REPLACE) from error
         except Exception:  # it may well stumble over an empty answer
             pass
 
@@ -184,7 +184,7 @@ class LoadedTask:
         """
         messages = await messages_from_openai(copy.deepcopy(list(conversation)), model)  # it changes what it reads
         answers = [message for message in messages if message.role == "assistant"]
-        expected = await self._asked(sample)
+        expected = await self._run_to_generate(sample)
         answered = False
 
         def answer(state: TaskState) -> TaskState:
@@ -222,18 +222,18 @@ class LoadedTask:
             scores[name] = score
         return scores
 
-    async def _asked(self, sample: Sample) -> TaskState:
+    async def _run_to_generate(self, sample: Sample) -> TaskState:
         state = self._begin(sample, "none")
         if not self.use_solver:
             return state
         try:
             await self._solve(state, _stop)
-        except _Asked as asked:
+        except _GenerateCalled as asked:
             return asked.state
         except Exception as error:  # the task's own code
-            said = f"{self._named(sample)}: its solver failed before `generate`: {error}"
+            said = f"{self._label(sample)}: its solver failed before `generate`: {error}"
             raise DatasetError(said, hint=REPLACE) from error
-        raise DatasetError(f"{self._named(sample)}: its solver never calls `generate`", hint=REPLACE)
+        raise DatasetError(f"{self._label(sample)}: its solver never calls `generate`", hint=REPLACE)
 
     async def _solve(self, state: TaskState, answer: Answer) -> TaskState:
         async def generate(state: TaskState, *_: Any, **__: Any) -> TaskState:
@@ -264,12 +264,12 @@ class LoadedTask:
         set_sample_state(state)
         return state
 
-    def _named(self, sample: Sample) -> str:
+    def _label(self, sample: Sample) -> str:
         return f"sample {sample.id!r} of the Inspect task {self.task.name!r}"
 
 
 def _stop(state: TaskState) -> NoReturn:
-    raise _Asked(state)
+    raise _GenerateCalled(state)
 
 
 def _texts(messages: Sequence[ChatMessage]) -> list[tuple[str, str]]:

@@ -34,7 +34,7 @@ class Apps:
 
     def names(self) -> list[str]:
         """Return all names. Blocks while a small file is read."""
-        return sorted(self._known.union(self._remembered()))
+        return sorted(self._known.union(self._read_names()))
 
     def note(self, name: str) -> None:
         """Note that a sandbox is about to be made there, and remember it for other processes. Blocks as `names`
@@ -43,7 +43,7 @@ class Apps:
         if self._file is None or name in self._noted:
             return
         self._noted.add(name)
-        if name in self._remembered():
+        if name in self._read_names():
             return
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -52,7 +52,7 @@ class Apps:
         except OSError as error:
             log.warning("`hermes-rl ps` will not know of the app %s: %s", name, error)
 
-    def _remembered(self) -> set[str]:
+    def _read_names(self) -> set[str]:
         if self._file is None:
             return set()
         try:

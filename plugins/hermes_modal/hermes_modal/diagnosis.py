@@ -81,10 +81,10 @@ def _terminals() -> dict[str, ModalSandboxConfig]:
         settings, _ = explain({"modal": lambda: ModalSandboxConfig})
     except HermesError:  # doctor reports it, for any backend
         return {}
-    return _made(settings.profiles) if settings.backend == "modal" else {}
+    return _parse_profiles(settings.profiles) if settings.backend == "modal" else {}
 
 
-def _made(profiles: Mapping[str, Mapping[str, Any]]) -> dict[str, ModalSandboxConfig]:
+def _parse_profiles(profiles: Mapping[str, Mapping[str, Any]]) -> dict[str, ModalSandboxConfig]:
     return {name: ModalSandboxConfig.from_dict(name, given) for name, given in profiles.items()}
 
 

@@ -112,7 +112,7 @@ class ModalToolBackend:
     async def start(self, profiles_to_start: Sequence[str] | None = None) -> None:
         """Make the warm sandboxes of these profiles (by default the default one), in parallel. Raise as
         `ToolBackend.start`."""
-        engine = await self._opened()
+        engine = await self._open_in_thread()
         await engine.thread.run(engine.tools.start(profiles_to_start))
 
     def stop(self, *, purge: bool = False) -> Coroutine[Any, Any, None]:
@@ -121,14 +121,14 @@ class ModalToolBackend:
         engine, self._engine = self._engine, None
         if engine is not None:
             engine.thread.begin_close()
-        return _Droppable(_closed(engine))
+        return _Droppable(_close(engine))
 
     aclose = stop
 
     async def acquire(self, trajectory_id: str | None = None, profile: str | None = None) -> Slot:
         """Return a slot of the profile (by default the default one), in order of arrival. Raise as
         `ToolBackend.acquire`."""
-        engine = await self._opened()
+        engine = await self._open_in_thread()
         return await engine.thread.run(engine.tools.acquire(trajectory_id, profile=profile), engine.tools.release)
 
     async def release(self, slot: Slot, *, reset_workspace: bool = False) -> None:
@@ -140,7 +140,7 @@ class ModalToolBackend:
         self, slot: Slot, tool_name: str, args: Mapping[str, Any], *, timeout_s: float | None = None
     ) -> ExecutionResult:
         """Call a tool in the slot. Raise as `ToolBackend.execute`."""
-        engine = self._started()
+        engine = self._require_engine()
         return await engine.thread.run(engine.tools.execute(slot, tool_name, args, timeout_s=timeout_s))
 
     async def execute_batch(
@@ -148,7 +148,7 @@ class ModalToolBackend:
     ) -> list[ExecutionResult]:
         """Call many tools at the same time, in slots of any profiles. Return the results in the order of the
         requests."""
-        engine = self._started()
+        engine = self._require_engine()
         return await engine.thread.run(engine.tools.execute_batch(requests, timeout_s=timeout_s))
 
     def get_status(self) -> dict[str, Any]:
@@ -159,7 +159,7 @@ class ModalToolBackend:
         """Return the profiles' settings, and whether each has been started."""
         return self._open().ask(ToolBackend.list_profiles)
 
-    async def _opened(self) -> _Engine:
+    async def _open_in_thread(self) -> _Engine:
         """Return `_open`'s result. The first call imports the SDK, which takes up to a second, so not in the caller's
         loop."""
         running = self._running()
@@ -176,13 +176,13 @@ class ModalToolBackend:
         engine = self._engine
         return None if engine is None or engine.thread.closed else engine
 
-    def _started(self) -> _Engine:
+    def _require_engine(self) -> _Engine:
         if (engine := self._running()) is None:
             raise UsageError("the backend is stopped, and its slots with it", hint="acquire slots first")
         return engine
 
 
-async def _closed(engine: _Engine | None) -> None:
+async def _close(engine: _Engine | None) -> None:
     if engine is not None:
         await asyncio.to_thread(engine.thread.close)
 
@@ -246,10 +246,10 @@ class _Engine:
     def ask(self, what: Callable[[ToolBackend], T]) -> T:
         """Return what the tool backend says about itself, from its own loop."""
 
-        async def asked() -> T:
+        async def call() -> T:
             return what(self.tools)
 
-        return self.thread.call(asked())
+        return self.thread.call(call())
 
 
 def _all_slots(config: ModalSandboxConfig) -> ModalSandboxConfig:

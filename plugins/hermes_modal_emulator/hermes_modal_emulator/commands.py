@@ -197,10 +197,10 @@ class EmulatedCommand:
     async def _until_end(self, timeout_s: float | None) -> None:
         assert self._process is not None
         try:
-            await asyncio.wait_for(exited(self._process.pid), timeout_s)
+            await asyncio.wait_for(wait_for_exit(self._process.pid), timeout_s)
         except TimeoutError:
             self.kill()
-            await exited(self._process.pid)
+            await wait_for_exit(self._process.pid)
         self.returncode = self._process.wait()
         if not self._paused:
             with contextlib.suppress(TimeoutError):
@@ -220,7 +220,7 @@ class EmulatedCommand:
             self.out.close()
             self.err.close()
             return
-        await exited(self._process.pid)
+        await wait_for_exit(self._process.pid)
         self._end.cancel()
         await asyncio.wait([self._end])
         if self.returncode is None:
@@ -236,7 +236,7 @@ class EmulatedCommand:
         return {"signal": -self.returncode} if self.returncode < 0 else {"code": self.returncode}
 
 
-async def exited(pid: int) -> None:
+async def wait_for_exit(pid: int) -> None:
     """Wait until a child has ended, without reaping it."""
     try:
         descriptor = os.pidfd_open(pid)

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from hermes_modal_emulator.commands import exited
+from hermes_modal_emulator.commands import wait_for_exit
 
 BASE_ENV = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
@@ -61,7 +61,7 @@ class NamespaceMachine:
         ]
         if self._snapshot is not None:
             lines.append(f"cp -a {shlex.quote(str(self._snapshot))}/. {top}/upper/")
-        lines += [f"[ -e {top}/upper/{name} ] || mknod {top}/upper/{name} c 0 0" for name in self._hidden()]
+        lines += [f"[ -e {top}/upper/{name} ] || mknod {top}/upper/{name} c 0 0" for name in self._names_to_hide()]
         lines += [
             f"exec {_UPPER_FD}<{top}/upper",
             f"mount -t overlay overlay -o lowerdir=/,upperdir={top}/upper,workdir={top}/work {root}",
@@ -90,7 +90,7 @@ class NamespaceMachine:
         return "\n".join(lines)
 
     @staticmethod
-    def _hidden() -> list[str]:
+    def _names_to_hide() -> list[str]:
         """Return what the overlay marks as removed. The interpreter stays, as `sandbox.filesystem` needs it."""
         ours = Path(os.path.realpath(sys.executable)).parts[1]
         return [shlex.quote(each.name) for each in Path("/").iterdir() if each.name not in _ORDINARY | {ours}]
@@ -150,7 +150,7 @@ class NamespaceMachine:
             self._holder.kill()
             await self._holder.wait()
             if init:
-                await exited(init)
+                await wait_for_exit(init)
         self._holder = None
         shutil.rmtree(self._base, ignore_errors=True)
 

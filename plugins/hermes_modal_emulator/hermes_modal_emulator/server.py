@@ -18,7 +18,7 @@ from modal._utils.grpc_utils import custom_detail_codec
 from modal_proto import api_pb2 as pb
 
 from hermes_modal_emulator.cloud import Cloud
-from hermes_modal_emulator.commands import exited
+from hermes_modal_emulator.commands import wait_for_exit
 from hermes_modal_emulator.control_plane import ControlPlane
 from hermes_modal_emulator.faults import RpcFault
 from hermes_modal_emulator.machines import namespaces_missing
@@ -151,7 +151,7 @@ def _folder() -> Path:
 
 async def _follow(server: EmulatorServer, pid: int | None) -> None:
     if pid is not None:
-        await exited(pid)
+        await wait_for_exit(pid)
         server.stopped.set()
 
 

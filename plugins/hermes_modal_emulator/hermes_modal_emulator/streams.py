@@ -84,14 +84,14 @@ class ByteLog:
                 chunk = bytes(self._data[at : at + CHUNK_BYTES])
                 yield offset, chunk
                 offset += len(chunk)
-                self._reached(offset)
+                self._note_reader(offset)
             elif self.ended:
                 return
             else:
-                self._reached(offset)
+                self._note_reader(offset)
                 await self._news.wait()
 
-    def _reached(self, offset: int) -> None:
+    def _note_reader(self, offset: int) -> None:
         was_full = self.full
         self._furthest = max(self._furthest or 0, offset)
         if was_full and not self.full:

@@ -145,7 +145,7 @@ class HermesSession(ResourceSession):
             texts = (each.get("content") for each in reversed(transcript) if each.get("role") == "assistant")
             text = next(texts, "")
             ending = [(self._rollout, text if isinstance(text, str) else "")]
-            self._verified = _verified(Rolled.of(self._run.call(self._run.end(ending))[0], exact=False))
+            self._verified = _verify_result(Rolled.of(self._run.call(self._run.end(ending))[0], exact=False))
         return self._verified
 
     def close(self) -> None:
@@ -184,14 +184,14 @@ class HermesTrainableSession(ResourceSession):
             TimeoutError: it is still running after so many seconds.
             HermesError: the run can't go on, for example because the model's endpoint is gone.
         """
-        return int(self._rolled(timeout_s).mask_sample)
+        return int(self._wait(timeout_s).mask_sample)
 
     def fetch_training_trace(self) -> TrainingTrace:
         """Wait for the rollout, and return what the model wrote, one turn for each answer, as it was sampled.
 
         A rollout that failed has no turns.
         """
-        rolled = self._rolled()
+        rolled = self._wait()
         calls = (turn for each in rolled.sequences for turn in _turns(each))
         name = rolled.record.trajectory_id
         turns = [{"node_id": f"{name}/{number}", **turn} for number, turn in zip(count(), calls, strict=False)]
@@ -199,14 +199,14 @@ class HermesTrainableSession(ResourceSession):
 
     def verify(self, transcript: list[dict[str, Any]], final_state: Any | None = None) -> VerifyResult:
         """Wait for the rollout, and return its reward as `HermesSession.verify` does."""
-        return _verified(self._rolled())
+        return _verify_result(self._wait())
 
     def close(self) -> None:
         """End the rollout, if it still runs. Idempotent."""
         if not self._run.closed:
-            self._run.call(_cancelled(self._rolling))
+            self._run.call(_cancel(self._rolling))
 
-    def _rolled(self, timeout_s: float | None = None) -> Rolled:
+    def _wait(self, timeout_s: float | None = None) -> Rolled:
         return self._run.call(_outcome(self._rolling, timeout_s))
 
 
@@ -214,12 +214,12 @@ async def _outcome(rolling: asyncio.Task[Rolled], timeout_s: float | None) -> Ro
     return await asyncio.wait_for(asyncio.shield(rolling), timeout_s)
 
 
-async def _cancelled(task: asyncio.Task[Any]) -> None:
+async def _cancel(task: asyncio.Task[Any]) -> None:
     task.cancel()
     await asyncio.wait([task])
 
 
-def _verified(rolled: Rolled) -> VerifyResult:
+def _verify_result(rolled: Rolled) -> VerifyResult:
     record = rolled.record
     metrics = {**rolled.labels, "turns": len(record.turns), "stop_reason": record.stop_reason}
     artifacts = {"trajectory_id": record.trajectory_id, "record": record.to_json()}

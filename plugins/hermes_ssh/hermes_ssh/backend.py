@@ -23,7 +23,7 @@ from hermes_core import (
 )
 from hermes_core.sandbox.local.host import description
 from hermes_ssh.config import SshConfig
-from hermes_ssh.diagnosis import ask_all, configured, diagnose
+from hermes_ssh.diagnosis import ask_all, diagnose, find_hosts
 from hermes_ssh.hosts import Host, HostPool
 
 
@@ -69,7 +69,7 @@ class SshBackend(Backend):
                 each["created"],
                 SandboxStatus.RUNNING if each["running"] else SandboxStatus.ENDED,
             )
-            for host, answer in await ask_all(configured(self._pool, self._settings), {"op": "list"})
+            for host, answer in await ask_all(find_hosts(self._pool, self._settings), {"op": "list"})
             for each in answer["sandboxes"]
             if owner is None or each["owner"] == owner
         ]
@@ -90,11 +90,11 @@ class SshBackend(Backend):
     def _places(self, sandbox_id: str) -> Sequence[tuple[Host, str]]:
         """Return the hosts that may have a sandbox with this id, and its id there."""
         host_name, _, name = sandbox_id.rpartition("/")
-        return [(host, name) for host in configured(self._pool, self._settings) if host.name == host_name]
+        return [(host, name) for host in find_hosts(self._pool, self._settings) if host.name == host_name]
 
     async def check(self) -> Diagnosis:
         """Return whether the hosts of the profiles can be reached, and what each one allows."""
-        return await diagnose(configured(self._pool, self._settings))
+        return await diagnose(find_hosts(self._pool, self._settings))
 
     async def aclose(self) -> None:
         """Close the connections."""

@@ -211,7 +211,7 @@ def connect(access: Access, secret: Secret) -> HostConnection:
     try:
         for hop in route(access):
             known = KnownHosts(hop.known_hosts)
-            with _explained(hop):
+            with _explain_errors(hop):
                 stream = _reach(hop, transports[-1] if transports else None, processes, access.connect_timeout_s)
                 transport = paramiko.Transport(stream)
                 transports.append(transport)
@@ -235,7 +235,7 @@ def _close_all(transports: Sequence[paramiko.Transport], processes: Sequence[Any
 
 
 @contextlib.contextmanager
-def _explained(hop: Hop) -> Iterator[None]:
+def _explain_errors(hop: Hop) -> Iterator[None]:
     try:
         yield
     except (paramiko.SSHException, EOFError, OSError) as error:

@@ -16,7 +16,7 @@ from hermes_ssh.hosts import Host, HostPool
 log = logging.getLogger(__name__)
 
 
-def configured(pool: HostPool, settings: Settings | None) -> list[Host]:
+def find_hosts(pool: HostPool, settings: Settings | None) -> list[Host]:
     """Return the hosts that were used, and those that the runtime's profiles name."""
     for name, values in (settings.profiles if settings is not None else {}).items():
         if "host" in values or "hosts" in values:

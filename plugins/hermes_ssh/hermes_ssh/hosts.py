@@ -115,12 +115,12 @@ class Host:
             raise ChannelLost(f"host {self.name!r} gave no answer within {_ANSWER_S:.0f} s") from error
         finally:
             await channel.aclose()
-        return self._checked(answer, status, channel.stderr_tail)
+        return self._parse_answer(answer, status, channel.stderr_tail)
 
     async def open(self, request: Mapping[str, Any]) -> BlockingStreamChannel:
         """Start our program on the host with a request, and return the stream to it. Raise as `ask` does."""
         session, connection = await self._session()
-        over = functools.partial(self._ended, connection, asyncio.get_running_loop())
+        over = functools.partial(self._note_end, connection, asyncio.get_running_loop())
         channel = BlockingStreamChannel(
             session.read, session.write, close=lambda: _close(session, over), wait=session.wait
         )
@@ -175,7 +175,7 @@ class Host:
                 session = await in_thread(functools.partial(connection.start, command), HostSession.close)
             except SessionRefused as error:
                 self._release(connection)
-                self._refused(connection, error)
+                self._note_refusal(connection, error)
             except Unreachable:  # it was dead, but nobody had noticed: try another one
                 self._release(connection)
             except BaseException:
@@ -186,7 +186,7 @@ class Host:
                 return session, connection
         raise Unreachable(f"host {self.name!r} opens no session, tried {_TRIES} times")
 
-    def _refused(self, connection: HostConnection, error: SessionRefused) -> None:
+    def _note_refusal(self, connection: HostConnection, error: SessionRefused) -> None:
         """Note that the server allows no more sessions in this connection. If it allows none in a new one, that is
         final."""
         if not connection.proved:
@@ -225,7 +225,7 @@ class Host:
         self._reached = True
         self._connections.append(connection)
 
-    def _ended(self, connection: HostConnection, loop: asyncio.AbstractEventLoop) -> None:
+    def _note_end(self, connection: HostConnection, loop: asyncio.AbstractEventLoop) -> None:
         """Note that a session has ended. Called in a thread of its own."""
         call_in(loop, self._release, connection)
 
@@ -236,7 +236,7 @@ class Host:
             self._connections.remove(connection)
             _close_apart(connection)
 
-    def _checked(self, answer: bytes, status: int, words: str) -> dict[str, Any]:
+    def _parse_answer(self, answer: bytes, status: int, words: str) -> dict[str, Any]:
         try:
             found = json.loads(answer)
         except ValueError:
@@ -331,7 +331,7 @@ class HostPool:
             host.packages = answer["packages"]
             return host, answer
         self._placed.pop(creation_id, None)
-        raise _combined(failures)
+        raise _combine(failures)
 
     def forget(self, host: Host, creation_id: str) -> None:
         """Note that a sandbox has ended."""
@@ -344,7 +344,7 @@ class HostPool:
             await host.aclose()
 
 
-def _combined(failures: list[HermesError]) -> HermesError:
+def _combine(failures: list[HermesError]) -> HermesError:
     """Return one error for all of these."""
     if len(failures) == 1:
         return failures[0]

@@ -54,18 +54,18 @@ def _hops(access: Access, config: paramiko.SSHConfig, host: str, *, final: bool,
     """Yield the servers on the route to `host`, which comes last."""
     if depth > _HOPS:
         raise ConfigError(f"ProxyJump leads through more than {_HOPS} hosts, or in circles, at {host!r}")
-    found = _found(config, host)
+    found = _look_up(config, host)
     jumps = [part.strip() for part in (found.get("proxyjump") or "none").split(",")]
     command = found.get("proxycommand") or "none"
     if jumps[0].lower() != "none":
         yield from _hops(access, config, jumps[0], final=False, depth=depth + 1)
         for jump in jumps[1:]:  # reached through the previous one, whatever the file says about its own route
-            yield _hop(access, _found(config, jump), jump, final=False, command=None)
+            yield _hop(access, _look_up(config, jump), jump, final=False, command=None)
         command = "none"
     yield _hop(access, found, host, final=final, command=None if command.lower() == "none" else command)
 
 
-def _found(config: paramiko.SSHConfig, host: str) -> SSHConfigDict:
+def _look_up(config: paramiko.SSHConfig, host: str) -> SSHConfigDict:
     """Return what the file says about a host."""
     try:
         return config.lookup(split_host(host)[1])

@@ -165,14 +165,14 @@ def only_scored(function: RewardFunction) -> RewardFunction:
     """
 
     @functools.wraps(function)
-    def scored(
+    def score(
         *, environments: Sequence[RolloutEnvironment] | None = None, reward: Sequence[float | None] = (), **given: Any
     ) -> list[float | None]:
         known = reward if environments is None else [_reward(each) for each in environments]
         own = function(environments=environments, reward=reward, **given)
         return [None if base is None else each for base, each in zip(known, own, strict=True)]
 
-    return scored
+    return score
 
 
 def _score(environments: Sequence[RolloutEnvironment], completions: Sequence[Any]) -> None:

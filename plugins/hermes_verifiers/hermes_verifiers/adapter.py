@@ -84,7 +84,7 @@ class HermesTask(vf.Task[HermesData, HermesState]):
 
     async def validate(self, runtime: vf.Runtime) -> bool:
         """Return whether the reference solution scores 1. Raise as `HermesHarness.launch`."""
-        return (await rolled(self.data, "oracle")).reward == 1.0
+        return (await roll_item(self.data, "oracle")).reward == 1.0
 
 
 class HermesTaskset(vf.Taskset[HermesTask, HermesTasksetConfig]):
@@ -144,7 +144,7 @@ class HermesHarness(vf.Harness[HermesHarnessConfig]):
             SandboxError, TaskError, HarnessError: the rollout failed, so it has no reward.
         """
         given = {**DEFAULTS, **self.config.settings, "model": ctx.model, "base_url": endpoint, "api_key": secret}
-        record = await rolled(data, self.config.agent, given, trace)
+        record = await roll_item(data, self.config.agent, given, trace)
         trace.state.reward = record.reward
         if record.stop_reason == StopReason.TIME_LIMIT:
             trace.record_timeout("agent")
@@ -153,7 +153,7 @@ class HermesHarness(vf.Harness[HermesHarnessConfig]):
         return vf.ProgramResult(0, "", "")
 
 
-async def rolled(
+async def roll_item(
     data: HermesData, agent: str, settings: Mapping[str, Any] | None = None, trace: vf.Trace | None = None
 ) -> Record:
     """Return the record of a rollout that was scored, and note in the trace what the record knows beside the reward.
@@ -169,7 +169,7 @@ async def rolled(
     except HermesError as error:
         kind = FailureKind.INFRA if isinstance(error, InfraError) else FailureKind.MODEL
         notes |= {"mask_sample": True, "failure_kind": str(kind), "failure_reason": str(error)}
-        raise _failed(kind, "start", str(error)) from error
+        raise _rollout_error(kind, "start", str(error)) from error
     record = ended.record
     notes |= {
         **ended.notes,
@@ -178,11 +178,11 @@ async def rolled(
         "details": dict(record.details),
     }
     if record.failure is not None:
-        raise _failed(record.failure.kind, record.failure.stage, record.failure.message)
+        raise _rollout_error(record.failure.kind, record.failure.stage, record.failure.message)
     return record
 
 
-def _failed(kind: FailureKind, stage: str, reason: str) -> RolloutError:
+def _rollout_error(kind: FailureKind, stage: str, reason: str) -> RolloutError:
     """Return the error for a failure of this kind."""
     return ERRORS.get(kind, HarnessError)(f"{kind} ({stage}): {reason}")
 

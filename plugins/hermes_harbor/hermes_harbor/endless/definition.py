@@ -162,7 +162,7 @@ def _value(word: str, variables: Mapping[str, str], number: int) -> str:
     if word.startswith("'"):
         return "".join(parts)
 
-    def replaced(match: re.Match[str]) -> str:
+    def replace(match: re.Match[str]) -> str:
         name = match[1] or match[2]
         if name in variables:
             return variables[name]
@@ -170,7 +170,7 @@ def _value(word: str, variables: Mapping[str, str], number: int) -> str:
             return PATH
         raise Unsupported(f"%environment, line {number}: {match[0]} is not known")
 
-    return _REFERENCE.sub(replaced, "".join(parts))
+    return _REFERENCE.sub(replace, "".join(parts))
 
 
 def _files(body: str) -> Iterable[tuple[str, str]]:

@@ -124,13 +124,13 @@ async def _step(what: str, work: Awaitable[str]) -> str:
 async def _copy(commands: SlotCommands, source: Path, target: str, max_bytes: int) -> None:
     """Copy a file or a folder of a task to a path of the slot, as root's."""
     try:
-        folder, packed = await asyncio.to_thread(_packed, source, target, max_bytes)
+        folder, packed = await asyncio.to_thread(_pack, source, target, max_bytes)
     except OSError as error:
         raise SetupFailed(f"%files: {source} can't be copied: {error}") from error
     await commands.tar_in(folder, packed)
 
 
-def _packed(source: Path, target: str, max_bytes: int) -> tuple[str, bytes]:
+def _pack(source: Path, target: str, max_bytes: int) -> tuple[str, bytes]:
     """Return the folder to unpack in, and a tar of the files."""
     left = max_bytes
 
