@@ -261,6 +261,7 @@ def test_every_page_that_code_and_settings_name_is_there() -> None:
             "*.yml",
             "Makefile",
             ":!tests/swe_smith",
+            ":!tests/make_tasks",
         ],
         cwd=ROOT,
         capture_output=True,

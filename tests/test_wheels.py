@@ -531,6 +531,18 @@ def test_the_core_and_the_swe_smith_plugin(
 
 
 @pytest.mark.full  # installs wheels once more
+def test_a_plugin_that_extends_another_asks_for_it(
+    core_wheel: Path, plugin_wheels: dict[str, Path], dependencies: Path, tmp_path: Path
+) -> None:
+    own, extended = plugin_wheels["hermes_make_tasks"], plugin_wheels["hermes_swe_smith"]
+    assert requirements(own) == {"hermes-rl", "hermes-rl-swe-smith"}
+    assert requirements(extended) == {"hermes-rl"}
+    both = installed(tmp_path / "venv", dependencies, core_wheel, own, extended)
+    assert both.listed("commands")["make-tasks"]["distribution"].startswith("hermes-rl-make-tasks ")
+    assert "op-change" in both.hermes("make-tasks", "--list-kinds")
+
+
+@pytest.mark.full  # installs wheels once more
 def test_the_core_and_a_plugin_from_elsewhere(core_wheel: Path, dependencies: Path, tmp_path: Path) -> None:
     project = tmp_path / "project"
     write(project, OUT_OF_TREE)

@@ -8,17 +8,6 @@ HERMES_PLUGIN_API = 1
 
 
 @hookimpl
-def hermes_register_commands(registry: Registrar) -> None:
-    """Add the command `make-tasks`."""
-    registry.add(
-        "make-tasks",
-        "hermes_swe_smith.make_tasks.cli:make_tasks",
-        summary="Make SWE-smith tasks of a Python repository with pytest tests",
-        requires=("git and python3 in the sandbox", "a package index, for what the tests need"),
-    )
-
-
-@hookimpl
 def hermes_register_environments(registry: Registrar) -> None:
     """Add the environment `swe-smith`."""
     registry.add(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from hermes_swe_smith.make_tasks.bench import Surveyed, SurveyedTest
-from hermes_swe_smith.make_tasks.candidates import BugCandidate, combinations, most_of_a_kind, singles
-from hermes_swe_smith.make_tasks.difficulty import estimate
-from hermes_swe_smith.make_tasks.kinds import kinds
-from hermes_swe_smith.make_tasks.sources import read_source
+from hermes_make_tasks.bench import Surveyed, SurveyedTest
+from hermes_make_tasks.candidates import BugCandidate, combinations, most_of_a_kind, singles
+from hermes_make_tasks.difficulty import estimate
+from hermes_make_tasks.kinds import kinds
+from hermes_make_tasks.sources import read_source
 
 TEXT = "".join(f"def f{n}(a, b):\n    if a > {n}:\n        return a - b\n    return b\n\n\n" for n in range(6))
 SOURCES = {path: read_source(path, TEXT.encode()) for path in ("x.py", "y.py")}

@@ -17,7 +17,7 @@ from typing import Any
 
 from hermes_core import LineFile, UsageError, write_bytes
 
-log = logging.getLogger("hermes_core.swe_smith")
+log = logging.getLogger("hermes_core.make_tasks")
 
 TASKS, REPOS, MAKING, ATTEMPTS, PROJECT, RUN = (
     *("tasks.jsonl", "repos.json", "making", "attempts.jsonl", "project.json", "run.json"),

@@ -20,10 +20,10 @@ from typing import Any
 import hermes_swe_smith
 import pytest
 from click.testing import CliRunner, Result
-from hermes_swe_smith.make_tasks.kinds import kinds
-from hermes_swe_smith.make_tasks.making import _broken, _unfit, make_tasks
-from hermes_swe_smith.make_tasks.progress import MakingStanding
-from hermes_swe_smith.make_tasks.wanted import Wanted
+from hermes_make_tasks.kinds import kinds
+from hermes_make_tasks.making import _broken, _unfit, make_tasks
+from hermes_make_tasks.progress import MakingStanding
+from hermes_make_tasks.wanted import Wanted
 
 from hermes_core import DatasetError, PytestReport, ReportStatus, UnknownNameError, UsageError, progress_for
 from hermes_core.cli.main import main
@@ -169,7 +169,7 @@ async def test_a_killed_run_goes_on_and_gives_the_same_tasks(tmp_path: Path) -> 
     command = [sys.executable, "-m", "hermes_core", "make-tasks", str(repo)]
     command += ["--requirements", str(tmp_path / "needs.txt"), "--count", "2", "--runs", "1", "--seed", "5"]
     command += ["--concurrency", "1", "--progress", "none"]  # of two at a time, both may be done when it is killed
-    env = {**os.environ, "HERMES_PLUGINS": "swe-smith"}
+    env = {**os.environ, "HERMES_PLUGINS": "make-tasks"}
 
     def run(out: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -231,7 +231,7 @@ async def test_tests_are_not_run_unisolated_unless_asked(runtime: Runtime, tmp_p
 
 
 def test_the_command_lists_the_kinds_and_refuses_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HERMES_PLUGINS", "swe-smith")
+    monkeypatch.setenv("HERMES_PLUGINS", "make-tasks")
 
     def run(*arguments: str) -> Result:
         return CliRunner().invoke(main, ["make-tasks", *arguments])

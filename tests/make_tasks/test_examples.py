@@ -9,8 +9,8 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from hermes_swe_smith.make_tasks import example_run
-from hermes_swe_smith.make_tasks.examples import (
+from hermes_make_tasks import example_run
+from hermes_make_tasks.examples import (
     MOST_LINES,
     ExampleRun,
     FailedTest,
@@ -20,8 +20,8 @@ from hermes_swe_smith.make_tasks.examples import (
     said_of,
     said_of_doctest,
 )
-from hermes_swe_smith.make_tasks.sources import read_source
-from hermes_swe_smith.make_tasks.statement import from_template
+from hermes_make_tasks.sources import read_source
+from hermes_make_tasks.statement import from_template
 
 TESTS = '''\
 import os, unittest

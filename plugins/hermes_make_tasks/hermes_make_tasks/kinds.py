@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from hermes_swe_smith.make_tasks.sources import DEFINITIONS, Edit, Function, SourceFile, Span, nested_blocks
+from hermes_make_tasks.sources import DEFINITIONS, Edit, Function, SourceFile, Span, nested_blocks
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from hermes_swe_smith.make_tasks import example_run
-from hermes_swe_smith.make_tasks.sources import DEFINITIONS, Edit, Function, SourceFile, Unreadable, applied, parsed
+from hermes_make_tasks import example_run
+from hermes_make_tasks.sources import DEFINITIONS, Edit, Function, SourceFile, Unreadable, applied, parsed
 
 MOST_LINES, MOST_CHARS = 40, 2500
 """The longest example. One that is longer is left out, never cut."""

@@ -7,9 +7,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hermes_swe_smith.make_tasks.bench import SurveyedTest
-from hermes_swe_smith.make_tasks.candidates import BugCandidate
-from hermes_swe_smith.make_tasks.sources import SourceFile
+from hermes_make_tasks.bench import SurveyedTest
+from hermes_make_tasks.candidates import BugCandidate
+from hermes_make_tasks.sources import SourceFile
 
 EASY, MEDIUM = 4.0, 6.5
 """The highest scores that are called so."""

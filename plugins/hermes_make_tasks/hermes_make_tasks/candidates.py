@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from hermes_swe_smith.make_tasks.bench import Surveyed
-from hermes_swe_smith.make_tasks.kinds import Mutation, mutations
-from hermes_swe_smith.make_tasks.sources import Edit, Function, SourceFile, applied
+from hermes_make_tasks.bench import Surveyed
+from hermes_make_tasks.kinds import Mutation, mutations
+from hermes_make_tasks.sources import Edit, Function, SourceFile, applied
 
 LEAST_COMPLEXITY = 3
 """Simpler functions are not changed: SWE-smith's own limit."""

@@ -19,6 +19,13 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from hermes_swe_smith.config import SweSmithConfig
+from hermes_swe_smith.dependencies import installer_variables
+from hermes_swe_smith.guard import Guard
+from hermes_swe_smith.repos import RepositorySource, TestCommand
+from hermes_swe_smith.rows import SweTask
+from hermes_swe_smith.workspace import operate, prepare_programs
+
 from hermes_core import (
     Agent,
     DatasetError,
@@ -42,24 +49,18 @@ from hermes_core import (
     open_session,
     write_bytes,
 )
-from hermes_swe_smith.config import SweSmithConfig
-from hermes_swe_smith.dependencies import installer_variables
-from hermes_swe_smith.guard import Guard
-from hermes_swe_smith.make_tasks import difficulty, examples, requirements, statement
-from hermes_swe_smith.make_tasks.bench import Bench, Surveyed, SurveyedTest
-from hermes_swe_smith.make_tasks.candidates import COMBINED, BugCandidate, combinations, most_of_a_kind, singles
-from hermes_swe_smith.make_tasks.examples import FailedTest
-from hermes_swe_smith.make_tasks.folder import PROJECT, REPOS, Folder
-from hermes_swe_smith.make_tasks.origin import RepositoryOrigin
-from hermes_swe_smith.make_tasks.progress import MakingStanding
-from hermes_swe_smith.make_tasks.project import find_needs, import_project, read_sources
-from hermes_swe_smith.make_tasks.sources import SourceFile, Unreadable, meaning, read_source, unbound
-from hermes_swe_smith.make_tasks.wanted import Wanted
-from hermes_swe_smith.repos import RepositorySource, TestCommand
-from hermes_swe_smith.rows import SweTask
-from hermes_swe_smith.workspace import operate, prepare_programs
+from hermes_make_tasks import difficulty, examples, requirements, statement
+from hermes_make_tasks.bench import Bench, Surveyed, SurveyedTest
+from hermes_make_tasks.candidates import COMBINED, BugCandidate, combinations, most_of_a_kind, singles
+from hermes_make_tasks.examples import FailedTest
+from hermes_make_tasks.folder import PROJECT, REPOS, Folder
+from hermes_make_tasks.origin import RepositoryOrigin
+from hermes_make_tasks.progress import MakingStanding
+from hermes_make_tasks.project import find_needs, import_project, read_sources
+from hermes_make_tasks.sources import SourceFile, Unreadable, meaning, read_source, unbound
+from hermes_make_tasks.wanted import Wanted
 
-log = logging.getLogger("hermes_core.swe_smith")
+log = logging.getLogger("hermes_core.make_tasks")
 
 T = TypeVar("T")
 Record = dict[str, Any]

@@ -11,10 +11,7 @@ import tarfile
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from hermes_core import DatasetError, InfraError, NewSandbox, SetupFailed, SlotCommands, SlotHandle
 from hermes_swe_smith.dependencies import Installer
-from hermes_swe_smith.make_tasks import requirements
-from hermes_swe_smith.make_tasks.origin import RepositoryOrigin
 from hermes_swe_smith.network import git_was_cut_off
 from hermes_swe_smith.workspace import (
     OperationRefused,
@@ -24,6 +21,10 @@ from hermes_swe_smith.workspace import (
     read_pieces,
     send_file,
 )
+
+from hermes_core import DatasetError, InfraError, NewSandbox, SetupFailed, SlotCommands, SlotHandle
+from hermes_make_tasks import requirements
+from hermes_make_tasks.origin import RepositoryOrigin
 
 MAX_BUNDLE = 1 << 30
 MAX_SOURCES = 256 << 20

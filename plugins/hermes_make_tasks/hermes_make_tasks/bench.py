@@ -11,14 +11,8 @@ from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
-from hermes_core import CommandResult, DatasetError, NewSandbox, PytestReport, SetupFailed, SlotCommands, SlotHandle
 from hermes_swe_smith.dependencies import prepare_environment
 from hermes_swe_smith.doctests import docstring
-from hermes_swe_smith.make_tasks import example_run, survey
-from hermes_swe_smith.make_tasks.examples import ExampleRun, FailedTest
-from hermes_swe_smith.make_tasks.project import File
-from hermes_swe_smith.make_tasks.sources import Unreadable, parsed
-from hermes_swe_smith.make_tasks.statement import plain
 from hermes_swe_smith.names import test_file
 from hermes_swe_smith.repos import RepositorySource, TestEnvironment
 from hermes_swe_smith.rows import SweTask
@@ -32,6 +26,13 @@ from hermes_swe_smith.workspace import (
     prepare_repository,
     track,
 )
+
+from hermes_core import CommandResult, DatasetError, NewSandbox, PytestReport, SetupFailed, SlotCommands, SlotHandle
+from hermes_make_tasks import example_run, survey
+from hermes_make_tasks.examples import ExampleRun, FailedTest
+from hermes_make_tasks.project import File
+from hermes_make_tasks.sources import Unreadable, parsed
+from hermes_make_tasks.statement import plain
 
 EXAMPLE_TIMEOUT_S = 30.0
 _LOADER = "import sys; exec(compile(sys.argv[1], '<given>', 'exec'), {'__name__': '__main__'})"

@@ -28,10 +28,10 @@ from hermes_core import (
     setting_option,
     validated,
 )
-from hermes_swe_smith.make_tasks.wanted import Wanted
+from hermes_make_tasks.wanted import Wanted
 
 if TYPE_CHECKING:
-    from hermes_swe_smith.make_tasks.making import MakingOutcome
+    from hermes_make_tasks.making import MakingOutcome
 
 EXIT_INCOMPLETE = 3
 
@@ -84,7 +84,7 @@ def make_tasks(ctx: click.Context, /, repo: str | None, out: Path | None, **give
 
     Exits with 0 if there are as many tasks as asked for, 3 if there are fewer, 2 for wrong use, and 130 after Ctrl-C.
     """
-    from hermes_swe_smith.make_tasks.making import make_tasks as make
+    from hermes_make_tasks.making import make_tasks as make
 
     if given["list_kinds"]:
         _list_kinds(given["as_json"])
@@ -114,8 +114,9 @@ def _wanted(ctx: click.Context, repo: str, options: RunOptions) -> Wanted:
     Raises:
         UsageError: a value is wrong.
     """
-    from hermes_swe_smith.make_tasks.origin import check_ref
     from hermes_swe_smith.repos import TestCommand
+
+    from hermes_make_tasks.origin import check_ref
 
     given, params = given_settings(ctx, Wanted), ctx.params
     made: dict[str, Any] = {
@@ -142,8 +143,8 @@ def _wanted(ctx: click.Context, repo: str, options: RunOptions) -> Wanted:
 
 
 def _all_kinds() -> dict[str, str]:
-    from hermes_swe_smith.make_tasks.candidates import COMBINED
-    from hermes_swe_smith.make_tasks.kinds import kinds
+    from hermes_make_tasks.candidates import COMBINED
+    from hermes_make_tasks.kinds import kinds
 
     return {**kinds(), **COMBINED}
 

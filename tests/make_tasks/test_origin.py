@@ -8,9 +8,9 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from hermes_swe_smith.make_tasks import requirements
-from hermes_swe_smith.make_tasks.folder import ATTEMPTS, Folder
-from hermes_swe_smith.make_tasks.origin import RepositoryOrigin, check_ref
+from hermes_make_tasks import requirements
+from hermes_make_tasks.folder import ATTEMPTS, Folder
+from hermes_make_tasks.origin import RepositoryOrigin, check_ref
 
 from hermes_core import DatasetError, UsageError
 from tests.swe_smith.shapes import git, write_files

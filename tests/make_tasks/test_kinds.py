@@ -8,8 +8,8 @@ import random
 import tokenize
 
 import pytest
-from hermes_swe_smith.make_tasks.kinds import kinds, mutations
-from hermes_swe_smith.make_tasks.sources import Edit, Unreadable, applied, meaning, read_source, unbound
+from hermes_make_tasks.kinds import kinds, mutations
+from hermes_make_tasks.sources import Edit, Unreadable, applied, meaning, read_source, unbound
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

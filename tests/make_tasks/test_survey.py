@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hermes_swe_smith.make_tasks import survey
-from hermes_swe_smith.make_tasks.bench import SurveyedTest, _surveyed
+from hermes_make_tasks import survey
+from hermes_make_tasks.bench import SurveyedTest, _surveyed
 
 from tests.pythons import interpreter
 from tests.swe_smith.shapes import write_files

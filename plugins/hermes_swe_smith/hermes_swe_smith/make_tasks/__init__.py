@@ -1,1 +1,0 @@
-"""`hermes-rl make-tasks`: SWE-smith tasks from any Python repository with pytest tests."""
