@@ -24,12 +24,12 @@ from hermes_core.sandbox.commands import SlotCommands
 from hermes_core.sandbox.contract import Channel, Isolation, Sandbox, SandboxStatus
 from hermes_core.sandbox.guest_client.client import GuestClient
 from hermes_core.sandbox.guest_client.connection import GuestSettings
-from hermes_core.sandbox.linux.probe import what_works
+from hermes_core.sandbox.linux.probe import probe_process
 from hermes_core.sandbox.local import processes
 
 ROOT = os.geteuid() == 0
 SYSTEM_PYTHON = "/usr/bin/python3"
-_PROBED = what_works()
+_PROBED = probe_process()
 _NAMESPACES = _PROBED["namespaces"] if ROOT else _PROBED["namespaces"] or _PROBED["user_namespaces"]
 _MISSING = {
     "user": None if ROOT else "a uid per slot takes root",

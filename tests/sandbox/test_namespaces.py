@@ -23,7 +23,7 @@ ROOT = os.geteuid() == 0
 def in_child(program: str, *arguments: str, python: str = sys.executable) -> subprocess.CompletedProcess[str]:
     """Run a program in which everything of the module is a global, in a process without threads."""
     text = f"import sys\nsys.path.insert(0, {str(SOURCE.parents[1])!r})\nfrom linux import mounts, namespaces\n"
-    text += "from linux.mounts import *\nfrom linux.namespaces import *\nfrom linux.probe import what_works\n"
+    text += "from linux.mounts import *\nfrom linux.namespaces import *\nfrom linux.probe import probe_process\n"
     text += "import os, json, errno\n" + textwrap.dedent(program)
     return subprocess.run([python, "-I", "-S", "-c", text, *arguments], capture_output=True, text=True, timeout=60)
 
@@ -35,7 +35,7 @@ def printed(program: str, *arguments: str) -> str:
 
 
 def allowed() -> bool:
-    done = in_child("print(json.dumps(what_works()))")
+    done = in_child("print(json.dumps(probe_process()))")
     probe = json.loads(done.stdout)
     return bool(probe["namespaces"] or probe["user_namespaces"])
 
@@ -92,7 +92,7 @@ def test_a_refused_unshare_says_which() -> None:
 @needs_namespaces
 def test_probing_tries_and_leaves_no_child() -> None:
     program = """
-    found = what_works()
+    found = probe_process()
     try:
         os.waitpid(-1, os.WNOHANG)
         found["child"] = True
@@ -112,7 +112,7 @@ def test_probing_says_why_not() -> None:
     def refuse(**kinds):
         raise OSError(errno.EPERM, "unshare user+mnt: Operation not permitted")
     namespaces.unshare = refuse
-    print(json.dumps(what_works()))
+    print(json.dumps(probe_process()))
     """
     found = json.loads(printed(program))
     assert not (found["namespaces"] or found["user_namespaces"] or found["network"])
@@ -124,7 +124,7 @@ def test_probing_says_why_not() -> None:
 @pytest.mark.parametrize("mounted", ["a directory", "a mount"])
 def test_a_chroot_can_have_no_namespaces(mounted: str, place: Path) -> None:
     program = """
-    from linux.probe import CHROOT, what_a_host_allows
+    from linux.probe import CHROOT, probe_host
     place, mounted = sys.argv[1:]
     unshare(mount=True)
     make_private()
@@ -132,10 +132,10 @@ def test_a_chroot_can_have_no_namespaces(mounted: str, place: Path) -> None:
         mount(place, place, None, 0x1000)
     os.mkdir(place + "/proc")
     mount("proc", place + "/proc", "proc", 0)
-    print(what_a_host_allows()["reason"] == CHROOT)
+    print(probe_host()["reason"] == CHROOT)
     os.chroot(place)
     os.chdir("/")
-    found = what_a_host_allows()
+    found = probe_host()
     print(found["reason"] == CHROOT, found["namespaces"] or found["user_namespaces"] or found["network"])
     """
     assert printed(program, str(place), mounted).splitlines() == ["False", "True False"]

@@ -172,7 +172,7 @@ class WritableSearch:
 
 def _search(writer: int, skip: Collection[str]) -> None:
     with os.fdopen(writer, "wb") as file:
-        file.write(json.dumps(removal.world_writable(skip, WritableSearch.LIMIT_S)).encode("ascii"))
+        file.write(json.dumps(removal.find_world_writable(skip, WritableSearch.LIMIT_S)).encode("ascii"))
 
 
 def complain(text: str) -> None:

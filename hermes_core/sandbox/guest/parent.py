@@ -152,7 +152,7 @@ class Parent:
             elif "listen" in message:
                 self._listen(message["id"], message["listen"])
             elif "socket" in message:
-                self._tell({"socket": message["socket"], "held": processes.have_socket(message["socket"])})
+                self._tell({"socket": message["socket"], "held": processes.has_open_socket(message["socket"])})
             else:
                 self._start(message, fds)
         finally:

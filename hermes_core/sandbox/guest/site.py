@@ -8,7 +8,7 @@ import signal
 import sys
 
 from ..linux import namespaces, removal, users
-from ..linux.probe import system_identity, what_works
+from ..linux.probe import probe_process, system_identity
 from . import layers, masking, workspace
 from .connection import Outlet
 from .housekeeping import Trash, WritableSearch, complain
@@ -210,7 +210,7 @@ def _choose(config: Mapping[str, Any]) -> tuple[str, bool]:
         return "shared", False
     if wanted == USER and users:
         return "user", False
-    probe = what_works()
+    probe = probe_process()
     # A user namespace of one user makes the slot ourselves: never where we are the system's own root.
     ordinary = os.geteuid() != 0 or not _has_users(0, 1 << 31)
     if users and probe["namespaces"]:

@@ -301,7 +301,7 @@ class GuestSlot:
             visible=[*site.config["visible_paths"], sys.base_prefix],
             scratch=site.scratch,
             wipe=self._round.wipe,
-            swept=[*site.world_writable, *removal.are_open(self._others())],
+            swept=[*site.world_writable, *removal.find_open(self._others())],
         )
 
     def _others(self) -> list[str]:

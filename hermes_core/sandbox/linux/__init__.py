@@ -1,5 +1,5 @@
-"""What the guest, the local backend and the program on other hosts share: Linux calls, and bounded output.
+"""Linux calls and bounded output, shared by the guest, the local backend and the program on other hosts.
 
-Python >= 3.7, standard library only. It is sent to sandboxes and hosts, so nothing here may import from the rest of
-hermes_core.
+Python >= 3.7, standard library only. This package is sent to sandboxes and hosts, so nothing here may import from the
+rest of hermes_core.
 """

@@ -1,4 +1,4 @@
-"""Descriptors: sent over a unix socket, and one to read data from that has no name anywhere."""
+"""Descriptors: sending them over a unix socket, and unnamed files to pass data in."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _CLOEXEC = 0x40000000
 
 
 def send(sock: socket.socket, data: bytes, fds: Sequence[int] = ()) -> None:
-    """Send one message with descriptors. Raises BlockingIOError when the other side is not reading."""
+    """Send one message with descriptors. Raises BlockingIOError if the socket's buffer is full."""
     ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
     sock.sendmsg([data], ancillary)
 
 
 def receive(sock: socket.socket, size: int) -> tuple[bytes, list[int]]:
-    """Return up to `size` bytes of one message and its descriptors (close-on-exec); no bytes if the peer is gone."""
+    """Receive one message: up to `size` bytes and its descriptors (close-on-exec). No bytes: the peer is gone."""
     data, ancillary, _, _ = sock.recvmsg(size, socket.CMSG_SPACE(_MOST * 4), _CLOEXEC)
     fds = array.array("i")
     for level, kind, payload in ancillary:
@@ -32,10 +32,10 @@ def receive(sock: socket.socket, size: int) -> tuple[bytes, list[int]]:
 
 
 def memory_file(data: bytes, folder: str) -> int:
-    """Return a descriptor to read `data` from: a memory file, or else a file in `folder`. Raises OSError."""
+    """Return a descriptor to read `data` from: a memory file, or else an unnamed file in `folder`. Raises OSError."""
     if hasattr(os, "memfd_create"):
         fd = os.memfd_create("hermes", os.MFD_CLOEXEC)
-    else:
+    else:  # Python 3.7
         path = os.path.join(folder, "data-" + os.urandom(8).hex())
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         os.unlink(path)

@@ -1,4 +1,4 @@
-"""Landlock: where a slot may write, on top of what files' modes say. For what is in /proc, which no mode protects."""
+"""Landlock: forbids a slot to write to /proc, where file modes do not protect a process from its own user."""
 
 from __future__ import annotations
 
@@ -15,20 +15,23 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def forbid_writes_to_proc() -> bool:
-    """Let this process and all that it starts write to no file of /proc, for good; whether this kernel can do that.
+    """Permanently forbid this process and its descendants to write to files of /proc.
 
-    Without CAP_SYS_RESOURCE the kernel lets a process undo what raised its `oom_score_adj`: a slot would make itself
-    the last to be killed when memory is short, and its neighbour the first. The process must have given up gaining
-    privileges (`no_new_privs`).
+    If the guest lacks CAP_SYS_RESOURCE, a slot could undo the guest's raise of its `oom_score_adj`, and so make itself
+    the last to be killed when memory is short. `no_new_privs` must be set on this process.
+
+    Returns:
+        Whether this kernel has Landlock, in a version that does not forbid moving files too.
 
     Raises:
-        OSError: it can, but did not.
+        OSError: the kernel has Landlock, but refused.
     """
     if _libc.syscall(ctypes.c_long(_CREATE_RULESET), None, ctypes.c_size_t(0), ctypes.c_uint(_ASK_VERSION)) < _ENOUGH:
         return False
     handled = ctypes.c_uint64(_WRITE_FILE | _MOVE)
     ruleset = _call(_CREATE_RULESET, ctypes.byref(handled), ctypes.c_size_t(8), ctypes.c_uint(0))
     try:
+        # Rules only allow. So we allow each entry of / except /proc.
         with os.scandir("/") as entries:
             for entry in entries:
                 if entry.name != "proc" and not entry.is_symlink():

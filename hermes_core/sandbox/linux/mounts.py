@@ -1,7 +1,7 @@
-"""Mounts by raw system calls, and a root of one's own: made from an allow-list, in a mount namespace of its own.
+"""Mounts by raw system calls, and root directories that are made from an allow-list, in a mount namespace.
 
-Runs in the guest too, in a stranger's sandbox: Python >= 3.7, a few light modules of the standard library, no more.
-Every failed call is an `OSError` that names it. Nothing here may be called in a process that has threads.
+The guest runs it too: Python >= 3.7, few and light imports of the standard library. Each failed call raises an OSError
+that names the call. Never call these functions in a process that has threads.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
 _MS_REMOUNT, _MS_BIND, _MS_REC, _MS_PRIVATE = 0x20, 0x1000, 0x4000, 0x40000
-_KEPT_OPTIONS = {  # what a remount from inside a user namespace has to repeat
+_KEPT_OPTIONS = {  # a remount from inside a user namespace must repeat these, or the kernel refuses it
     "ro": MS_RDONLY,
     "nosuid": MS_NOSUID,
     "nodev": MS_NODEV,
@@ -31,10 +31,10 @@ _KEPT_OPTIONS = {  # what a remount from inside a user namespace has to repeat
     "relatime": 0x200000,
 }
 BYTES_PER_FILE = 2048
-"""A file system in memory has room for one file for each so many bytes of its size."""
+"""A file system in memory may hold one file for each 2048 bytes of its size."""
 _MS_MOVE = 1 << 13
 _REPLACED_S = 0.5
-"""Seconds for which a mount is tried whose mount point is replaced meanwhile."""
+"""For how long a bind is tried again if its source or its mount point is being replaced."""
 _MNT_DETACH = 2
 # One number each on every architecture; the last is of Linux >= 5.12.
 _SYS_OPEN_TREE, _SYS_MOVE_MOUNT, _SYS_MOUNT_SETATTR = 428, 429, 442
@@ -43,13 +43,13 @@ _OPEN_TREE_CLONE, _OPEN_TREE_CLOEXEC, _MOVE_FROM_DESCRIPTOR = 1, 0x80000, 4
 _WITH_IDS = 0x100000
 
 SYSTEM_DIRECTORIES = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/opt", "/nix")
-"""What of the surrounding system is visible in a root made by `build_root`, where it exists."""
+"""The directories of the surrounding system that `system_binds` shows, if they exist."""
 
 PACKAGE_DIRECTORIES = ("/var/lib/dpkg", "/var/lib/apt")
-"""What a package manager has to know of the system."""
+"""The databases of package managers."""
 
 OVERLAY_OPTIONS = "redirect_dir=on,metacopy=off,volatile"
-"""Of overlays that are thrown away: directories of the lower layer can be renamed, and nothing waits for the disk."""
+"""For overlays that are thrown away: directories of the lower layer can be renamed, and nothing waits for the disk."""
 
 _MASKED_IN_PROC = (
     "acpi",
@@ -70,7 +70,7 @@ _MASKED_IN_PROC = (
     "tty/driver",
     "vmallocinfo",
 )
-"""What a root of a slot has no need of in /proc, and what containers hide there too."""
+"""The files and directories in /proc that root of a slot doesn't need. Containers hide them too."""
 _DEV_BYTES = 1 << 20
 
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
@@ -85,7 +85,7 @@ def mount(source: str | None, target: str, kind: str | None, flags: int, data: s
 
 
 def make_private() -> None:
-    """Let no mount of this namespace propagate out of it, nor one of outside into it."""
+    """Stop the propagation of mounts, in both directions, between this mount namespace and others."""
     mount(None, "/", None, _MS_REC | _MS_PRIVATE)
 
 
@@ -97,7 +97,7 @@ def system_binds(
     Args:
         extra: more files and directories to show, at their own paths (such as an interpreter's prefix). Their parents
             are created empty, so a directory below a private home does not show that home. Missing ones are left out.
-        masks: what will be masked; an `extra` below one of them is bound again, on top of the mask.
+        masks: directories that will be masked. An `extra` below a mask is bound again, on top of the mask.
     """
     links = [path for path in SYSTEM_DIRECTORIES if os.path.islink(path) and os.path.isdir(path)]
     bound = [path for path in SYSTEM_DIRECTORIES if os.path.isdir(path) and path not in links]
@@ -106,16 +106,16 @@ def system_binds(
     for path in links:
         if is_below(os.path.realpath(path), bound):
             symlinks.append((os.readlink(path), path))
-        else:  # a link to elsewhere on this system: what it points at takes its place
+        else:  # a link to a directory that the new root does not show: bind its target in the place of the link
             binds.append((os.path.realpath(path), path, False))
     shown, hidden = bound + links, list(masks)
-    wanted = [os.path.realpath("/etc/resolv.conf")]  # often a link into /run
+    paths = [os.path.realpath("/etc/resolv.conf")]  # often a link into /run
     for path in extra:
         path = os.path.abspath(path)
         if path == "/":
             raise ValueError("/ can't be made visible as a whole")
-        wanted += [path, os.path.realpath(path)]
-    for path in sorted(set(wanted), key=_parts):  # parents first: what they show is not bound a second time
+        paths += [path, os.path.realpath(path)]
+    for path in sorted(set(paths), key=_parts):  # parents first, so that nothing below them is bound a second time
         if os.path.exists(path) and _innermost(path, shown) <= _innermost(path, hidden):
             binds.append((os.path.realpath(path), path, False))
             shown.append(path)
@@ -133,23 +133,24 @@ def build_root(
     terminals: int = 1024,
     base: Callable[[str], bool] | None = None,
 ) -> None:
-    """Make a root that holds what is named and nothing else, and move this process (and its children) into it.
+    """Make a root directory that holds only what the arguments name, and move this process into it.
 
-    The caller is alone in a fresh mount namespace, with the right to mount there (root, or root of its user
-    namespace), in the pid namespace that /proc is to show. Parents are mounted before children,
-    whatever the order given. Nothing here is setuid, and nothing but /dev has devices. The root itself is read-only.
-    None of that is said of a `base`, which looks after itself.
+    The caller is the only process in a new mount namespace, may mount there (as root, or as root of its user
+    namespace), and is in the pid namespace that /proc shall show. The order of the arguments does not matter: parents
+    are mounted before children. setuid bits have no effect in the new root, devices work only in /dev, and the root
+    directory itself is read-only. None of this holds for a `base`.
 
     Args:
-        new_root: an existing directory to mount on, which none of the sources is below.
-        binds: `(source, target, writable)`, files or directories, submounts included.
+        new_root: an existing directory to mount on. No source may be below it.
+        binds: `(source, target, writable)`, files or directories, with all mounts below them.
         tmpfs: `(target, bytes or None, mode)`: empty, writable.
-        masks: directories of the binds to cover with emptiness; the binds below them stay.
-        symlinks: `(text, path)`; an existing path is left alone.
-        proc_options: of the fresh /proc, such as `hidepid=2`.
-        terminals: pseudo-terminals at most. All that are not the host's own share some 3,000.
-        base: mounts what the rest is put on, at the path that it is given, and returns whether a slot has lived there:
-            then what it has put in the way of a mount point is moved aside. None is an empty root in memory.
+        masks: directories of the binds to cover with an empty directory. Binds below them stay visible.
+        symlinks: `(text, path)`. An existing path stays unchanged.
+        proc_options: mount options of the new /proc, such as `hidepid=2`.
+        terminals: maximum number of pseudo-terminals. All namespaces except the host's share about 3,000.
+        base: mounts the lowest layer at the path in its argument, and returns whether a slot has used that layer
+            before. Then, whatever the slot has put in the place of a mount point is moved aside. None is an empty root
+            in memory.
     """
     make_private()
     lived_in = False
@@ -179,11 +180,11 @@ def build_root(
 
 def _leave_old_root(new_root: str) -> None:
     """Make the current directory, which is `new_root`, the root of this mount namespace."""
-    if libc.pivot_root(b".", b".") == 0:  # the old root now lies on top of the new one
+    if libc.pivot_root(b".", b".") == 0:  # the old root is now mounted on top of the new one
         check(libc.umount2(b".", _MNT_DETACH), "umount of the old root")
     elif ctypes.get_errno() == errno.EPERM:
-        # Containers' filters of system calls know no capability that allows it. So the new root covers the old one,
-        # for good: without privileges nobody uncovers it, nor in a user namespace, where what lies above is locked.
+        # Seccomp filters of containers forbid pivot_root even to root. So we cover the old root with the new one.
+        # Nobody can uncover it without privileges, and in a user namespace mounts of its creator are locked.
         mount(".", "/", None, _MS_MOVE)
         os.chroot(".")
     else:
@@ -192,12 +193,12 @@ def _leave_old_root(new_root: str) -> None:
 
 
 def close_proc() -> None:
-    """Make this mount namespace's own /proc read-only: what is written there concerns more than its writer."""
+    """Make /proc of this mount namespace read-only: settings there affect more than the process that writes them."""
     mount(None, "/proc", None, _MS_REMOUNT | _MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC)
 
 
 def mask_proc() -> None:
-    """Cover what tells of the whole machine in this mount namespace's own /proc, and what not every user may read."""
+    """Hide in /proc of this mount namespace what describes the whole machine, and what not every user may read."""
     with os.scandir("/proc") as entries:
         own = [each for each in entries if not each.name.isdigit()]
         closed = [each.name for each in own if not each.stat(follow_symlinks=False).st_mode & stat.S_IROTH]
@@ -207,19 +208,19 @@ def mask_proc() -> None:
             _mask(path)
             mount(None, path, None, _MS_REMOUNT | _MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC)
         elif os.path.lexists(path):
-            mount("/dev/null", path, None, _MS_BIND)  # read-only, as what it shows is
+            mount("/dev/null", path, None, _MS_BIND)
 
 
 def mount_with_ids(source: str, target: str, user_namespace: int) -> None:
-    """Mount a directory once more, without what is mounted below it, with the ids of a user namespace."""
+    """Mount a directory at `target` too, with the ids of a user namespace. Mounts below it are left out."""
     flags = _OPEN_TREE_CLONE | _OPEN_TREE_CLOEXEC
     tree = _call(_SYS_OPEN_TREE, "open_tree " + source, _AT_FDCWD, os.fsencode(source), flags)
     try:
         attributes = struct.pack("QQQQ", _WITH_IDS, 0, 0, user_namespace)
         size = len(attributes)
         _call(_SYS_MOUNT_SETATTR, "mount_setattr (ids) " + source, tree, b"", _AT_EMPTY_PATH, attributes, size)
-        where = (_AT_FDCWD, os.fsencode(target), _MOVE_FROM_DESCRIPTOR)
-        _call(_SYS_MOVE_MOUNT, "move_mount " + target, tree, b"", *where)
+        destination = (_AT_FDCWD, os.fsencode(target), _MOVE_FROM_DESCRIPTOR)
+        _call(_SYS_MOVE_MOUNT, "move_mount " + target, tree, b"", *destination)
     finally:
         os.close(tree)
 
@@ -230,34 +231,34 @@ def _call(number: int, name: str, *arguments: int | bytes) -> int:
 
 
 class Mount:
-    """A line of mountinfo, which proc_pid_mountinfo(5) describes.
+    """A line of mountinfo, see proc_pid_mountinfo(5).
 
     Attributes:
-        kind: that of its file system.
-        options: those of the mount alone.
-        read_only: whether the mount is, or the file system.
+        kind: the type of the file system.
+        options: the options of the mount, without those of the file system.
+        read_only: whether the mount or the file system is read-only.
     """
 
     def __init__(self, entry: list[bytes]) -> None:
-        kind, *_source, of_system = entry[entry.index(b"-", 6) + 1 :]  # a source may be empty
+        kind, *_source, system_options = entry[entry.index(b"-", 6) + 1 :]  # a source may be empty
         self.kind = kind.decode("ascii", "replace")
         self.options = entry[5].decode("ascii").split(",")
-        self.read_only = "ro" in self.options or b"ro" in of_system.split(b",")
+        self.read_only = "ro" in self.options or b"ro" in system_options.split(b",")
 
 
-def mounted() -> dict[str, Mount]:
-    """Return the mounts that this process sees by their directories; of several at one place, the one on top."""
+def read_mounts() -> dict[str, Mount]:
+    """Return the mounts that this process sees, by directory. Of several mounts on one directory, the topmost."""
     with open("/proc/self/mountinfo", "rb") as lines:
-        return {_unescaped(entry[4]): Mount(entry) for entry in map(bytes.split, lines)}
+        return {_unescape(entry[4]): Mount(entry) for entry in map(bytes.split, lines)}
 
 
 def mounts_below(top: str) -> list[tuple[str, str]]:
-    """Return the mounts strictly below a directory, parents first, each with the kind of its file system."""
-    below = [(target, each.kind) for target, each in mounted().items() if target != top and is_below(target, [top])]
+    """Return (directory, type of file system) of the mounts strictly below a directory, parents first."""
+    below = [(target, each.kind) for target, each in read_mounts().items() if target != top and is_below(target, [top])]
     return sorted(below, key=lambda pair: _parts(pair[0]))
 
 
-def _unescaped(word: bytes) -> str:
+def _unescape(word: bytes) -> str:
     return os.fsdecode(word.decode("unicode_escape").encode("latin-1"))
 
 
@@ -279,22 +280,22 @@ def restrict(path: str, flags: int) -> None:
 
 
 def restrict_by_remount(path: str, flags: int) -> None:
-    """Restrict without mount_setattr(2): remount each mount with its flags and the added ones."""
+    """Do the same as `restrict` without mount_setattr(2): remount each mount with the flags added."""
     path = os.path.realpath(path)
-    found = {target: each for target, each in mounted().items() if is_below(target, [path])}
-    if path not in found:
+    entries = {target: entry for target, entry in read_mounts().items() if is_below(target, [path])}
+    if path not in entries:
         raise OSError(errno.EINVAL, "not a mount", path)
-    for target, each in found.items():
-        kept = sum({_KEPT_OPTIONS.get(option, 0) for option in each.options})
+    for target, entry in entries.items():
+        kept = sum({_KEPT_OPTIONS.get(option, 0) for option in entry.options})
         try:
             mount(None, target, None, _MS_REMOUNT | _MS_BIND | kept | flags)
         except OSError as error:
             if target == path or error.errno not in (errno.EINVAL, errno.ENOENT, errno.EACCES):
-                raise  # those three: it lies under another mount, out of anyone's reach
+                raise  # these three errors mean that another mount covers it, so nobody can reach it
 
 
 def is_below(path: str, tops: Iterable[str]) -> bool:
-    """Return whether a normalised absolute path is one of `tops` or lies below one, by name."""
+    """Return whether a normalised absolute path is one of `tops` or below one. Links are not resolved."""
     return any(path == top or path.startswith(top.rstrip("/") + "/") for top in tops)
 
 
@@ -325,7 +326,7 @@ def _mount_all(
     for target, step in sorted(steps, key=lambda pair: _parts(pair[0])):
         mount_point(root, target, directories.get(target, True), lived_in)
         step(root + target)
-    for path in masks:  # only now: the mount points of binds on top of them had to be made
+    for path in masks:  # only now read-only, because mount points for binds had to be made in them
         mount(None, root + path, None, _MS_REMOUNT | _MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC)
 
 
@@ -334,7 +335,7 @@ def _mask(target: str) -> None:
 
 
 def _tmpfs(size: int | None, mode: int) -> Callable[[str], None]:
-    # Empty files take memory too, which `size` does not count.
+    # Empty files take memory too, which `size` does not count. So their number is limited.
     data = "mode=%o" % mode + ("" if size is None else ",size=%d,nr_inodes=%d" % (size, size // BYTES_PER_FILE))
     return lambda target: mount("tmpfs", target, "tmpfs", MS_NOSUID | MS_NODEV, data)
 
@@ -349,20 +350,20 @@ def _bind(source: str, writable: bool) -> Callable[[str], None]:
                 mount(source, target, None, _MS_BIND | _MS_REC)
                 return restrict(target, flags)
             except OSError as error:
-                # The surrounding system replaces the file at this moment, as `useradd` does with /etc/passwd: then it
-                # can't be mounted over, or no longer is.
-                passing = error.errno in (errno.ENOENT, errno.EINVAL) and os.path.exists(source)
-                if not passing or time.monotonic() > end:
+                # The file may be replaced at this moment, as `useradd` replaces /etc/passwd. Then the mount fails, or
+                # it is gone before it can be restricted.
+                transient = error.errno in (errno.ENOENT, errno.EINVAL) and os.path.exists(source)
+                if not transient or time.monotonic() > end:
                     raise
 
     return step
 
 
 def mount_point(root: str, target: str, directory: bool, lived_in: bool = False) -> None:
-    """Make a file or directory to mount on. No link is followed: what lies in a writable bind may be anyone's.
+    """Make a file or directory to mount on. Links are not followed, because a slot may have put them there.
 
     Args:
-        lived_in: what is in the way was put there by a slot, and is moved aside.
+        lived_in: whether a slot has used this root before. Then, whatever is in the way is moved aside.
     """
     path, names = root, [name for name in target.split("/") if name]
     for number, name in enumerate(names, 1):
@@ -386,7 +387,7 @@ def _make_devices(root: str, terminals: int) -> None:
         if os.path.exists(device):
             mount_point(root, device, False)
             mount(device, root + device, None, _MS_BIND)
-            # Read-only: it can be written to, but a slot whose root is the device's owner can't change its mode.
+            # A read-only device can still be written to. But a slot whose root owns the device can't change its mode.
             restrict(root + device, MS_NOSUID | MS_NOEXEC | MS_RDONLY)
     mount_point(root, "/dev/pts", True)
     options = "newinstance,ptmxmode=0666,mode=620,max=%d" % terminals

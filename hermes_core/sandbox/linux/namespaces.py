@@ -1,7 +1,7 @@
-"""Linux namespaces by raw system calls: having new ones, joining others, and giving up every privilege inside.
+"""Linux namespaces by raw system calls: making and joining them, and giving up privileges inside.
 
-Runs in the guest too, in a stranger's sandbox: Python >= 3.7, a few light modules of the standard library, no more.
-Every failed call is an `OSError` that names it. Nothing here may be called in a process that has threads.
+The guest runs it too: Python >= 3.7, few and light imports of the standard library. Each failed call raises an OSError
+that names the call. Never call these functions in a process that has threads.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ TYPE_CHECKING = False  # `collections` is slow to import
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-_FLAGS = {  # in the order in which they can be joined: the user namespace gives the right to the others
+_FLAGS = {  # in the order for joining: the user namespace comes first, as it gives the right to join the others
     "user": 0x10000000,
     "ipc": 0x08000000,
     "uts": 0x04000000,
@@ -26,21 +26,21 @@ _FLAGS = {  # in the order in which they can be joined: the user namespace gives
 }
 _PR_SET_PDEATHSIG, _PR_GET_PDEATHSIG, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT = 1, 2, 24, 38, 47
 SYS_PTRACE = 19
-"""The capability to look into processes that do not let their own user do so."""
+"""The capability to inspect processes, also those that are not dumpable."""
 ROOT_CAPABILITIES = (0, 1, 3, 4, 5, 6, 7, 8, 10, 18)
-"""Of root in a user namespace of its own: CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID, SETUID, SETPCAP,
-NET_BIND_SERVICE and SYS_CHROOT."""
+"""The capabilities of a slot's root in its user namespace: CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID, SETUID,
+SETPCAP, NET_BIND_SERVICE and SYS_CHROOT."""
 _CAPABILITY_VERSION_3 = 0x20080522
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 
 _NO_SYSV_IPC = {"kernel/shmmni": "0", "kernel/msgmni": "0", "kernel/sem": "0 0 0 0", "fs/mqueue/queues_max": "0"}
 
 libc = ctypes.CDLL(None, use_errno=True)
-"""Its functions leave their errors for `check`."""
+"""The C library. `check` turns failures of its functions into OSError."""
 
 
 def check(result: int, call: str) -> int:
-    """Return what a C library function returned, unless it failed."""
+    """Return the result of a function of the C library. Raises OSError if it is negative."""
     if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, "%s: %s" % (call, os.strerror(number)))
@@ -53,7 +53,7 @@ def _prctl(option: int, argument: int, call: str, second: int = 0) -> int:
 
 
 def death_signal(number: int) -> None:
-    """Make the kernel send this signal to the calling process when its parent dies; 0 for none."""
+    """Make the kernel send this signal to the calling process when its parent dies. 0 is no signal."""
     _prctl(_PR_SET_PDEATHSIG, number, "PR_SET_PDEATHSIG")
 
 
@@ -71,35 +71,36 @@ def unshare(
     inside_uid: int = 0,
     inside_gid: int = 0,
 ) -> None:
-    """Give this process new namespaces; a new pid namespace begins with its next child.
+    """Move this process into new namespaces. A new pid namespace begins with its next child.
 
-    With `user`, the ids `inside_uid` and `inside_gid` of the new namespace are the caller's own, the only ones there.
+    With `user`, the new user namespace has one user and one group: `inside_uid` and `inside_gid`. Outside, they are
+    those of the caller.
     """
-    wanted = {"user": user, "mnt": mount, "pid": pid, "ipc": ipc, "net": net, "uts": uts}
-    names = [name for name in _FLAGS if wanted[name]]
+    selected = {"user": user, "mnt": mount, "pid": pid, "ipc": ipc, "net": net, "uts": uts}
+    names = [name for name in _FLAGS if selected[name]]
     uid, gid = os.geteuid(), os.getegid()
     flags = 0
     for name in names:
         flags |= _FLAGS[name]
     check(libc.unshare(flags), "unshare " + "+".join(names))
     if user:
-        _write("/proc/self/setgroups", "deny")  # the kernel's condition for writing gid_map without privilege
+        _write("/proc/self/setgroups", "deny")  # otherwise the kernel lets no unprivileged process write gid_map
         _write("/proc/self/uid_map", "%d %d 1" % (inside_uid, uid))
         _write("/proc/self/gid_map", "%d %d 1" % (inside_gid, gid))
 
 
 def write_id_maps(pid: int, lines: str) -> None:
-    """Say which ids a process's new user namespace has, users and groups alike.
+    """Write the id maps of a process's new user namespace, the same for users and groups.
 
     Args:
-        lines: each of them the first id inside, the first one outside, and a number.
+        lines: each holds the first id inside, the first id outside, and the number of ids.
     """
     for name in ("uid_map", "gid_map"):
         _write("/proc/%d/%s" % (pid, name), lines)
 
 
 def user_namespace(lines: str) -> int:
-    """Return a descriptor of a new user namespace with these ids, in which there is nobody."""
+    """Return a descriptor of a new user namespace with these ids and without processes."""
     ready, made = os.pipe2(os.O_CLOEXEC)
     leave, stay = os.pipe2(os.O_CLOEXEC)
     pid = os.fork()
@@ -124,17 +125,17 @@ def user_namespace(lines: str) -> int:
 
 
 def own_user_namespace(uid: int, between: Callable[[], object], *, net: bool) -> None:
-    """Enter new user, ipc and uts namespaces, and one of the network if `net`, which belong to a user.
+    """Enter new user, ipc and uts namespaces that a user owns, and a new network namespace if `net`.
 
-    What its processes take counts as that user's, and its limit of processes is that of all of them together.
+    The kernel counts the processes and other resources of these namespaces as this user's, against its limits.
 
     Args:
-        between: called in the new namespace, when its ids can be written from outside.
+        between: called in the new user namespace before its ids are used, so that they can be written from outside.
     """
-    permitted = _capabilities("CapPrm")  # not later: to a mere user, the root directory may be closed
+    permitted = _capabilities("CapPrm")  # before the user changes, because another user may have no access to /proc
     os.setresgid(uid, uid, 0)
     os.setresuid(uid, uid, 0)
-    _set_capabilities(permitted)  # the change of user has taken them out of effect
+    _set_capabilities(permitted)  # the change of user cleared the effective ones
     names = ("user", "ipc", "uts", *(("net",) if net else ()))
     check(libc.unshare(sum(_FLAGS[name] for name in names)), "unshare " + "+".join(names))
     between()
@@ -144,25 +145,25 @@ def own_user_namespace(uid: int, between: Callable[[], object], *, net: bool) ->
 
 def open_namespaces(pid: int, kinds: Iterable[str]) -> list[tuple[str, int]]:
     """Return descriptors of a process's namespaces in the order for `join`, without those the caller is already in."""
-    wanted = set(kinds)
-    unknown = wanted.difference(_FLAGS)
+    names = set(kinds)
+    unknown = names.difference(_FLAGS)
     if unknown:
         raise ValueError("unknown namespace %s; known: %s" % (", ".join(sorted(unknown)), ", ".join(_FLAGS)))
     opened = []  # type: list[tuple[str, int]]
     try:
         for kind in _FLAGS:
-            if kind not in wanted:
+            if kind not in names:
                 continue
             descriptor = os.open("/proc/%d/ns/%s" % (pid, kind), os.O_RDONLY | os.O_CLOEXEC)
             opened.append((kind, descriptor))
-        own = {kind: os.stat("/proc/self/ns/" + kind).st_ino for kind in wanted}
+        current = {kind: os.stat("/proc/self/ns/" + kind).st_ino for kind in names}
     except OSError:
         for _, descriptor in opened:
             os.close(descriptor)
         raise
     others = []
     for kind, descriptor in opened:
-        if os.fstat(descriptor).st_ino == own[kind]:  # joining one's own user namespace is an error to the kernel
+        if os.fstat(descriptor).st_ino == current[kind]:  # to join one's current user namespace is an error
             os.close(descriptor)
         else:
             others.append((kind, descriptor))
@@ -170,7 +171,7 @@ def open_namespaces(pid: int, kinds: Iterable[str]) -> list[tuple[str, int]]:
 
 
 def join(namespaces: Sequence[tuple[str, int]]) -> None:
-    """Join what `open_namespaces` opened, and close it. A pid namespace is joined by the next child."""
+    """Join the namespaces that `open_namespaces` opened, and close them. Only the next child joins a pid namespace."""
     try:
         for kind, descriptor in namespaces:
             check(libc.setns(descriptor, _FLAGS[kind]), "setns " + kind)
@@ -189,7 +190,7 @@ def setns(pid: int, kinds: Iterable[str]) -> None:
 
 def loopback_up() -> None:
     """Enable `lo` of a fresh network namespace."""
-    import socket  # only here, as it takes as long as everything else together
+    import socket  # only here, because it is slow to import
 
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as probe_socket:
         request = fcntl.ioctl(probe_socket, _SIOCGIFFLAGS, struct.pack("16sH22x", b"lo", 0))
@@ -210,14 +211,14 @@ def _capabilities(name: str) -> int:
 
 
 def _set_capabilities(kept: int) -> None:
-    """Have these capabilities, permitted and in effect, and no others."""
+    """Set the permitted and effective capabilities to these, and the inheritable ones to none."""
     header = struct.pack("Ii", _CAPABILITY_VERSION_3, 0)
     low, high = kept & 0xFFFFFFFF, kept >> 32
     check(libc.capset(header, struct.pack("6I", low, low, 0, high, high, 0)), "capset")
 
 
 def no_sysv_ipc() -> bool:
-    """Allow no System V object and no message queue in this ipc namespace; whether that worked (it needs its root)."""
+    """Forbid System V objects and message queues in this ipc namespace. Return whether all settings were written."""
     worked = True
     for name, value in _NO_SYSV_IPC.items():
         try:
@@ -228,10 +229,8 @@ def no_sysv_ipc() -> bool:
 
 
 def become(uid: int, gid: int) -> None:
-    """Become this user for good: no groups, no capabilities (even as a user namespace's uid 0), no way to get any.
-
-    Set the parent-death signal again, as the kernel drops it on a change of user. Supplementary groups can't be given
-    up in a user namespace of an ordinary user.
+    """Become this user permanently: without groups and capabilities (even if it is root of a user namespace), and
+    without a way to get any. In an ordinary user's user namespace, supplementary groups can't be given up.
     """
     signal_number = ctypes.c_int(0)
     check(libc.prctl(_PR_GET_PDEATHSIG, ctypes.byref(signal_number)), "prctl PR_GET_PDEATHSIG")
@@ -241,19 +240,19 @@ def become(uid: int, gid: int) -> None:
         if _read("/proc/self/setgroups").strip() != "deny":
             raise
     os.setresgid(gid, gid, gid)
-    _drop_bounding_set()  # before the user changes: it needs a capability itself
+    _drop_bounding_set()  # before the user changes, because it needs a capability
     os.setresuid(uid, uid, uid)
     _set_capabilities(0)
     _clear_ambient_set()
     _prctl(_PR_SET_NO_NEW_PRIVS, 1, "PR_SET_NO_NEW_PRIVS")
-    if signal_number.value:
+    if signal_number.value:  # the change of user cleared the parent-death signal
         death_signal(signal_number.value)
 
 
 def become_root() -> None:
-    """Become root of the user namespace that we are in for good, with `ROOT_CAPABILITIES`.
+    """Permanently become root of our user namespace, with `ROOT_CAPABILITIES`.
 
-    We ourselves, but nothing that we start, can still look into the processes of all of its users.
+    This process, but no program that it starts, can also inspect the processes of all users of the namespace.
     """
     os.setgroups([])
     os.setresgid(0, 0, 0)
@@ -278,9 +277,9 @@ def _drop_bounding_set(kept: Sequence[int] = ()) -> None:
         try:
             _prctl(_PR_CAPBSET_DROP, capability, "PR_CAPBSET_DROP")
         except OSError as error:
-            if error.errno == errno.EINVAL:  # past the last that this kernel knows
+            if error.errno == errno.EINVAL:  # this kernel has no capability with this number
                 return
-            if error.errno == errno.EPERM and os.geteuid() != 0:  # an ordinary user has none to pass on
+            if error.errno == errno.EPERM and os.geteuid() != 0:  # an ordinary user has no capabilities anyway
                 return
             raise
 
@@ -291,7 +290,7 @@ def _read(path: str) -> str:
 
 
 def _write(path: str, text: str) -> None:
-    """Write with one write(2), as files in /proc require."""
+    """Write with a single write(2), as files in /proc require."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(descriptor, text.encode("ascii"))

@@ -1,7 +1,4 @@
-"""Output within bounds: the head and the tail of a stream, every byte counted, no UTF-8 character cut in two.
-
-Used by the guest, and by the driver where there is no guest.
-"""
+"""Bounded output: the head and the tail of a stream. Counts every byte, and cuts no UTF-8 character in two."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ _LONGEST_CHARACTER = 4
 
 
 def trim_end(data: bytes) -> bytes:
-    """Return `data` without an incomplete character at its end. Other bytes stay as they are."""
+    """Return `data` without an incomplete UTF-8 character at its end."""
     for back in range(1, min(_LONGEST_CHARACTER, len(data)) + 1):
         byte = data[-back]
         if byte & 0xC0 == 0x80:
@@ -19,7 +16,7 @@ def trim_end(data: bytes) -> bytes:
 
 
 def trim_start(data: bytes) -> bytes:
-    """Return `data` without the rest (at most three bytes) of a character whose beginning was cut off."""
+    """Return `data` without the continuation bytes (at most three) at its start."""
     cut = 0
     while cut < min(_LONGEST_CHARACTER - 1, len(data)) and data[cut] & 0xC0 == 0x80:
         cut += 1
@@ -35,7 +32,7 @@ def _character_length(lead: int) -> int:
 
 
 def join_capture(head: bytes, tail: bytes, total: int) -> bytes:
-    """Join head and tail of a stream of `total` bytes, with a notice in between if bytes are missing."""
+    """Join the head and the tail of a stream of `total` bytes. If bytes are missing, a notice between them says so."""
     if len(head) + len(tail) >= total:
         return head + tail
     head, tail = trim_end(head), trim_start(tail)
@@ -46,7 +43,7 @@ class HeadTail:
     """The first and the last bytes of a stream, in bounded memory.
 
     Args:
-        limit: bytes kept, half of them the head and half the tail; all of the stream if it is no longer than that.
+        limit: maximum number of bytes kept: half for the head, half for the tail.
     """
 
     def __init__(self, limit: int) -> None:
@@ -70,19 +67,19 @@ class HeadTail:
 
     @property
     def truncated(self) -> bool:
-        """Return whether something was left out."""
+        """Return whether bytes were dropped."""
         return self.total > self.limit
 
     def value(self) -> bytes:
-        """Return what was kept, with a notice between head and tail that says how much is missing."""
+        """Return the kept bytes, with a notice between head and tail if bytes were dropped."""
         return join_capture(bytes(self._head), self._tail.value(), self.total)
 
 
 class Rolling:
-    """The last bytes of a stream, addressed by their offset in all of it.
+    """The last bytes of a stream, addressed by their offset in the stream.
 
     Args:
-        limit: bytes kept at most.
+        limit: maximum number of bytes kept.
     """
 
     def __init__(self, limit: int) -> None:
@@ -92,7 +89,7 @@ class Rolling:
 
     @property
     def start(self) -> int:
-        """Return the offset of the oldest byte that is promised to be held."""
+        """Return the offset of the oldest byte that is certainly kept."""
         return max(0, self.total - self.limit)
 
     def feed(self, data: bytes) -> None:
@@ -102,16 +99,16 @@ class Rolling:
             data = data[len(data) - self.limit :]
             self._data.clear()
         self._data += data
-        # Cut only now and then: removing from the front moves all the rest.
+        # Cut only when the buffer has doubled, because removing bytes from the front moves all the others.
         if len(self._data) > 2 * self.limit:
             del self._data[: len(self._data) - self.limit]
 
     def read(self, offset: int, limit: int) -> tuple[bytes, int]:
-        """Return up to `limit` bytes from `offset` on, or from the oldest held, and the offset that they start at."""
+        """Return up to `limit` bytes, and the offset of the first: `offset`, or that of the oldest byte kept."""
         begin = min(max(offset, self.start), self.total)
         at = begin - (self.total - len(self._data))
         return bytes(self._data[at : at + max(limit, 0)]), begin
 
     def value(self) -> bytes:
-        """Return all that is held."""
+        """Return the last `limit` bytes."""
         return self.read(0, self.limit)[0]

@@ -1,6 +1,6 @@
-"""What this host is and allows: which namespaces a process may make here, found by making them in a child.
+"""Finds out which namespaces a process may make here, by making them in a child; and which system this is.
 
-Runs in the guest too: Python >= 3.7, and in no process that has threads.
+The guest runs it too, on Python >= 3.7. It forks, so never call it in a process that has threads.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 from . import mounts, namespaces
 
 CHROOT = "this is a chroot, which can have no sandboxes with namespaces: who enters one would be outside of the chroot"
-"""The reason in a root that is not the one of its mount namespace."""
+"""The reason given if our root directory is not that of our mount namespace."""
 
 TYPE_CHECKING = False  # `typing` is slow to import
 if TYPE_CHECKING:
@@ -18,11 +18,13 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-def what_works() -> dict[str, Any]:
-    """Return what this process may do, found by trying it in a child.
+def probe_process() -> dict[str, Any]:
+    """Find out what this process may do, by trying it in a child.
 
-    `root`: it is uid 0. `namespaces`: it can make mount, pid and ipc namespaces as it is. `user_namespaces`: the same
-    by a new user namespace. `network`: a network namespace with them. `reason`: why not, in the kernel's words.
+    Returns:
+        `root`: whether its uid is 0. `namespaces`: whether it can make mount, pid and ipc namespaces directly.
+        `user_namespaces`: whether it can make these inside a new user namespace. `network`: whether it can make a
+        network namespace in the same way. `reason`: the kernel's messages for what failed.
     """
     direct = _try_namespaces(user=False, net=False)
     by_user = _try_namespaces(user=True, net=False)
@@ -40,13 +42,14 @@ def what_works() -> dict[str, Any]:
     }
 
 
-def what_a_host_allows() -> dict[str, Any]:
-    """Return the same of a host, and `own_roots`: why slots can't have roots of their own; empty if they can."""
-    found = what_works()
-    if in_child(_find_chroot) == CHROOT:
-        found.update(namespaces=False, user_namespaces=False, network=False, reason=CHROOT)
-    possible = found["root"] and found["namespaces"] and found["network"]
-    return {**found, "own_roots": _try_own_roots() if possible else "only root can give slots roots of their own"}
+def probe_host() -> dict[str, Any]:
+    """Find out what a host allows: the fields of `probe_process`, and `own_roots`: why slots can't have roots of their
+    own; empty if they can."""
+    probe = probe_process()
+    if in_child(_fail_in_chroot) == CHROOT:
+        probe.update(namespaces=False, user_namespaces=False, network=False, reason=CHROOT)
+    possible = probe["root"] and probe["namespaces"] and probe["network"]
+    return {**probe, "own_roots": _try_own_roots() if possible else "only root can give slots roots of their own"}
 
 
 def kernel_version() -> tuple[int, int]:
@@ -59,7 +62,7 @@ def kernel_version() -> tuple[int, int]:
 
 
 def boot_id() -> str:
-    """Return the kernel's name for the time since its last start; empty where it has none."""
+    """Return the kernel's random id of this boot; empty if it has none."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             return file.read().strip()
@@ -68,14 +71,16 @@ def boot_id() -> str:
 
 
 def system_identity() -> str:
-    """Return which system this process sees: the same to every process that has this very /etc, and to no other."""
+    """Return an identifier that is the same for all processes that see this same /etc, and different for all others."""
     etc = os.stat("/etc")
     return "%s/%d/%d" % (boot_id(), etc.st_dev, etc.st_ino)
 
 
 def _try_namespaces(user: bool, net: bool) -> str:
-    """Make namespaces and mount in them, as a sandbox would; "" or what went wrong. A bare unshare proves too little:
-    where AppArmor restricts user namespaces, it succeeds and gives no right to mount."""
+    """Make namespaces in a child, and mount in them as a sandbox would. Return the error; empty if all worked.
+
+    `unshare` alone proves too little: where AppArmor restricts user namespaces, it succeeds without a right to mount.
+    """
 
     def first() -> None:
         namespaces.unshare(user=user, mount=True, pid=True, ipc=True, net=net)
@@ -93,8 +98,8 @@ def _try_namespaces(user: bool, net: bool) -> str:
     return in_child(first)
 
 
-def _find_chroot() -> None:
-    """Fail with `CHROOT` where whoever joins a mount namespace has another root than its processes, as in a chroot."""
+def _fail_in_chroot() -> None:
+    """Raise OSError with `CHROOT` if this is a chroot: joining a mount namespace then leads to another root."""
     namespaces.unshare(user=os.geteuid() != 0, mount=True)
     root = os.stat("/")
     namespaces.join([("mnt", os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC))])
@@ -103,7 +108,7 @@ def _find_chroot() -> None:
 
 
 def _try_own_roots() -> str:
-    """Lay an overlay over a directory of the system that is mounted with other ids; "" or what went wrong."""
+    """Mount an overlay over a system directory that is mounted with other ids. Return the error; empty if it worked."""
 
     def attempt() -> None:
         namespaces.unshare(mount=True)
@@ -120,7 +125,7 @@ def _try_own_roots() -> str:
 
 
 def in_child(action: Callable[[], None]) -> str:
-    """Run `action` in a forked child; "" or the text of its `OSError`."""
+    """Run `action` in a forked child. Return the message of its OSError; empty if it raised none."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:

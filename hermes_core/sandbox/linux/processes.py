@@ -1,4 +1,4 @@
-"""Which processes a command has started, by /proc: its session, its descendants, and orphans that carry its mark."""
+"""Finds the processes that a command has started, in /proc: its session, its descendants, and orphans with its mark."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 MARK = "HERMES_COMMAND"
-"""The environment variable that every command, and so whatever it starts, carries: the command's id."""
+"""The environment variable with a command's id, its mark. Whatever the command starts inherits it."""
 
 ALL_SIGNALS = tuple(
     number
     for number in range(1, signal.SIGRTMIN)
     if number not in (signal.SIGKILL, signal.SIGSTOP) and number < 32  # those above are the C library's own
 )
-"""The signals that can be handled or ignored, real-time ones left out."""
+"""The signals that can be handled or ignored, without the real-time signals."""
 
 
 class Process:
-    """What /proc says of one living process: its parent, its session, and when it began (in clock ticks)."""
+    """One living process: the pid of its parent, its session id, and its start time in clock ticks since the boot."""
 
     __slots__ = ("parent", "session", "start")
 
@@ -31,28 +31,28 @@ class Process:
         self.start = start
 
 
-def living() -> dict[int, Process]:
-    """Return every visible process that still runs."""
+def list_processes() -> dict[int, Process]:
+    """Return the living processes in /proc by pid."""
     table = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
-            process = _look_at(name)
+            process = _read_process(name)
             if process is not None:
                 table[int(name)] = process
     return table
 
 
 def start_of(pid: int) -> int:
-    """Return when a process began, in clock ticks since the boot; 0 if unknown."""
+    """Return the start time of a process in clock ticks since the boot; 0 if unknown."""
     fields = _fields(str(pid))
     return int(fields[19]) if fields else 0
 
 
-def _look_at(name: str) -> Process | None:
+def _read_process(name: str) -> Process | None:
     fields = _fields(name)
     if not fields:
         return None
-    # A main thread that has ended is shown as a zombie even while other threads run.
+    # A process whose main thread has ended is shown as a zombie even if other threads run. Field 17 counts threads.
     if fields[0] in (b"Z", b"X") and int(fields[17]) <= 1:
         return None
     return Process(int(fields[1]), int(fields[3]), int(fields[19]))
@@ -61,7 +61,7 @@ def _look_at(name: str) -> Process | None:
 def _fields(name: str) -> list[bytes]:
     """Return the fields of /proc/PID/stat from the third (the state) on."""
     try:
-        file = os.open("/proc/%s/stat" % name, os.O_RDONLY | os.O_CLOEXEC)  # a third less than `open` for all of /proc
+        file = os.open("/proc/%s/stat" % name, os.O_RDONLY | os.O_CLOEXEC)  # for all of /proc, a third faster than open
         try:
             return os.read(file, 4096).rsplit(b")", 1)[1].split()
         finally:
@@ -71,7 +71,7 @@ def _fields(name: str) -> list[bytes]:
 
 
 def mark_of(pid: int) -> str | None:
-    """Return a process's mark; None if it has none, or its environment can't be read."""
+    """Return the mark of a process; None if it has none, or its environment can't be read."""
     try:
         with open("/proc/%d/environ" % pid, "rb") as file:
             variables = file.read().split(b"\0")
@@ -84,37 +84,40 @@ def mark_of(pid: int) -> str | None:
     return None
 
 
-def family(leader: int, start: int, adopted: Callable[[int, Process], bool]) -> list[int]:
-    """Return the living processes of the leader's session, its descendants, and descendants of those in `adopted`.
+def family(leader: int, start: int, is_orphan: Callable[[int, Process], bool]) -> list[int]:
+    """Return the living processes that a command has started: its leader, the leader's session, the orphans that
+    `is_orphan` accepts, and all descendants of these.
 
-    The oldest come first, so that a signal reaches a shell before its child; else it would report the child's end.
+    The oldest come first, so that a signal reaches a shell before its child. Otherwise, the shell would report the
+    child's end.
 
     Args:
-        start: when the leader began; a later process with its pid is another one. 0 if it can't have ended.
-        adopted: `adopted(pid, process)` is asked about our own children: as we are subreaper, what has left its
-            session and lost its parent is one of them.
+        start: the start time of the leader, in clock ticks. A process with the same pid and another start time is not
+            the leader. 0 if the leader can't have ended.
+        is_orphan: `is_orphan(pid, process)` is called for each child of ours. As we are subreaper, a process that left
+            the session and lost its parent is our child.
     """
     me = os.getpid()
-    table = living()
+    table = list_processes()
     reused = start and leader in table and table[leader].start != start
     session = None if reused else leader
-    found = set()
+    members = set()
     for pid, process in table.items():
-        if process.session == session or (process.parent == me and adopted(pid, process)):
-            found.add(pid)
+        if process.session == session or (process.parent == me and is_orphan(pid, process)):
+            members.add(pid)
     if not reused and leader in table:
-        found.add(leader)
-    grown = found
-    while grown:
-        grown = {pid for pid, process in table.items() if process.parent in grown and pid not in found}
-        found |= grown
-    found.discard(me)
-    return sorted(found, key=lambda pid: (table[pid].start, pid))
+        members.add(leader)
+    generation = members
+    while generation:
+        generation = {pid for pid, process in table.items() if process.parent in generation and pid not in members}
+        members |= generation
+    members.discard(me)
+    return sorted(members, key=lambda pid: (table[pid].start, pid))
 
 
-def have_socket(inode: int) -> bool:
-    """Return whether a visible process has the socket with this inode open. The newest are looked at first."""
-    wanted = "socket:[%d]" % inode
+def has_open_socket(inode: int) -> bool:
+    """Return whether a process in /proc has the socket with this inode open. The newest are tried first."""
+    link = "socket:[%d]" % inode
     for pid in sorted((int(name) for name in os.listdir("/proc") if name.isdigit()), reverse=True):
         folder = "/proc/%d/fd/" % pid
         try:
@@ -123,7 +126,7 @@ def have_socket(inode: int) -> bool:
             continue
         for name in names:
             try:
-                if os.readlink(folder + name) == wanted:
+                if os.readlink(folder + name) == link:
                     return True
             except OSError:
                 continue
@@ -131,7 +134,7 @@ def have_socket(inode: int) -> bool:
 
 
 def send_signal(pid: int, number: int) -> None:
-    """Send a signal; a process that is gone, or not ours, is no error."""
+    """Send a signal. A process that is gone, or that we may not signal, is no error."""
     try:
         os.kill(pid, number)
     except OSError:

@@ -1,4 +1,4 @@
-"""Removing directory trees that a hostile process may have made, and finding what a user left outside its own."""
+"""Removes directory trees that a hostile process may have made, and files that users left in shared directories."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-_DEEPEST = 64
-"""Levels of other users' directories that a sweep looks into."""
+_MAX_DEPTH = 64
+"""Maximum depth of other users' directories that a sweep enters."""
 _COUNTING = ("ext2", "ext3", "ext4", "tmpfs", "xfs")
-"""File systems on which a directory's links are counted: two, and one for each directory in it."""
+"""File systems on which a directory has two links, and one more for each directory in it."""
 _ACLS = ("system.posix_acl_default", "system.posix_acl_access")
 
 
 def remove_tree(path: str) -> None:
-    """Remove a directory tree, directories of mode 000 included; never follows a link. A missing one is no error.
+    """Remove a directory tree, also directories of mode 000. Follows no link. A missing tree is no error.
 
     Raises:
-        OSError: something in it can't be removed, or was being changed at the same time.
+        OSError: something in the tree can't be removed, or was changed meanwhile.
     """
     try:
         top = _open_directory(path, None)
@@ -41,22 +41,22 @@ def remove_tree(path: str) -> None:
     os.rmdir(path)
 
 
-def _clear(top: int, ours: Callable[[os.stat_result], bool]) -> None:
-    """Remove from a directory what is ours, however deep; a directory of ours that holds more becomes root's.
+def _clear(top: int, selects: Callable[[os.stat_result], bool]) -> None:
+    """Remove the selected files and directories below a directory. Selected directories that hold others become root's.
 
-    Directories found inside are moved up to the top one first, so that neither the depth that a hostile process made
-    nor the length of its paths matters, and two descriptors are enough.
+    Each directory is first moved up into `top`. So neither deep trees nor long paths of a hostile process matter, and
+    two descriptors are enough.
     """
     number = 0
-    pending = _clear_level(top, ours)
+    pending = _clear_level(top, selects)
     while pending:
         name = pending.pop()
         inner = _open_directory(name, top)
         try:
-            for child in _clear_level(inner, ours):
-                # Moving a directory changes its "..", for which it must be writable itself.
+            for child in _clear_level(inner, selects):
+                # Moving a directory changes its "..", so the directory itself must be writable.
                 os.close(_open_directory(child, inner))
-                number, moved = _unused_name(top, number)
+                number, moved = _free_name(top, number)
                 os.rename(child, moved, src_dir_fd=inner, dst_dir_fd=top)
                 pending.append(moved)
             _drop_directory(name, top, inner)
@@ -64,12 +64,12 @@ def _clear(top: int, ours: Callable[[os.stat_result], bool]) -> None:
             os.close(inner)
 
 
-def _clear_level(folder: int, ours: Callable[[os.stat_result], bool]) -> list[str]:
-    """Remove the files of ours in one directory; the directories of ours in it."""
+def _clear_level(folder: int, selects: Callable[[os.stat_result], bool]) -> list[str]:
+    """Remove the selected files in one directory. Return the selected directories in it."""
     directories = []
     for name in os.listdir(folder):
         info = os.stat(name, dir_fd=folder, follow_symlinks=False)
-        if not ours(info):
+        if not selects(info):
             continue
         if stat.S_ISDIR(info.st_mode):
             directories.append(name)
@@ -78,7 +78,7 @@ def _clear_level(folder: int, ours: Callable[[os.stat_result], bool]) -> list[st
     return directories
 
 
-def _unused_name(folder: int, number: int) -> tuple[int, str]:
+def _free_name(folder: int, number: int) -> tuple[int, str]:
     while True:
         number += 1
         name = ".hermes-removing-%d" % number
@@ -95,7 +95,7 @@ def _drop_directory(name: str, folder: int, fd: int) -> None:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST) or os.geteuid() != 0:
             raise
         os.fchown(fd, 0, 0)
-        for name in _ACLS:  # what others make in it would be shared with whom these name
+        for name in _ACLS:  # the users named in an access list would keep access to what others create in it
             _drop_attribute(fd, name)
         os.fchmod(fd, 0o1777)
 
@@ -109,7 +109,7 @@ def _drop_attribute(fd: int, name: str) -> None:
 
 
 def _open_directory(name: str, folder: int | None) -> int:
-    """Open a directory and make sure that its owner can list and change it."""
+    """Open a directory, and give its owner the rights to list and change it."""
     try:
         fd = os.open(name, _OPEN, dir_fd=folder)
     except PermissionError:
@@ -120,16 +120,15 @@ def _open_directory(name: str, folder: int | None) -> int:
     return fd
 
 
-# --- what users leave in directories of everybody's -----------------------------------------------------------------
+# --- what users leave in world-writable directories -----------------------------------------------------------------
 
 
 def sweep(folders: Iterable[str], uids: Collection[int]) -> None:
-    """Remove what these users own below world-writable directories; for root, while other users are at work there.
+    """Remove what these users own below world-writable directories. Call it as root; other users may work there.
 
-    Directories of other users are looked into whatever their modes are now: they may have been open before.
-
-    A directory of theirs that holds other users' files becomes root's, so that nothing of theirs stays. Links are not
-    followed. What changes under our hands is left as it is: the users themselves are dead, so it is not theirs.
+    A directory of these users that holds other users' files becomes root's, so that the users own nothing any more.
+    Directories of other users are entered whatever their modes are now, because they may have been open before. Links
+    are not followed. Entries that change meanwhile are skipped: these users have no processes, so others own them.
     """
     for folder in folders:
         try:
@@ -140,7 +139,7 @@ def sweep(folders: Iterable[str], uids: Collection[int]) -> None:
 
 
 def _sweep(fd: int, uids: Collection[int], depth: int) -> None:
-    """Remove the users' files below one directory, and close it."""
+    """Remove the users' files below one directory, and close its descriptor."""
     try:
         with os.scandir(fd) as entries:
             for entry in entries:
@@ -161,7 +160,7 @@ def _sweep_entry(entry: os.DirEntry[str], folder: int, uids: Collection[int], de
             os.unlink(entry.name, dir_fd=folder)
         return
     theirs = info.st_uid in uids
-    if not theirs and not (_may_hold_others_files(info) and depth < _DEEPEST):
+    if not theirs and not (_may_hold_others_files(info) and depth < _MAX_DEPTH):
         return
     fd = os.open(entry.name, _OPEN, dir_fd=folder)
     try:
@@ -175,35 +174,34 @@ def _sweep_entry(entry: os.DirEntry[str], folder: int, uids: Collection[int], de
 
 
 def _may_hold_others_files(directory: os.stat_result) -> bool:
-    """Return whether others than root and its owner may have written there: any owner but root may have let them."""
+    """Return whether users other than root and the owner may have written there: an owner may have opened it once."""
     return directory.st_uid != 0 or _is_open(directory)
 
 
 def _is_open(directory: os.stat_result) -> bool:
-    """Return whether others may write to a directory. If an access list lets them, the group's bits show it."""
+    """Return whether other users may write to a directory. The group's bits show rights given by an access list."""
     return bool(directory.st_mode & (stat.S_IWOTH | stat.S_IWGRP))
 
 
-def are_open(folders: Iterable[str]) -> list[str]:
-    """Return those of the directories that others than their owner may write to."""
-    found = []
+def find_open(folders: Iterable[str]) -> list[str]:
+    """Return the directories that users other than their owner may write to. Missing ones are left out."""
+    paths = []
     for folder in folders:
         try:
             if _is_open(os.lstat(folder)):
-                found.append(folder)
+                paths.append(folder)
         except FileNotFoundError:
             continue
-    return found
+    return paths
 
 
-def world_writable(skip: Collection[str], limit_s: float) -> list[str]:
-    """Return the directories below / that any user can reach and write to, except on read-only file systems and below
-    `skip`.
+def find_world_writable(skip: Collection[str], limit_s: float) -> list[str]:
+    """Return the directories that any user can reach and write to, except below `skip` and on read-only file systems.
 
-    The uppermost come first. The search has a time limit in seconds, because a host may have very large disks.
+    The uppermost come first. The search stops after `limit_s` seconds, because a host may have very large disks.
     """
-    found = []
-    table = {path: (mount.read_only, mount.kind in _COUNTING) for path, mount in mounts.mounted().items()}
+    paths = []
+    table = {path: (mount.read_only, mount.kind in _COUNTING) for path, mount in mounts.read_mounts().items()}
     above_mounts = {parent for path in table for parent in _parents(path)}
     pending = collections.deque([("/", _of_root(table))])
     until = time.monotonic() + limit_s
@@ -214,7 +212,7 @@ def world_writable(skip: Collection[str], limit_s: float) -> list[str]:
         try:
             info = os.lstat(folder)
             if info.st_mode & stat.S_IWOTH and not read_only:
-                found.append(folder)
+                paths.append(folder)
                 continue
             if _is_closed(info) or (info.st_nlink == 2 and counting):
                 continue
@@ -223,11 +221,11 @@ def world_writable(skip: Collection[str], limit_s: float) -> list[str]:
         except OSError:
             continue
         pending.extend((path, table.get(path, (read_only, counting))) for path in below if path not in skip)
-    return found
+    return paths
 
 
 def _of_root(table: dict[str, tuple[bool, bool]]) -> tuple[bool, bool]:
-    """Return what is known of the mount of /, which the table has not where the root is no mount (chroot)."""
+    """Return the entry for /. In a chroot the root is no mount, so the table has none."""
     return table.get("/") or (bool(os.statvfs("/").f_flag & os.ST_RDONLY), False)
 
 
@@ -238,5 +236,5 @@ def _parents(path: str) -> Iterator[str]:
 
 
 def _is_closed(directory: os.stat_result) -> bool:
-    """Return whether only its owner may enter a directory. If an access list lets others, the group's bits show it."""
+    """Return whether only the owner may enter a directory. The group's bits show rights given by an access list."""
     return not directory.st_mode & (stat.S_IXOTH | stat.S_IXGRP)

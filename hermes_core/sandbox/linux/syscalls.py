@@ -1,4 +1,4 @@
-"""A filter on the slots' system calls: what no namespace and no user id keeps apart, and what only harms neighbours."""
+"""The seccomp filter of slots: forbids what neither namespaces nor user ids isolate, and what only harms neighbours."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _X86_32 = (0x40000003, 286, 357, 120, 338, 55, 221, 245, 336, 346, 359, 102, 360
 _ARM_32 = (0x40000028, 309, 386, 120, 367, 55, 221, 243, 364, 375, 281, _NONE, 288, 103, 337, 388)
 _GENERIC = (217, 280, 220, 262, 25, _NONE, 0, 241, 268, 198, _NONE, 199, 116, 97, 282)
 _MACHINES = {
-    # By machine: the number of seccomp(2), and what the kernel runs there: the architecture as auditing names it, and
-    # the numbers of `_CALLS`.
+    # machine: (number of seccomp(2), one row for each architecture that its kernel runs). A row is the architecture's
+    # AUDIT_ARCH value, then the numbers of `_CALLS`.
     "x86_64": (
         317,
         ((0xC000003E, 248, 321, 56, 300, 72, _NONE, 206, 298, 308, 41, _NONE, 53, 103, 272, 323), _X86_32),
@@ -47,7 +47,7 @@ _MACHINES = {
 }
 _X32_BIT = 0x40000000
 _NAMESPACES = 0x7E020000
-"""The flags of all namespaces but that of time, whose bit is another thing to clone(2)."""
+"""The clone flags of all namespaces except time: clone(2) uses that bit for the exit signal."""
 _TIME_NAMESPACE = 0x80
 _SET_LEASE = 1024
 _UNIX, _INET, _INET6, _NETLINK = 1, 2, 10, 16
@@ -59,23 +59,22 @@ _PR_SET_SECCOMP, _MODE_FILTER, _SET_MODE_FILTER, _SPECULATION_AS_BEFORE = 22, 2,
 
 
 def restrict() -> None:
-    """Take from this process and all that it starts, for good, what slots have no need of and could do harm with.
+    """Permanently forbid this process and its descendants the system calls that slots don't need and could abuse.
 
-    - Kernel keyrings, and sockets but unix, inet, inet6 and routing netlink. A key belongs to a user or a login,
-      whatever namespaces its reader is in; vsock leads past every network namespace to the hypervisor; packet sockets
-      take milliseconds each to close, so that thousands outlive the proof that a slot is dead. io_uring would make
-      sockets unseen.
-    - Further namespaces: in a user namespace of its own a slot has every capability, and with them more of the kernel.
-    - File leases: with one on a file that others read, each of them waits 45 s to open it.
-    - What is counted by user or for the whole host and hardly used: asynchronous I/O contexts, fanotify, perf, bpf,
+    - Kernel keyrings: a key belongs to a user or a login, whatever namespaces its reader is in.
+    - Sockets other than unix, inet, inet6 and routing netlink. Vsock reaches the hypervisor from any network namespace.
+      A packet socket takes milliseconds to close, so thousands of them would delay the death of a slot.
+    - io_uring, which makes sockets past this filter.
+    - New namespaces: in its own user namespace a slot would have every capability, and so reach more of the kernel.
+    - File leases: each process that opens a leased file waits up to 45 s.
+    - Little-used calls whose resources are limited per user or per host: asynchronous I/O, fanotify, perf, bpf,
       userfaultfd. And the kernel's log.
 
-    Containers forbid most of it the same way. On a machine that is not in the table nothing is done.
-
-    The process must have given up gaining privileges (`no_new_privs`), or have CAP_SYS_ADMIN in its user namespace.
+    Containers forbid most of these in the same way. On a machine that is not in `_MACHINES` nothing is forbidden. The
+    process must have `no_new_privs` set, or CAP_SYS_ADMIN in its user namespace.
 
     Raises:
-        OSError: the kernel does not take the filter.
+        OSError: the kernel refuses the filter.
     """
     machine = os.uname().machine
     if machine not in _MACHINES:
@@ -86,7 +85,7 @@ def restrict() -> None:
     code = ctypes.create_string_buffer(b"".join(steps), 8 * len(steps))
     program = ctypes.create_string_buffer(struct.pack("HP", len(steps), ctypes.addressof(code)))
     libc = ctypes.CDLL(None, use_errno=True)
-    # Without that flag, kernels before 5.16 slow a filtered process down against speculation.
+    # Without this flag, kernels before 5.16 turn on slow mitigations of speculative execution for filtered processes.
     if libc.syscall(ctypes.c_long(number), _SET_MODE_FILTER, _SPECULATION_AS_BEFORE, program) == 0:
         return
     if libc.prctl(_PR_SET_SECCOMP, ctypes.c_ulong(_MODE_FILTER), program, ctypes.c_ulong(0), ctypes.c_ulong(0)) != 0:
@@ -94,14 +93,14 @@ def restrict() -> None:
 
 
 def _block(machine: str, audit: int, calls: dict[str, int]) -> list[bytes]:
-    """Return the steps for one architecture; on another they jump to what follows."""
-    flags = 1 if machine == "s390x" else 0  # clone(2) has its first two arguments the other way round there
-    missing = [_refuse(errno.ENOSYS)]  # as on a kernel without it: programs then do without, or in another way
+    """Return the instructions for one architecture. On another, they jump to their end."""
+    flags = 1 if machine == "s390x" else 0  # s390x swaps the first two arguments of clone(2)
+    missing = [_refuse(errno.ENOSYS)]  # as on a kernel without the call: programs have a fallback for that
     rules = [
         (calls["add_key"], 3, missing),
         (_IO_URING_SETUP, 3, missing),
-        (_CLONE3, 1, missing),  # its flags are in memory, where a filter can't look: C libraries fall back to clone
-        (calls["socketcall"], 1, missing),  # its arguments are there too; newer C libraries do without it
+        (_CLONE3, 1, missing),  # its flags are in memory, which a filter can't read. C libraries fall back to clone
+        (calls["socketcall"], 1, missing),  # its arguments are in memory too. Newer C libraries don't call it
         (calls["io_setup"], 1, missing),
         *((calls[name], 1, [_refuse(errno.EPERM)]) for name in _PRIVILEGED),
         (calls["clone"], 1, [_load(flags), _step(_ANY_BIT, _NAMESPACES, 0, 1), _refuse(errno.EPERM)]),
@@ -114,7 +113,7 @@ def _block(machine: str, audit: int, calls: dict[str, int]) -> list[bytes]:
         *((calls[name], 1, _FAMILIES) for name in ("socket", "socketpair")),
     ]
     steps = [_step(_LOAD, _NUMBER)]
-    if machine == "x86_64":  # a third set of numbers, of which nobody makes use
+    if machine == "x86_64":  # the x32 ABI, a third set of numbers, which no program uses
         steps += [_step(_AT_LEAST, _X32_BIT, 0, 1), _refuse(errno.ENOSYS)]
     for first, count, body in rules:
         if first != _NONE:
@@ -124,7 +123,7 @@ def _block(machine: str, audit: int, calls: dict[str, int]) -> list[bytes]:
 
 
 def _rule(first: int, count: int, body: list[bytes]) -> list[bytes]:
-    """Apply `body` to `count` system calls from `first` on. What it does not refuse is allowed."""
+    """Apply `body` to `count` system calls from `first` on. If `body` refuses nothing, the call is allowed."""
     body = [*body, _step(_RETURN, _ALLOW)]
     if count == 1:
         return [_step(_EQUAL, first, 0, len(body)), *body]
@@ -136,7 +135,7 @@ def _step(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
 
 
 def _load(argument: int) -> bytes:
-    """Load the lower half of an argument."""
+    """Load the lower 32 bits of an argument."""
     return _step(_LOAD, 16 + 8 * argument + (0 if sys.byteorder == "little" else 4))
 
 
@@ -154,6 +153,6 @@ _FAMILIES = [
     _step(_EQUAL, _NETLINK, 1, 0),
     _refuse(errno.EAFNOSUPPORT),
     _load(2),
-    _step(_EQUAL, 0, 1, 0),  # of netlink, its protocol that tells the network's addresses
+    _step(_EQUAL, 0, 1, 0),  # NETLINK_ROUTE, with which programs list the network's addresses
     _refuse(errno.EPROTONOSUPPORT),
 ]

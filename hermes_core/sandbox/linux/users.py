@@ -1,6 +1,6 @@
-"""The names of slots' users: lines in the system's lists of users and groups, written to it or to copies of it.
+"""Gives slots' users names: adds lines to /etc/passwd and /etc/group, or to copies of them.
 
-Runs on hosts too: Python >= 3.7, light imports. The lists of a host are only read. Each failed call is an `OSError`.
+Runs on hosts too: Python >= 3.7, light imports. On a host, both files are only read. Each failure is an OSError.
 """
 
 from __future__ import annotations
@@ -18,33 +18,33 @@ if TYPE_CHECKING:
     User = tuple[int, str, str]
     """A user (and group) id, the name that it should have, and its home."""
     Lists = tuple[bytes, bytes]
-    """What is in /etc/passwd and /etc/group."""
+    """The contents of /etc/passwd and /etc/group."""
     Bind = tuple[str, str, bool]
 
 NAME = "agent"
-"""A slot's user, where no other slot's has to be told from it."""
+"""The name of a slot's user where it sees no other slot's user."""
 
 _ETC = "/etc"
 _PATHS = ("/etc/passwd", "/etc/group")
 _MOST = 1 << 20
-"""Bytes of a list at most; systems with a larger one are left as they are."""
+"""Maximum number of bytes of a list. A system with a larger list stays unchanged."""
 _MARK = b"slot of hermes-rl"
-"""The comment in lines of ours, by which those of an earlier sandbox are known in a restored snapshot."""
+"""The comment in our lines. In a restored snapshot, we recognise the lines of an earlier sandbox by it."""
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def read() -> Lists:
-    """Return the system's lists; one that is missing is empty. Raises OSError for links, and for what is too large."""
+    """Return the system's lists. A missing list is empty. Raises OSError for a link, and for too large a list."""
     passwd, group = map(_read, _PATHS)
     return passwd, group
 
 
 def add(lists: Lists, users: Iterable[User]) -> Lists:
-    """Return lists in which these users have names. Where a name is taken, underscores are added to it.
+    """Return lists in which these users have names. If a name is taken, underscores are added to it.
 
-    The lines that are there stay as they are, but for those that an earlier call made. Ours come first: of several
-    lines for one id the first counts, and no line of anyone else can spoil them.
+    Lines of an earlier call are replaced; all other lines stay unchanged. Our lines come first, because the first line
+    for an id counts.
     """
     passwd, group = lists
     others, old = [], set()
@@ -57,8 +57,8 @@ def add(lists: Lists, users: Iterable[User]) -> Lists:
     groups = [line for line in group.split(b"\n") if line not in old]
     taken = {line.partition(b":")[0] for line in others + groups}
     ours, our_groups = [], []
-    for uid, wanted, home in users:
-        name, number = wanted.encode("ascii"), b"%d" % uid
+    for uid, text, home in users:
+        name, number = text.encode("ascii"), b"%d" % uid
         while name in taken:
             name += b"_"
         taken.add(name)
@@ -69,7 +69,7 @@ def add(lists: Lists, users: Iterable[User]) -> Lists:
 
 
 def name_in(lists: Lists | None, uid: int | None) -> str | None:
-    """Return the name of a user by these lists; None if it has none."""
+    """Return the name that these lists give a user; None if they give none."""
     if lists is None or uid is None:
         return None
     number = b"%d" % uid
@@ -81,24 +81,25 @@ def name_in(lists: Lists | None, uid: int | None) -> str | None:
 
 
 def write_system(users: Iterable[User]) -> None:
-    """Give these users names in the system itself. Only for a system that is a sandbox's own. Raises OSError.
+    """Give these users names in the system itself. Only for a system that no one else uses.
 
-    What is mounted there, or is elsewhere, may be a host's: it is left alone.
+    Raises:
+        OSError: /etc or a list is a mount or a link, so it may belong to a host; or a list can't be written.
     """
-    if os.path.islink(_ETC) or not mounts.mounted().keys().isdisjoint((_ETC, *_PATHS)):
+    if os.path.islink(_ETC) or not mounts.read_mounts().keys().isdisjoint((_ETC, *_PATHS)):
         raise OSError(errno.EXDEV, "its lists of users are not part of the sandbox's root", _ETC)
     lists = read()
-    # Groups first: whoever has a name has a group's too.
+    # Groups first, so that each user that has a name has a named group too.
     for path, old, new in reversed(list(zip(_PATHS, lists, add(lists, users)))):
         if new != old:
             _replace(path, new)
 
 
 def write_copies(lists: Lists, directory: str) -> list[Bind]:
-    """Write lists into a directory that has none; return the mounts that show them in place of the system's.
+    """Write lists into a directory, unless it has them. Return the binds that show them in place of the system's.
 
     Raises:
-        OSError: there is no room, say.
+        OSError: a list can't be written.
     """
     binds = []
     for path, content in zip(_PATHS, lists):
@@ -129,7 +130,7 @@ def _read(path: str) -> bytes:
 
 
 def _replace(path: str, content: bytes) -> None:
-    """Write a file at once, with the owner and the mode that it has; of a new one everyone may read."""
+    """Replace a file atomically. It keeps its owner and mode. Everyone may read a new file."""
     try:
         old = os.lstat(path)
         owner, group, mode = old.st_uid, old.st_gid, stat.S_IMODE(old.st_mode)

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from hermes_core.errors import ConfigError, HermesError, InfraError, PolicyError
 from hermes_core.sandbox.linux import mounts
-from hermes_core.sandbox.linux.probe import CHROOT, what_a_host_allows
+from hermes_core.sandbox.linux.probe import CHROOT, probe_host
 from hermes_core.sandbox.local import directories, processes, supervisor, view
 
 TYPE_CHECKING = False
@@ -54,7 +54,7 @@ _LIMITS = {
 
 
 class Probe(NamedTuple):
-    """What a host allows an account: the result of `guest.probe.what_a_host_allows`."""
+    """What a host allows an account: the result of `probe_host`."""
 
     root: bool
     namespaces: bool
@@ -409,7 +409,7 @@ def main(request: dict[str, Any]) -> None:
 
 def _create(place: str, request: dict[str, Any]) -> dict[str, Any]:
     wanted, packages = request["sandbox"], request["packages"]
-    probe = Probe(**what_a_host_allows())
+    probe = Probe(**probe_host())
     check(wanted, probe)
     if packages is None:  # looking takes seconds on a cold disk: the driver tells us what we have found
         packages = list(view.package_folders(view.interpreter_prefixes()))
@@ -472,7 +472,7 @@ def _list(place: str, _request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _probe(_place: str, _request: dict[str, Any]) -> dict[str, Any]:
-    return dict(what_a_host_allows(), python=".".join(map(str, sys.version_info[:3])), interpreter=view.interpreter())
+    return dict(probe_host(), python=".".join(map(str, sys.version_info[:3])), interpreter=view.interpreter())
 
 
 def _status(place: str, request: dict[str, Any]) -> dict[str, Any]:

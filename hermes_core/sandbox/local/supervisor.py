@@ -18,7 +18,7 @@ import time
 
 from hermes_core.sandbox import uids
 from hermes_core.sandbox.linux import mounts, namespaces, users
-from hermes_core.sandbox.linux.probe import what_a_host_allows
+from hermes_core.sandbox.linux.probe import probe_host
 from hermes_core.sandbox.local import directories, processes
 
 TYPE_CHECKING = False  # `typing` is slow to import
@@ -40,7 +40,7 @@ _IGNORED_BY_PYTHON = (13, 25)  # SIGPIPE and SIGXFSZ, which a program expects to
 def main(mode: str, descriptor: int) -> int:
     """Run a mode of the launcher; `descriptor` holds the request. Return the exit status."""
     if mode == "probe":
-        os.write(1, marshal.dumps(what_a_host_allows()))
+        os.write(1, marshal.dumps(probe_host()))
         return 0
     with open(descriptor, "rb") as stream:
         request = marshal.load(stream)  # from our own parent

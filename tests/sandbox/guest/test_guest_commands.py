@@ -484,7 +484,7 @@ async def test_slots_parents_are_scheduled_with_the_guest(rig):
     """By session: one of their own would make them wait for a processor at each turn, where the machine is busy."""
     await rig.slot()
     guest = rig.guest_pid
-    parents = [pid for pid, process in processes.living().items() if process.parent == guest]
+    parents = [pid for pid, process in processes.list_processes().items() if process.parent == guest]
     assert parents and {os.getsid(pid) for pid in parents} == {os.getsid(guest)}
 
 

@@ -328,9 +328,9 @@ def test_world_writable_directories_are_found(tmp_path, monkeypatch):
     scan = os.scandir
     monkeypatch.setattr(removal.os, "lstat", lstat)
     monkeypatch.setattr(removal.os, "scandir", lambda path: scan(str(tmp_path) if path == "/" else path))
-    found = removal.world_writable({str(tmp_path / "skipped")}, 60.0)
+    found = removal.find_world_writable({str(tmp_path / "skipped")}, 60.0)
     assert sorted(found) == [str(tmp_path / "a" / "b"), str(tmp_path / "group" / "open")]
-    assert removal.world_writable(set(), 0.0) == []
+    assert removal.find_world_writable(set(), 0.0) == []
 
 
 MOUNTED = """
@@ -348,7 +348,7 @@ mounts.mount("tmpfs", top + "/a/file system", "tmpfs", 0, "mode=755")
 make("/a/file system/in/it")
 mounts.mount("", top + "/a/writable", "tmpfs", 0, "mode=777")
 mounts.mount(None, top, None, 0x1021)
-print([path[len(top):] for path in removal.world_writable({"/proc", "/sys"}, 60.0) if path.startswith(top)])
+print([path[len(top):] for path in removal.find_world_writable({"/proc", "/sys"}, 60.0) if path.startswith(top)])
 """
 
 
@@ -359,14 +359,14 @@ def test_world_writable_directories_are_found_on_what_is_mounted_over_what_is_re
 
 
 def test_world_writable_directories_are_found_where_the_root_is_no_mount(monkeypatch):
-    table = {path: mount for path, mount in removal.mounts.mounted().items() if path != "/"}
+    table = {path: mount for path, mount in removal.mounts.read_mounts().items() if path != "/"}
 
     def found():
-        return set(removal.world_writable({"/proc", "/sys", "/home", "/opt", "/usr"}, 60.0))
+        return set(removal.find_world_writable({"/proc", "/sys", "/home", "/opt", "/usr"}, 60.0))
 
     before = found()
     with monkeypatch.context() as patched:
-        patched.setattr(removal.mounts, "mounted", lambda: table)
+        patched.setattr(removal.mounts, "read_mounts", lambda: table)
         there = found()
     stayed = before & found()  # other tests' containers come and go
     assert stayed and stayed <= there

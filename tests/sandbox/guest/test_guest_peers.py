@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from hermes_core.sandbox.guest import peers
-from hermes_core.sandbox.linux.processes import have_socket
+from hermes_core.sandbox.linux.processes import has_open_socket
 
 USER = 61_234
 BY_ANOTHER = "import socket, sys; s = socket.create_connection(('127.0.0.1', int(sys.argv[1]))); input(); s.close()"
@@ -46,11 +46,11 @@ def test_the_user_of_an_open_connection(listener: socket.socket, family: int, ad
     with client, sock:
         inode = os.fstat(client.fileno()).st_ino
         assert peers.holder(sock) == (os.geteuid(), inode)
-        assert have_socket(inode)
+        assert has_open_socket(inode)
         client.shutdown(socket.SHUT_WR)
         assert peers.holder(sock) == (os.geteuid(), inode)
         client.close()
-        assert not have_socket(inode)
+        assert not has_open_socket(inode)
         eventually(lambda: peers.holder(sock), None)
 
 

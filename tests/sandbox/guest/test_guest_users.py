@@ -120,7 +120,7 @@ def test_lists_that_are_left_alone(system: Path, spoil: Callable[[Path], None]) 
 
 @pytest.mark.parametrize("name", ["", "passwd", "group"])
 def test_what_is_mounted_there_is_left_alone(system: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setattr(users.mounts, "mounted", lambda: {"/": None, str(system / name): None})
+    monkeypatch.setattr(users.mounts, "read_mounts", lambda: {"/": None, str(system / name): None})
     with pytest.raises(OSError, match="not part of the sandbox's root"):
         users.write_system(ONE)
     assert users.read() == (PASSWD, GROUP)
