@@ -394,8 +394,8 @@ class Parent:
         command = self._running[pid]
         if command.deadline is not None and time.monotonic() >= command.deadline:
             self._kill_family(pid)
-        elif self._family(pid):
-            return
+        elif self._family(pid) or self._reap():
+            return  # what ended while we looked may have forked a process that we have not seen
         command.deadline = None
         if command.status is not None:
             self._ended(pid, command.status)
@@ -434,7 +434,8 @@ class Parent:
             for target in targets:
                 processes.send_signal(target, signal.SIGKILL)
             time.sleep(0.001)
-            self._reap()
+            if self._reap():
+                looks = 0
             targets = self._family(pid)
             looks = 0 if targets else looks + 1
             forks = forks or not first.issuperset(targets)
@@ -469,14 +470,17 @@ class Parent:
                 processes.send_signal(target, signal.SIGKILL)
             self._reap(tell=False)
 
-    def _reap(self, tell: bool = True) -> None:
+    def _reap(self, tell: bool = True) -> bool:
+        """Take the exit statuses of our children; return whether any had ended."""
+        ended = False
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
-                return
+                return ended
             if pid == 0:
-                return
+                return ended
+            ended = True
             command = self._running.get(pid)
             if command is None:
                 continue

@@ -28,6 +28,22 @@ time.sleep(1000)
 """
 
 
+CHAIN = """
+import os, signal, sys, time
+log = os.open("lives", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+if sys.argv[1] == "stays":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if os.fork():
+    time.sleep(1000)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+while True:
+    os.write(log, b".")
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+"""
+
+
 async def alive(slot, pattern):
     """Whether a process with this command line runs, as the slot sees it."""
     found = await slot.run(
@@ -114,6 +130,16 @@ async def test_escapees_are_ended_at_a_time_limit(slot, neighbour):
     assert not await alive(slot, "sleep 1000.5")
     if other is not None:
         assert (await other).text == "still here\n"
+
+
+@pytest.mark.parametrize("leader", ["stays", "goes"])
+async def test_a_chain_of_short_lives_is_ended_at_a_time_limit(slot, leader):
+    """Each process forks the next one and ends: a look at /proc may find the old one gone and not yet the new one."""
+    await slot.write_file("chain.py", CHAIN.encode())
+    assert (await slot.run(["python3", "chain.py", leader], timeout_s=0.7)).timed_out
+    before = (await slot.run("cat lives")).text
+    await asyncio.sleep(0.2)
+    assert before and (await slot.run("cat lives")).text == before
 
 
 async def test_an_escapee_without_a_mark_is_ended_if_nothing_else_runs(slot):
