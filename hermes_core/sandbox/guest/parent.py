@@ -464,11 +464,10 @@ class Parent:
             return
         for _ in range(50):
             targets = processes.family(os.getpid(), 0, lambda _pid, _process: True)
-            if not targets:
-                return
             for target in targets:
                 processes.send_signal(target, signal.SIGKILL)
-            self._reap(tell=False)
+            if not self._reap(tell=False) and not targets:
+                return
 
     def _reap(self, tell: bool = True) -> bool:
         """Take the exit statuses of our children; return whether any had ended."""
