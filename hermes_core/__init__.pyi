@@ -10,6 +10,7 @@ from hermes_core.agents.base import (
     CallErrorKind as CallErrorKind,
     CallRecord as CallRecord,
     CanCheckEndpoint as CanCheckEndpoint,
+    InstallableProgram as InstallableProgram,
     StopReason as StopReason,
     ToolAnswer as ToolAnswer,
     TurnRecord as TurnRecord,
@@ -24,6 +25,7 @@ from hermes_core.agents.exact.factory import (
     CanOpen as CanOpen,
     open_exact_agent as open_exact_agent,
 )
+from hermes_core.agents.loop import CanUseModel as CanUseModel, ChatServer as ChatServer, SharesModel as SharesModel
 from hermes_core.agents.parsers.base import (
     ParsedCall as ParsedCall,
     ParsedText as ParsedText,

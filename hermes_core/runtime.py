@@ -18,6 +18,7 @@ from pydantic import BaseModel
 
 from hermes_core.agents.base import Agent, AgentSettings
 from hermes_core.agents.baselines import CHEAT, CheatAgent
+from hermes_core.agents.loop import CanUseModel, SharesModel
 from hermes_core.agents.parsers.base import Parser
 from hermes_core.aio import exits_are_errors
 from hermes_core.environment import Environment
@@ -252,7 +253,13 @@ class Runtime:
             )
         return kind
 
-    def agent(self, name: str, settings: Mapping[str, Any] | AgentSettings | None = None) -> Agent:
+    def agent(
+        self,
+        name: str,
+        settings: Mapping[str, Any] | AgentSettings | None = None,
+        *,
+        model: SharesModel | None = None,
+    ) -> Agent:
         """Return a new agent with this name. It is closed by `close`, or with the runtime.
 
         `cheat:NAME` does the cheat NAME of its environment. An agent that is a `CanOpen`, such as `model` with a
@@ -260,12 +267,15 @@ class Runtime:
 
         Args:
             settings: the agent's settings; the model, endpoint and key that they do not set come from the runtime.
+            model: what the agent asks, instead of the model that its settings name. It is closed with the agent.
 
         Raises:
             UnknownNameError: no plugin provides it, or it has no such setting.
-            UsageError, ConfigError: the agent refuses these settings.
+            UsageError, ConfigError: the agent refuses these settings, or can't be given a model.
             PluginError: two plugins claim it, or it cannot be imported or made.
         """
+        if model is not None:
+            return self._keep(self._agent_on(name, settings, model))
         filled = self.agent_settings(settings, name)
         if name.startswith(CHEAT):
             return CheatAgent(name.removeprefix(CHEAT))
@@ -279,9 +289,21 @@ class Runtime:
         agents = [self._agent(name, own) for own in settings.each_model().values()]
         return MixedAgent([*zip(agents, weights, strict=True)], settings.seed or 0)
 
-    def _agent(self, name: str, filled: AgentSettings) -> Agent:
+    def _agent_on(self, name: str, settings: Mapping[str, Any] | AgentSettings | None, model: SharesModel) -> Agent:
+        """Return an agent that asks this model."""
+        factory = None if name.startswith(CHEAT) else self.agents.load(name)
+        if not isinstance(factory, CanUseModel):
+            raise UsageError(
+                f"agent {name!r} can't be given a model", hint="use `model`, or an agent that is a program"
+            )
+        filled = self.agent_settings(settings, name)
+        if filled.models:
+            raise ConfigError("the agent is given one model, and its settings have several", hint="leave out models")
+        return self._agent(name, filled, make=partial(factory.on_model, model=model))
+
+    def _agent(self, name: str, filled: AgentSettings, make: Callable[..., Any] | None = None) -> Agent:
         entry = self.agents.entry(name)
-        agent: Agent = _named(self._make(entry, filled), entry)
+        agent: Agent = _named(self._make(entry, filled, factory=make), entry)
         if not all(callable(getattr(agent, each, None)) for each in ("run", "aclose")):
             hint = "give it `async run(task)` and `async aclose()`; a subclass of Agent has both"
             raise PluginError(f"agent {name!r} of {entry.plugin.label} made {agent!r}, which is no Agent", hint=hint)
@@ -401,10 +423,14 @@ class Runtime:
     ) -> None:
         await self.aclose()
 
-    def _make(self, entry: PluginEntry, *arguments: Any) -> Any:
-        """Return the result of the entry's factory for these arguments."""
+    def _make(self, entry: PluginEntry, *arguments: Any, factory: Callable[..., Any] | None = None) -> Any:
+        """Return the result of the entry's factory for these arguments.
+
+        Args:
+            factory: a method of the entry's factory; None is the factory itself.
+        """
         self._check_open()
-        factory: Callable[..., Any] = entry.load()
+        make: Callable[..., Any] = factory or entry.load()
 
         def fault(error: Exception) -> PluginError:
             return PluginError(
@@ -413,7 +439,7 @@ class Runtime:
             )
 
         with explained(fault), exits_are_errors():
-            return factory(*arguments)
+            return make(*arguments)
 
     def _keep(self, thing: Thing) -> Thing:
         self._made.append(thing)

@@ -17,6 +17,7 @@ from hermes_core.agents.base import AgentSettings
 from hermes_core.environment import Environment, EnvironmentConfig
 from hermes_core.errors import ConfigError, PluginError, ProvisionError, UnknownNameError, UsageError
 from hermes_core.plugins.hookspecs import hookimpl
+from hermes_core.plugins.registry import Registrar
 from hermes_core.runtime import Runtime
 from hermes_core.sandbox.commands import ExecutionResult
 from hermes_core.sandbox.contract import (
@@ -365,6 +366,39 @@ async def test_an_agent_s_own_settings_are_checked_by_its_class() -> None:
             runtime.agent_settings({"tries": 0}, "stubborn")
         with pytest.raises(PluginError, match="subclass of AgentSettings"):
             runtime.agent("wrong")
+
+
+async def test_an_agent_is_given_a_model_if_it_can_use_one() -> None:
+    class Asks:
+        config_class = AgentSettings
+
+        def __init__(self, settings: AgentSettings, model: Any = None) -> None:
+            self.settings, self.model = settings, model
+
+        @classmethod
+        def on_model(cls, settings: AgentSettings, model: Any) -> Asks:
+            return cls(settings, model)
+
+        async def run(self, task: Any) -> Any: ...
+
+        async def aclose(self) -> None: ...
+
+    class Agents:
+        HERMES_PLUGIN_API = 1
+
+        @hookimpl
+        def hermes_register_agents(self, registry: Registrar) -> None:
+            registry.add("asks", Asks)
+
+    async with Runtime(load_entry_points=False, plugins=[Agents()]) as runtime:
+        model: Any = object()
+        agent: Any = runtime.agent("asks", {"max_turns": 3}, model=model)
+        assert agent.model is model and agent.settings.max_turns == 3
+        for name in ("nop", "cheat:all"):
+            with pytest.raises(UsageError, match="can't be given a model"):
+                runtime.agent(name, model=model)
+        with pytest.raises(ConfigError, match="its settings have several"):
+            runtime.agent("asks", {"models": {"a": 1, "b": 1}}, model=model)
 
 
 async def test_everything_is_closed_last_made_first_even_if_some_fail() -> None:

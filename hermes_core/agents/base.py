@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from types import UnionType
 from typing import Any, Protocol, Self, Union, get_args, get_origin, runtime_checkable
 
@@ -15,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
 from hermes_core.agents.endpoint.settings import EndpointSettings
 from hermes_core.sandbox.commands import SlotCommands
+from hermes_core.sandbox.contract import Diagnosis
 
 Message = dict[str, Any]
 """One message of a chat in the OpenAI form. It always has the keys `role` and `content`."""
@@ -411,6 +413,54 @@ class CanCheckEndpoint(Protocol):
 
         Raises:
             ModelError: it can't.
+        """
+        ...
+
+
+@runtime_checkable
+class InstallableProgram(Protocol):
+    """The program that agents run in their slots, as the attribute `program` of their factory. `hermes-rl agents` shows
+    and fetches it, and `hermes-rl doctor` checks it."""
+
+    @property
+    def name(self) -> str:
+        """Return the program's name."""
+        ...
+
+    @property
+    def version(self) -> str | None:
+        """Return the version that is fetched, if it is known."""
+        ...
+
+    def describe(self) -> Mapping[str, str | Sequence[str]]:
+        """Return in words how it is fetched and run, by what is described. What is empty is not shown."""
+        ...
+
+    def check(self) -> Diagnosis:
+        """Return whether the driver has the program, or could fetch it.
+
+        Raises:
+            ConfigError: there can be no such program on this machine.
+        """
+        ...
+
+    async def fetch(self, version: str | None = None) -> Path | None:
+        """Fetch the program, unless that was done before. Return its folder on the driver; None if it is never fetched,
+        because it is part of the sandbox.
+
+        Args:
+            version: None is the program's own.
+
+        Raises:
+            ConfigError: it can't be had.
+        """
+        ...
+
+    async def check_slot(self, commands: SlotCommands) -> None:
+        """Check that a slot has what the program needs.
+
+        Raises:
+            SetupFailed: something is missing.
         """
         ...
 

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any, Protocol, runtime_checkable
 
-from hermes_core.agents.base import AgentResult, Message, StopReason, ToolHandler, nothing_more
+from hermes_core.agents.base import Agent, AgentResult, Message, StopReason, ToolHandler, nothing_more
 from hermes_core.agents.calls import CallRunner, NumberedCall
 from hermes_core.agents.compaction import REQUEST, Context, refuse_call
 from hermes_core.agents.endpoint.errors import (
@@ -37,6 +37,44 @@ class ChatServer(Protocol):
     async def chat_completion(self, *, messages: Sequence[Message], **request: Any) -> Any:
         """Return one completion of `messages`, in the shape of the OpenAI API, as an object or as a dict; or a
         `ModelReply`."""
+        ...
+
+
+class SharesModel(Protocol):
+    """An agent whose model another agent can ask, such as `model`."""
+
+    def session(
+        self, *, own: Callable[[], Collection[int]], keep_thinking: bool
+    ) -> AbstractAsyncContextManager[ChatServer]:
+        """Give what answers the model calls of one rollout.
+
+        Args:
+            own, keep_thinking: see `ExactSession`, for a server that keeps tokens.
+        """
+        ...
+
+    async def check_endpoint(self) -> None:
+        """Check that the model can be used; see `CanCheckEndpoint`."""
+        ...
+
+    async def aclose(self) -> None:
+        """Close the connections to the model."""
+        ...
+
+
+@runtime_checkable
+class CanUseModel(Protocol):
+    """The factory of agents that ask a model by themselves, and so can ask that of another agent: a trainer's."""
+
+    def on_model(self, settings: Any, model: SharesModel) -> Agent:
+        """Return an agent with these settings that asks this model, and closes it when it is closed.
+
+        Args:
+            settings: an instance of the factory's `config_class`.
+
+        Raises:
+            ConfigError: the settings do not go with a model that is given.
+        """
         ...
 
 

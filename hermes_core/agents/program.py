@@ -9,8 +9,8 @@ import json
 import platform
 import re
 import shlex
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol, Self
@@ -19,7 +19,7 @@ from pydantic import Field, model_validator
 
 from hermes_core.agents.base import AgentResult, AgentSettings, AgentSlot, AgentTask, Message, StopReason
 from hermes_core.agents.exact.factory import AgentContext, ExactModel
-from hermes_core.agents.loop import ChatServer
+from hermes_core.agents.loop import SharesModel
 from hermes_core.agents.model import ExactSettings, ModelAgent
 from hermes_core.agents.replies import sayable
 from hermes_core.agents.serving.bounds import Bounds
@@ -153,6 +153,59 @@ class AgentProgram:
         """
         return None if self.package is None else await self.package.fetch(self.name, version or self.version or "")
 
+    def check(self) -> Diagnosis:
+        """Return whether the driver has the program, or could fetch it.
+
+        Raises:
+            ConfigError: there can be no such program here.
+        """
+        if self.package is None:
+            return Diagnosis(True, "it is not fetched, because it is part of the sandbox")
+        return self.package.check(self.name, self.version or "")
+
+    @property
+    def _needs(self) -> tuple[str, ...]:
+        """Return what the slot must have to run it, wherever it comes from."""
+        return self.needs + (self.package.needs if self.package is not None else ())
+
+    async def check_slot(self, commands: SlotCommands) -> None:
+        """Check that the slot has what the program needs.
+
+        Raises:
+            SetupFailed: something is missing.
+        """
+        if not self._needs and self.package is None:
+            return
+        probe = await commands.run(["sh", "-c", _PROBE, "sh", *self._needs])
+        if not probe.ok:
+            raise SetupFailed(f"the slot can't run sh: {probe.error_text.strip()[-300:]}")
+        machine, *missing = probe.text.split()
+        here = _MACHINES.get(platform.machine(), platform.machine())
+        if self.package is not None and machine != here:
+            raise SetupFailed(f"the sandbox is {machine}, and {self.name} was fetched for the driver's machine, {here}")
+        if missing:
+            raise SetupFailed(
+                f"{self.name} needs {', '.join(_MISSING.get(each, each) for each in missing)}, which the slot lacks",
+                hint="use an image that has it, or another agent: `hermes-rl agents NAME` says what each needs",
+            )
+
+    def describe(self) -> dict[str, str | tuple[str, ...]]:
+        """Return in words how it is fetched and run; see `InstallableProgram`."""
+        return {
+            "version": self.version or "",
+            "tried": self.tried or "not tried",
+            "dialect": self.dialect,
+            "the slot needs": self._needs,
+            "command": " ".join(self.argv),
+            "to go on": " ".join(self.again),
+            "instructions": self.instructions or "stand before the prompt",
+            "skills": self.skills or "not known to it",
+            "MCP servers": self.mcp or "can't be given any",
+            **{f"variable {key}": value for key, value in self.env.items()},
+            **{f"variable {key}, without upstream": value for key, value in self.env_when_answered.items()},
+            **{f"file {path}": text for path, text in self.files.items()},
+        }
+
 
 class ProgramSettings(ExactSettings):
     """Settings of an agent that is a program: those of the model that it asks, and its own."""
@@ -186,25 +239,6 @@ class ProgramSettings(ExactSettings):
         return value
 
 
-class Sampler(Protocol):
-    """An agent that asks a model, such as `model`, of which a program uses the model."""
-
-    def session(
-        self, *, own: Callable[[], Collection[int]], keep_thinking: bool
-    ) -> AbstractAsyncContextManager[ChatServer | Upstream]:
-        """Give what answers the model calls of one rollout.
-
-        Args:
-            own, keep_thinking: see `ExactSession`, for a server that keeps tokens.
-        """
-
-    async def check_endpoint(self) -> None:
-        """Check that the model can be used."""
-
-    async def aclose(self) -> None:
-        """Close the connections."""
-
-
 class ProgramAgent:
     """Runs a program in the slot on each task. Subclasses say which, by `program`.
 
@@ -224,7 +258,7 @@ class ProgramAgent:
     in_slot = True
     program: AgentProgram
 
-    def __init__(self, settings: ProgramSettings, model: Sampler | None = None) -> None:
+    def __init__(self, settings: ProgramSettings, model: SharesModel | Upstream | None = None) -> None:
         _check_upstream(settings, self.program, model)
         self.settings = settings
         self._model = model
@@ -241,16 +275,19 @@ class ProgramAgent:
         """Return the version of the program, if it is known."""
         return self.settings.version or self.program.version
 
-    def on(self, model: Sampler) -> Self:
-        """Return the same agent with another model, which its owner closes."""
-        return type(self)(self.settings, model)
+    @classmethod
+    def on_model(cls, settings: ProgramSettings, model: SharesModel) -> Self:
+        """Return such an agent that asks this model; see `CanUseModel`."""
+        return cls(settings, model)
 
     async def open(self, context: AgentContext) -> Self:
         """Give it the token-exact model that its settings ask for; see `CanOpen`. Raise as `open_exact_agent`."""
         if self._model is not None:
             return self
         # It has tools and a system prompt of its own.
-        return self.on(await ExactModel(self.settings).open(replace(context, tools=True, system=True)))
+        return self.on_model(
+            self.settings, await ExactModel(self.settings).open(replace(context, tools=True, system=True))
+        )
 
     async def check_endpoint(self) -> None:
         """Check that the model can be used, and fetch the program.
@@ -259,7 +296,7 @@ class ProgramAgent:
             ModelError: the model can't be used.
             ConfigError: the program can't be had.
         """
-        await self._sampler.check_endpoint()
+        await self._asked.check_endpoint()
         await self.program.fetch(self.version)
 
     async def aclose(self) -> None:
@@ -277,9 +314,9 @@ class ProgramAgent:
         return bool(self.program.mcp)
 
     @property
-    def _sampler(self) -> Sampler:
+    def _asked(self) -> SharesModel | Upstream:
         if self._model is None:
-            raise UsageError("this agent has no model yet", hint="use run_rollouts(…), or give it one with `on`")
+            raise UsageError("this agent has no model yet", hint="use run_rollouts(…), or give it one with `on_model`")
         return self._model
 
     async def run(self, task: AgentTask) -> AgentResult:
@@ -292,12 +329,12 @@ class ProgramAgent:
             raise UsageError(f"{self.name} is a program in a slot, and this rollout has none")
         program = self.program_for(task)
         instructions, prompt = _divided(task.messages) if program.instructions else ("", prompt_of(task.messages))
-        await check_needs(task.slot.commands, program)
+        await program.check_slot(task.slot.commands)
         install = await self._install(task.slot)
         task.result.messages.extend(copy.deepcopy(task.messages))
         asked, bounds = Conversations(prompt), Bounds(calls=self.settings.max_turns)
         async with (
-            self._sampler.session(own=asked.trained, keep_thinking=self.settings.keep_thinking) as server,
+            self._asked.session(own=asked.trained, keep_thinking=self.settings.keep_thinking) as server,
             _mcp_routes(task) as routes,
             Gateway(server, task, self.settings, conversations=asked, bounds=bounds, routes=routes) as gateway,
         ):
@@ -361,7 +398,7 @@ class CommandAgent(ProgramAgent):
     called = "program"
     """The agent's name."""
 
-    def __init__(self, settings: CommandSettings, model: Sampler | None = None) -> None:
+    def __init__(self, settings: CommandSettings, model: SharesModel | Upstream | None = None) -> None:
         try:
             words = shlex.split(settings.command)
         except ValueError as error:
@@ -598,7 +635,7 @@ def prompt_of(messages: Sequence[Message]) -> str:
     return "\n\n".join(text for text in texts if text)
 
 
-def _check_upstream(settings: ProgramSettings, program: AgentProgram, model: Sampler | None) -> None:
+def _check_upstream(settings: ProgramSettings, program: AgentProgram, model: SharesModel | Upstream | None) -> None:
     """Check that requests can be passed on as the settings say.
 
     Raises:
@@ -681,29 +718,6 @@ async def _mcp_routes(task: AgentTask) -> AsyncIterator[Mapping[str, Handle]]:
 
     async with mcp_routes(task) as routes:
         yield routes
-
-
-async def check_needs(commands: SlotCommands, program: AgentProgram) -> None:
-    """Check that the slot has what the program needs.
-
-    Raises:
-        SetupFailed: something is missing.
-    """
-    package = program.package
-    needs = program.needs + (package.needs if package is not None else ())
-    if not needs and package is None:
-        return
-    probe = await commands.run(["sh", "-c", _PROBE, "sh", *needs])
-    if not probe.ok:
-        raise SetupFailed(f"the slot can't run sh: {probe.error_text.strip()[-300:]}")
-    machine, *missing = probe.text.split()
-    if package is not None and machine != (here := _MACHINES.get(platform.machine(), platform.machine())):
-        raise SetupFailed(f"the sandbox is {machine}, and {program.name} was fetched for the driver's machine, {here}")
-    if missing:
-        raise SetupFailed(
-            f"{program.name} needs {', '.join(_MISSING.get(each, each) for each in missing)}, which the slot lacks",
-            hint="use an image that has it, or another agent: `hermes-rl agents NAME` says what each needs",
-        )
 
 
 @asynccontextmanager

@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 
-from hermes_core.agents.program import AgentProgram, check_needs
+from hermes_core.agents.base import InstallableProgram
 from hermes_core.aio import LoopThread
 from hermes_core.cli.listing import program_of
 from hermes_core.errors import HermesError
@@ -152,15 +152,16 @@ async def _check(runtime: Runtime, name: str) -> _Checked:
     return _Checked(diagnosis, hangs=not thread.closed)
 
 
-async def _check_agent(runtime: Runtime, program: AgentProgram, backends: Sequence[str], *, named: bool) -> Diagnosis:
+async def _check_agent(
+    runtime: Runtime, program: InstallableProgram, backends: Sequence[str], *, named: bool
+) -> Diagnosis:
     """Return whether a program can be had, and whether the slots of these backends have what it needs.
 
     Args:
         named: whether any backend was named; those that can't be used are not among them.
     """
-    assert program.package is not None
     try:
-        found = program.package.check(program.name, program.version or "")
+        found = program.check()
     except HermesError as error:
         return Diagnosis(False, error.message, advice=(error.hint,) if error.hint else ())
     for backend in backends:
@@ -176,7 +177,7 @@ async def _check_agent(runtime: Runtime, program: AgentProgram, backends: Sequen
     return found
 
 
-async def _lack(runtime: Runtime, program: AgentProgram, backend: str) -> tuple[str | None, str | None]:
+async def _lack(runtime: Runtime, program: InstallableProgram, backend: str) -> tuple[str | None, str | None]:
     """Return why a program can't run in a slot of this backend, None if it can; and what to do."""
     try:
         async with (
@@ -184,7 +185,7 @@ async def _lack(runtime: Runtime, program: AgentProgram, backend: str) -> tuple[
             runtime.tool_backend(backend) as slots,
             slots.lease() as slot,
         ):
-            await check_needs(slots.commands(slot), program)
+            await program.check_slot(slots.commands(slot))
     except TimeoutError:
         return f"there was no slot within {CHECK_TIMEOUT_S:g} s", "have the image on this host before"
     except HermesError as error:

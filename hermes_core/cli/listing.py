@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from hermes_core.agents.program import AgentProgram
+from hermes_core.agents.base import InstallableProgram
 from hermes_core.cli.settings_table import settings_table
 from hermes_core.errors import HermesError, UsageError
 from hermes_core.plugins.registry import PluginEntry
@@ -95,9 +95,11 @@ def _of_environment(runtime: Runtime, entry: PluginEntry) -> Tables:
 
 def _of_agent(runtime: Runtime, entry: PluginEntry) -> Tables:
     program = getattr(entry.load(), "program", None)
+    described = program.describe() if isinstance(program, InstallableProgram) else {}
+    rows: list[Row] = [{"name": name, "value": value} for name, value in described.items() if value]
     config_class = runtime.agent_config_class(entry.name)
     return {
-        **({"program": _program(program)} if isinstance(program, AgentProgram) else {}),
+        **({"program": rows} if rows else {}),
         "settings": [] if entry.name in BASELINES else settings_table(config_class, "agent"),
     }
 
@@ -140,37 +142,22 @@ def _backend_settings(backend: Backend) -> list[Row]:
     return [{**row, "type": policies} if row["key"] == "network" else row for row in rows]
 
 
-def program_of(runtime: Runtime, name: str) -> AgentProgram:
-    """Return the program of an agent that can be fetched.
+def program_of(runtime: Runtime, name: str) -> InstallableProgram:
+    """Return the program of an agent that is one.
 
     Raises:
         UnknownNameError: there is no such agent.
         UsageError: it is none.
     """
     program = getattr(runtime.agents.entry(name).load(), "program", None)
-    if not isinstance(program, AgentProgram) or program.package is None:
-        raise UsageError(f"agent {name!r} is no program that could be installed", hint="`hermes-rl agents` lists them")
+    if not isinstance(program, InstallableProgram):
+        raise not_installable(name)
     return program
 
 
-def _program(program: AgentProgram) -> list[Row]:
-    """Return how a program is fetched and run."""
-    needs = program.needs + (program.package.needs if program.package is not None else ())
-    rows: list[tuple[str, Cell]] = [
-        ("version", program.version or ""),
-        ("tried", program.tried or "not tried"),
-        ("dialect", program.dialect),
-        ("the slot needs", needs),
-        ("command", " ".join(program.argv)),
-        ("to go on", " ".join(program.again)),
-        ("instructions", program.instructions or "stand before the prompt"),
-        ("skills", program.skills or "not known to it"),
-        ("MCP servers", program.mcp or "can't be given any"),
-        *((f"variable {key}", value) for key, value in program.env.items()),
-        *((f"variable {key}, without upstream", value) for key, value in program.env_when_answered.items()),
-        *((f"file {path}", text) for path, text in program.files.items()),
-    ]
-    return [{"name": name, "value": value} for name, value in rows if value]
+def not_installable(name: str) -> UsageError:
+    """Return the error for an agent without a program that could be fetched."""
+    return UsageError(f"agent {name!r} is no program that could be installed", hint="`hermes-rl agents` lists them")
 
 
 def _tools(runtime: Runtime, name: str | None = None) -> Tables:

@@ -216,7 +216,7 @@ def agents(ctx: click.Context, words: tuple[str, ...], version: str | None, as_j
     """
     import asyncio
 
-    from hermes_core.cli.listing import program_of
+    from hermes_core.cli.listing import not_installable, program_of
     from hermes_core.cli.support import new_runtime
 
     installs = words[:1] == ("install",)
@@ -229,6 +229,8 @@ def agents(ctx: click.Context, words: tuple[str, ...], version: str | None, as_j
     else:
         program = program_of(new_runtime(ctx.obj), words[1])
         folder = asyncio.run(program.fetch(version))
+        if folder is None:
+            raise not_installable(words[1])
         row = {"name": program.name, "version": version or program.version or "", "folder": str(folder)}
         _show({"installed": [row]}, as_json)
 

@@ -21,7 +21,6 @@ from hermes_core.agents.exact.factory import AgentContext, opened_for
 from hermes_core.agents.exact.generate import TokenServer
 from hermes_core.agents.model import ModelAgent
 from hermes_core.agents.parsers.base import Parser
-from hermes_core.agents.program import ProgramAgent, ProgramSettings
 from hermes_core.aio import exits_are_errors
 from hermes_core.environment import Environment, Item
 from hermes_core.errors import ConfigError, PluginError, UsageError, describe, explained
@@ -398,8 +397,7 @@ async def open_agent(
 
 
 def agent_on(runtime: Runtime, agent: str, settings: Mapping[str, Any], model: ExactAgent | BalancedAgent) -> Agent:
-    """Return the agent with this name, whose model is a trainer's: for `model` that is all, and a program asks it. The
-    caller closes the model.
+    """Return the agent with this name, whose model is a trainer's: for `model` that is all, and a program asks it.
 
     Args:
         settings: those of the program.
@@ -408,16 +406,7 @@ def agent_on(runtime: Runtime, agent: str, settings: Mapping[str, Any], model: E
         UnknownNameError: there is no such agent, or it has no such setting.
         UsageError, ConfigError: it is an agent that does not ask a model by itself, or the settings can't be used.
     """
-    if agent == ModelAgent.name:
-        return model
-    program = issubclass(runtime.agent_config_class(agent), ProgramSettings)
-    # With a parser, it makes no model of its own.
-    made = runtime.agent(agent, {**settings, "tool_call_parser": "auto"}) if program else None
-    if not isinstance(made, ProgramAgent):
-        raise UsageError(
-            f"agent {agent!r} can't be given the trainer's model", hint="use `model`, or an agent that is a program"
-        )
-    return made.on(model)
+    return model if agent == ModelAgent.name else runtime.agent(agent, settings, model=model)
 
 
 def parsers_with(runtime: Runtime, name: str) -> dict[str, Parser]:

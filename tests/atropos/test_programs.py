@@ -63,7 +63,7 @@ async def test_a_program_asks_openai_servers(
 @pytest.mark.parametrize(
     ("settings", "error", "said"),
     [
-        ({"agent": "oracle"}, UsageError, "can't be given the trainer's model"),
+        ({"agent": "oracle"}, UsageError, "can't be given a model"),
         ({"agent": "program"}, ConfigError, "has no command"),
         ({**PROGRAM, "compact_at": 100}, ConfigError, "compact_at is only for the agent `model`"),
     ],
