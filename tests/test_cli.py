@@ -18,7 +18,7 @@ import pytest
 
 from hermes_core.cli.support import plugin_command
 from hermes_core.errors import UnknownNameError
-from tests.forked_program import run_program
+from tests.support.forked_program import run_program
 
 COMMAND = [sys.executable, "-m", "hermes_core"]
 

@@ -20,7 +20,7 @@ from hermes_core.agents.replies import read_reply
 from hermes_core.records.record import Record
 from hermes_core.records.tokens import tokens_of
 from hermes_core.runtime import Runtime
-from tests.http_server import listening
+from tests.support.http_server import listening
 
 PROMPT = [7, 8, 9]
 

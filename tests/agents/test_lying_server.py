@@ -18,7 +18,7 @@ from hermes_core.errors import HermesError, ModelError
 from hermes_core.runs.runner import run_rollouts
 from hermes_core.runs.session import parsers_with
 from hermes_core.runtime import Runtime
-from tests.http_server import listening
+from tests.support.http_server import listening
 
 Change = Callable[[dict[str, Any]], object]
 

@@ -22,7 +22,7 @@ from hermes_core.runs.runner import run_rollouts
 from hermes_core.runtime import Runtime
 from hermes_core.settings import Settings
 from hermes_core.validation import validated
-from tests.token_server import TokenServer
+from tests.support.token_server import TokenServer
 
 NOWHERE = "http://127.0.0.1:9/v1"
 WITHOUT_TOOLS = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

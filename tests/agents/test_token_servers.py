@@ -21,7 +21,7 @@ from hermes_core.testing.scripted_server import ScriptedServer
 from hermes_core.testing.tiny_model.engine import Engine
 from hermes_core.testing.tiny_model.folder import make_model
 from hermes_core.testing.tiny_model.server import TinyModelServer
-from tests.http_server import listening
+from tests.support.http_server import listening
 
 PROMPT = [7, 8, 9, 10]
 KINDS = {"atropos": "vllm", "tokens": "vllm", "completions": "vllm", "sglang": "sglang"}

@@ -21,8 +21,9 @@ import pytest
 from hermes_core.runtime import Runtime
 from hermes_core.settings import Settings
 from hermes_core.testing.scripted_server import Call, ScriptedServer, ToolScript, call
-from tests.exactness import COMMAND
-from tests.token_server import TokenServer
+from tests.support.exactness import COMMAND
+from tests.support.selection import makes_tests_full
+from tests.support.token_server import TokenServer
 
 NEEDED = ("atroposlib", "transformers", "wandb")
 
@@ -49,6 +50,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 @pytest.fixture(scope="session")
+@makes_tests_full
 def atropos_extra(require: Callable[[str, str | None], None]) -> None:
     """Skips the test where the extra is not installed; imports it where it is, whatever it warns of."""
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]

@@ -13,8 +13,8 @@ import pytest
 from hermes_core.errors import ConfigError, UsageError
 from hermes_core.testing.scripted_server import ScriptedServer, ToolScript, call
 from tests.atropos.conftest import PROGRAM
+from tests.support.token_server import TokenServer, differences
 from tests.tiny_model.token_exactness import TrainedSequence
-from tests.token_server import TokenServer, differences
 
 
 def writes(prompt: str) -> str:

@@ -79,7 +79,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     inside.mkdir(parents=True)
     (outside / "theirs").write_text("kept")
     monkeypatch.chdir(inside)
-    monkeypatch.setattr("tests.conftest.CHECKED_RECORDS", 0)  # these do not fit the schema
+    monkeypatch.setattr("tests.support.record_schema.CHECKED_RECORDS", 0)  # these do not fit the schema
     yield inside
     assert sorted(path.name for path in tmp_path.iterdir()) == ["here", "outside"]
     assert [path.name for path in outside.iterdir()] == ["theirs"]

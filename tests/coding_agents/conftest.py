@@ -21,7 +21,7 @@ from hermes_swe_smith import demo_tasks
 
 from hermes_core.runtime import Runtime
 from hermes_core.settings import Settings
-from tests.killed_runs import gone
+from tests.support.killed_runs import gone
 
 END_S = 120.0
 """How long a sandbox may take to end: on a busy machine, it takes time to remove the thousands of files of an agent."""

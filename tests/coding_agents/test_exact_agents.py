@@ -17,8 +17,8 @@ from hermes_core.runtime import Runtime
 from hermes_core.settings import Settings
 from tests.coding_agents.test_real_agents import ALWAYS, ROW, TOOLS, stressed
 from tests.coding_agents.wild import FORM, MARK, WildModel
+from tests.support.token_server import TokenServer, continued, differences
 from tests.tiny_model.token_exactness import TrainedSequence, spans
-from tests.token_server import TokenServer, continued, differences
 
 pytestmark = [pytest.mark.full, pytest.mark.loop_stall(2.0)]
 

@@ -13,7 +13,7 @@ from hermes_swe_smith.demo import ENVIRONMENT, FIXES
 from hermes_core.testing.scripted_server import Reply, ScriptedServer
 from tests.coding_agents.conftest import END_S
 from tests.coding_agents.test_real_agents import script
-from tests.killed_runs import gone, scored, start, traces
+from tests.support.killed_runs import gone, scored, start, traces
 
 pytestmark = [pytest.mark.full, pytest.mark.long]
 

@@ -18,6 +18,7 @@ import pytest
 
 from hermes_core.runtime import Runtime
 from hermes_core.soundness.validate import validate
+from tests.support.selection import makes_tests_full
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "learning_run"
 MODULES = ("boxes", "grpo", "train", "warm_up")
@@ -33,6 +34,7 @@ def example(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]:
 
 
 @pytest.fixture
+@makes_tests_full
 def with_torch(require: Callable[[str, str | None], None]) -> None:
     missing = [name for name in ("torch", "atroposlib") if importlib.util.find_spec(name) is None]
     require("torch", f'no {", ".join(missing)} here; `make setup EXTRAS="atropos torch"`' if missing else None)

@@ -14,6 +14,7 @@ from hermes_core.agents.base import CallError, CallErrorKind, CallRecord, TurnRe
 from hermes_core.errors import FailureKind
 from hermes_core.records.record import Failure, Record, SandboxCommand, ToolCalls
 from hermes_core.records.tokens import TokenSequence
+from tests.support.selection import makes_tests_full
 
 MakeRun = Callable[..., Path]
 
@@ -113,6 +114,7 @@ def make_run(tmp_path: Path) -> MakeRun:
 
 
 @pytest.fixture
+@makes_tests_full
 def datasets_extra(require: Callable[[str, str | None], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """The package `datasets`, which reads no network and writes to the test's folder."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

@@ -17,7 +17,7 @@ from hermes_core.runtime import Runtime
 from hermes_core.soundness.validate import validate
 from tests.harbor.harbor_tasks import Shell, roll_out
 from tests.rollout.test_full_disk import FILLS
-from tests.ways_out import WAYS
+from tests.support.ways_out import WAYS
 
 TASK = Made(
     "Write the word hello to /home/user/greeting.",

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from hermes_modal_emulator import ModalEmulator
 
-from tests.accounts import skip_if_slots_need_root
+from tests.support.accounts import skip_if_slots_need_root
 
 HOW = "`make setup EXTRAS=hermes`, then `.venv-hermes/bin/python -m pytest -m full tests/hermes_agent`"
 

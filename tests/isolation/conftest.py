@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 import hermes_core
-from tests.accounts import AGAIN
+from tests.support.accounts import AGAIN
 
 ORDINARY_UID = 54_322
 PROGRAM = Path(__file__).with_name("driver_process.py")

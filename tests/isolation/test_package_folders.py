@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.accounts import AGAIN
+from tests.support.accounts import AGAIN
 
 NAME = f"planted_{uuid.uuid4().hex}"
 """A module that is nowhere else."""

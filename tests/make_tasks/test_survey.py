@@ -13,7 +13,7 @@ import pytest
 from hermes_make_tasks import survey
 from hermes_make_tasks.bench import SurveyedTest, _surveyed
 
-from tests.pythons import interpreter
+from tests.support.pythons import interpreter
 from tests.swe_smith.shapes import write_files
 
 TRACED = """\

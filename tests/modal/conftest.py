@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from hermes_modal_emulator import ModalEmulator
 
-from tests.accounts import skip_if_slots_need_root
+from tests.support.accounts import skip_if_slots_need_root
+from tests.support.selection import makes_tests_full
 
 
 @pytest.fixture(autouse=True)
@@ -19,6 +20,7 @@ def _own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
+@makes_tests_full
 def session_emulator() -> Iterator[ModalEmulator]:
     """The emulator that tests without faults share."""
     with ModalEmulator() as emulator:
@@ -54,6 +56,7 @@ def emulator(session_emulator: ModalEmulator, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.fixture
+@makes_tests_full
 def own_emulator(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModalEmulator]:
     """An emulator of the test's own."""
     with ModalEmulator() as made:

@@ -8,10 +8,13 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.support.selection import makes_tests_full
+
 HOW = "`make setup EXTRAS=openenv`, then `.venv-openenv/bin/python -m pytest -m full tests/openenv`"
 
 
 @pytest.fixture(scope="session")
+@makes_tests_full
 def openenv_extra(require: Callable[[str, str | None], None]) -> None:
     """Skips the test where OpenEnv is not installed; imports it where it is, whatever it warns of."""
     there = importlib.util.find_spec("openenv") is not None

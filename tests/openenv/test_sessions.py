@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hermes_core import ConfigError, LoopThread, TokenSequence, UnknownNameError, UsageError
-from tests.token_server import TokenServer
+from tests.support.token_server import TokenServer
 from tests.trl.conftest import ISOLATION, Notes
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("openenv_extra", "leak_check")]

@@ -23,7 +23,7 @@ from hermes_core.records.tokens import MASKED
 from hermes_core.testing.tiny_model.engine import Engine
 from hermes_core.testing.tiny_model.folder import make_model
 from hermes_core.testing.tiny_model.server import TinyModelServer
-from tests.exactness import check_share
+from tests.support.exactness import check_share
 from tests.tiny_model.plans import WildPlans
 from tests.tiny_model.token_exactness import Exactness, TrainedSequence, check_exactness
 

@@ -16,7 +16,7 @@ from hermes_core.runs.runner import run_rollouts
 from hermes_core.runtime import Runtime
 from hermes_core.settings import Settings
 from tests.rollout.test_agent_exits import Doing, shell
-from tests.ways_out import skip_without
+from tests.support.ways_out import skip_without
 
 ELSEWHERE = [pytest.param(each, marks=pytest.mark.full) for each in ("local private-root", "docker user")]
 FILLS = {

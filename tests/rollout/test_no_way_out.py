@@ -1,4 +1,4 @@
-"""No way out of a slot that its agent has broken: each line of `tests/ways_out.py`, at each place, ends with a 0."""
+"""An agent breaks its slot in each way of `tests/support/ways_out.py`, at each place: its rollout ends with a 0."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hermes_core.runtime import Runtime
 from hermes_core.settings import Settings
 from tests.harbor.harbor_tasks import PYTHON, write_task
 from tests.rollout.test_agent_exits import Doing, shell
-from tests.ways_out import WAYS, Ways, skip_without
+from tests.support.ways_out import WAYS, Ways, skip_without
 
 ROWS = [{"id": "work", "prompt": "Write it.", "check": "test -e done.txt"}]
 PROFILE = {"slots_per_sandbox": 8, "max_processes": 256, "execution_timeout_s": 30.0}

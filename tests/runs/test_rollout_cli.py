@@ -17,7 +17,7 @@ from click.testing import CliRunner
 
 from hermes_core.cli.main import main
 from hermes_core.testing.scripted_server import Fault, ScriptedServer
-from tests.forked_program import run_program
+from tests.support.forked_program import run_program
 
 ISOLATION = ["--isolation", "user"] if os.geteuid() == 0 else ["--isolation", "shared", "--allow-unisolated"]
 PROGRAM = [sys.executable, "-m", "hermes_core"]

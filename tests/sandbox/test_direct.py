@@ -25,7 +25,7 @@ from hermes_core.sandbox.guest_client.connection import GuestSettings
 from hermes_core.tools.base import CallContext
 from hermes_core.tools.registry import ToolRegistry
 from hermes_core.tools.terminal import TERMINAL
-from tests.processes import runs
+from tests.support.processes import runs
 
 OTHERS = [["bash", "--posix"], *([["busybox", "sh"]] if shutil.which("busybox") else [])]
 SHELLS = [["sh"], *(pytest.param(argv, marks=pytest.mark.full) for argv in OTHERS)]

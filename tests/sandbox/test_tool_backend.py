@@ -36,7 +36,7 @@ from hermes_core.sandbox.pool.leases import Lease, PooledSandbox
 from hermes_core.tool_backend import ToolBackend
 from hermes_core.tools.base import Tool
 from hermes_core.tools.registry import ToolRegistry
-from tests.processes import listing
+from tests.support.processes import listing
 
 
 class NoParams(BaseModel):

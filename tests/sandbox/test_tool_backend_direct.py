@@ -12,7 +12,7 @@ from hermes_core.sandbox.contract import Isolation
 from hermes_core.sandbox.local.backend import LocalBackend, LocalConfig
 from hermes_core.tool_backend import ToolBackend
 from hermes_core.tools.registry import ToolRegistry
-from tests.processes import listing
+from tests.support.processes import listing
 
 
 async def no_python(sandbox, settings):

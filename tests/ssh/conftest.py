@@ -20,6 +20,7 @@ import pytest
 from hermes_core.runtime import Runtime
 from hermes_core.settings import Settings
 from hermes_core.tool_backend import ToolBackend
+from tests.support.selection import makes_tests_full
 
 Check = Callable[[str, str | None], None]
 
@@ -34,6 +35,7 @@ def _load_server() -> ModuleType:
 
 
 @pytest.fixture
+@makes_tests_full
 def make_server(require: Check, tmp_path: Path) -> Iterator[Callable[..., Any]]:
     """Starts servers; options are those of sshd_config."""
     module = _load_server()

@@ -21,7 +21,7 @@ from pydantic import ValidationError
 
 from hermes_core.errors import ConfigError
 from hermes_core.sandbox.local.host import MARK
-from tests.pythons import NEWER, OLDEST, interpreter
+from tests.support.pythons import NEWER, OLDEST, interpreter
 
 
 def way(path: Path, text: str, host: str = "box", **more: Any) -> Any:

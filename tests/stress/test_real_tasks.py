@@ -16,7 +16,7 @@ from hermes_core.runs.runner import run_rollouts
 from hermes_core.runtime import Runtime
 from hermes_core.sandbox.local import processes
 from hermes_core.sandbox.local.sandbox import LocalSandbox
-from tests.killed_runs import ORPHAN_TTL_S, gone, scored, start
+from tests.support.killed_runs import ORPHAN_TTL_S, gone, scored, start
 
 pytestmark = pytest.mark.stress
 

@@ -18,7 +18,7 @@ import pytest
 
 from hermes_core.runtime import Runtime
 from hermes_core.settings import Settings
-from tests.accounts import skip_if_slots_need_root
+from tests.support.accounts import skip_if_slots_need_root
 
 pytestmark = pytest.mark.entry_points
 

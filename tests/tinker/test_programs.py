@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from hermes_core import UsageError
-from tests.exactness import COMMAND
+from tests.support.exactness import COMMAND
+from tests.support.token_server import TokenServer, differences
 from tests.tinker.conftest import AGENT
 from tests.tiny_model.token_exactness import TrainedSequence
-from tests.token_server import TokenServer, differences
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("tinker_extra")]
 

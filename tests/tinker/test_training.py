@@ -24,7 +24,7 @@ from hermes_core.runtime import Runtime
 from hermes_core.settings import Settings
 from hermes_core.testing import tiny_model
 from hermes_core.testing.tiny_model.engine import SampledCompletion
-from tests.exactness import COMMAND, FORMS, MANY, check_run, check_share, without_trial
+from tests.support.exactness import COMMAND, FORMS, MANY, check_run, check_share, without_trial
 from tests.tinker.conftest import AGENT, Open
 from tests.tiny_model.token_exactness import TrainedSequence
 from tests.trl.conftest import ISOLATION

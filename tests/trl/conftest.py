@@ -19,7 +19,7 @@ from hermes_core import Environment, InfraError, LoopThread, SetupFailed, hookim
 from hermes_core.testing.tiny_model.engine import Engine, Plan
 from hermes_core.testing.tiny_model.folder import FORMATS, make_model
 from hermes_core.testing.tiny_model.server import TinyModelServer
-from tests.exactness import COMMAND
+from tests.support.exactness import COMMAND
 from tests.tiny_model.plans import Gap, letters, make_plan
 
 ISOLATION = {} if os.geteuid() == 0 else {"isolation": "shared", "allow_unisolated": True}

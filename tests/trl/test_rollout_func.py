@@ -15,7 +15,7 @@ import pytest
 from hermes_trl import HermesSpec
 
 from hermes_core import ConfigError, Group, ModelError, TokenSequence, UsageError, hookimpl
-from tests.exactness import FORMS, TURNS, check_run, check_share, long_conversations, without_trial
+from tests.support.exactness import FORMS, TURNS, check_run, check_share, long_conversations, without_trial
 from tests.tiny_model.plans import WildPlans
 from tests.tiny_model.token_exactness import TrainedSequence, check_exactness, spans
 from tests.trl.conftest import ISOLATION, Notes, Served

@@ -11,8 +11,11 @@ from typing import Any
 
 import pytest
 
+from tests.support.selection import makes_tests_full
+
 
 @pytest.fixture(scope="session")
+@makes_tests_full
 def verifiers_extra(require: Callable[[str, str | None], None]) -> None:
     """Skips the test where verifiers is not installed; imports it where it is, whatever it warns of."""
     there = importlib.util.find_spec("verifiers") is not None

@@ -21,7 +21,7 @@ import pytest
 from hermes_core.runtime import Runtime
 from hermes_core.settings import Settings
 from hermes_core.testing.tiny_model.folder import make_tokenizer
-from tests.token_server import Given
+from tests.support.token_server import Given
 from tests.vllm import record
 
 HOW = "`make setup EXTRAS=vllm`, then `.venv-vllm/bin/python -m pytest -m full tests/vllm`"

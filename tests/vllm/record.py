@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.token_server import Given
+from tests.support.token_server import Given
 
 FILE = "HERMES_TEST_RECORD"
 """The variable that names the file with a line for each completion."""

@@ -17,9 +17,9 @@ import pytest
 from tests.coding_agents.conftest import indexes  # noqa: F401
 from tests.coding_agents.test_exact_agents import CONTINUED, chat_template, recorded
 from tests.coding_agents.test_real_agents import TOOLS
-from tests.exactness import without_trial
+from tests.support.exactness import without_trial
+from tests.support.token_server import differences
 from tests.tiny_model.token_exactness import TrainedSequence, spans
-from tests.token_server import differences
 from tests.vllm.conftest import Server
 from tests.vllm.test_vllm import TOLERANCE
 from tests.vllm.writer import CONTEXT, make_writer

@@ -24,7 +24,7 @@ from hermes_core.runtime import Runtime
 from hermes_core.settings import Settings
 from hermes_core.testing.scripted_server import Fault, Reply, ScriptedServer, call
 from tests.agents.serving.slot import TASK, Slot, slot
-from tests.http_server import listening
+from tests.support.http_server import listening
 
 KEY = "the-key-of-the-driver"
 PATHS = {"anthropic": "/v1/messages", "responses": "/v1/responses"}

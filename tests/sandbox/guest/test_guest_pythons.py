@@ -14,7 +14,7 @@ from hermes_core.errors import NoPythonError
 from hermes_core.sandbox.commands import WindowSize
 from hermes_core.sandbox.guest_client.bundle import payload
 from hermes_core.sandbox.guest_client.client import GuestClient
-from tests.pythons import NEWER, OLDEST, interpreter
+from tests.support.pythons import NEWER, OLDEST, interpreter
 
 ROOT = os.geteuid() == 0
 

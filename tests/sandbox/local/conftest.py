@@ -24,7 +24,7 @@ import hermes_core
 from hermes_core.sandbox.contract import Isolation, Sandbox, SandboxSpec
 from hermes_core.sandbox.local.backend import LocalBackend, LocalConfig
 from hermes_core.sandbox.local.sandbox import LocalSandbox
-from tests.accounts import AGAIN
+from tests.support.accounts import AGAIN
 
 ORDINARY_UID = 54_321
 SYSTEM_PYTHON = "/usr/bin/python3"

@@ -14,7 +14,7 @@ import pytest
 
 from hermes_core.runtime import Runtime
 from hermes_core.settings import Settings
-from tests.processes import runs
+from tests.support.processes import runs
 
 LEVEL = "user" if os.geteuid() == 0 else "shared"
 

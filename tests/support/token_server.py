@@ -13,7 +13,7 @@ from zlib import crc32
 
 from hermes_core.agents.exact.probe import TRIAL
 from hermes_core.records.tokens import MASKED
-from tests.http_server import listening
+from tests.support.http_server import listening
 from tests.tiny_model.token_exactness import TrainedSequence, spans
 
 PIECE = 7

@@ -23,7 +23,7 @@ GROWTH = {"qwen3": 230, "chatml": 230, "llama3": 190}
 FORMS = tuple(GROWTH)
 
 COMMAND = shlex.join(
-    ["python3", "-c", (Path(__file__).parents[1] / "examples/agent_program/agent.py").read_text("utf-8")]
+    ["python3", "-c", (Path(__file__).parents[2] / "examples/agent_program/agent.py").read_text("utf-8")]
 )
 """The command line of an agent that is a program: it holds the program itself. Its tool is `bash`."""
 

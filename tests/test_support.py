@@ -1,4 +1,4 @@
-"""The fixtures can fail: a stalled loop and each kind of leak are seen, and what is clean is not."""
+"""The plugins of `tests/support` fail a test that stalls the loop or leaves something behind, and no other."""
 
 from __future__ import annotations
 
@@ -11,9 +11,19 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.order import in_shares
+
 pytestmark = pytest.mark.full
 
-CONFTEST = Path(__file__).with_name("conftest.py")
+ROOT = Path(__file__).resolve().parents[1]
+
+CONFTEST = f"""
+{ROOT.joinpath("tests/conftest.py").read_text()}
+from tests.support import leak_check, loop_lag, namespaces
+
+leak_check.LEAK_GRACE_S = 0.3
+loop_lag.LOOP_STALL_S = 0.5  # what stalls here does so for longer than a machine that has much to do holds up a loop
+"""
 
 STALLS = """
 import asyncio, time, pytest
@@ -116,8 +126,8 @@ def test_passes_all_the_same():
 MACHINE = """
 from hermes_core.sandbox.local.host import Probe
 
-def probe_host():
-    return Probe(True, {able}, {able}, {able}, "it is not permitted")
+namespaces.probe_host = lambda: Probe(True, {able}, {able}, {able}, "it is not permitted")
+namespaces.no_namespaces.cache_clear()
 """
 
 
@@ -134,17 +144,13 @@ def run(folder: Path, tests: str, *, conftest: str = "", **environment: str) -> 
 def pytest_run(
     folder: Path, tests: str, conftest: str, arguments: Sequence[str], environment: Mapping[str, str]
 ) -> str:
-    # What stalls does so for longer here than a machine that has much to do holds up a loop.
-    text = CONFTEST.read_text()
-    for name, value in (("LEAK_GRACE_S", 0.3), ("LOOP_STALL_S", 0.5)):
-        text = re.sub(rf"^{name} = .*$", f"{name} = {value}", text, flags=re.MULTILINE)
-    (folder / "conftest.py").write_text(text + conftest)
+    (folder / "conftest.py").write_text(CONFTEST + conftest)
     (folder / "test_it.py").write_text(tests)
     (folder / "pytest.ini").write_text("[pytest]\nasyncio_mode = auto\n")
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-v", "-ra", "-p", "no:cacheprovider", *arguments, "test_it.py"],
         cwd=folder,
-        env={**os.environ, **environment},
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
         capture_output=True,
         text=True,
         timeout=180,
@@ -187,7 +193,8 @@ def test_what_a_machine_without_namespaces_refuses_is_skipped_there(
 def test_all_skips_for_want_of_namespaces_are_one_line(tmp_path: Path) -> None:
     said = pytest_run(tmp_path, REFUSALS, MACHINE.format(able=False), ("-n", "2"), {"HERMES_REQUIRE": ""})
     (line,) = [line for line in said.splitlines() if line.startswith("SKIPPED [")]
-    assert re.match(r"SKIPPED \[5\] conftest.py: local: no namespaces here: it is not permitted \(-> .*\)$", line), said
+    reason = r"local: no namespaces here: it is not permitted \(-> .*\)"
+    assert re.match(rf"SKIPPED \[5\] \S*/namespaces.py: {reason}$", line), said
     assert "2 failed, 1 passed, 5 skipped" in said
 
 
@@ -208,8 +215,5 @@ class Item(str):
         ("", 4, ""),
     ],
 )
-def test_each_worker_begins_with_long_tests(
-    pytestconfig: pytest.Config, collected: str, workers: int, ordered: str
-) -> None:
-    conftest = pytestconfig.pluginmanager.get_plugin(str(CONFTEST))
-    assert "".join(conftest.in_shares([Item(letter) for letter in collected], workers)) == ordered
+def test_each_worker_begins_with_long_tests(collected: str, workers: int, ordered: str) -> None:
+    assert "".join(in_shares([Item(letter) for letter in collected], workers)) == ordered
