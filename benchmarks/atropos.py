@@ -51,6 +51,8 @@ async def rows(quick: bool) -> Rows:
 
 async def _measure() -> tuple[float, float, float, float, float]:
     """Milliseconds of a turn, of the longest stall; kilobytes and tokens of a trajectory; a turn by the clock."""
+    from hermes_testing.tiny_model.folder import make_tokenizer
+
     from hermes_core.agents.base import AgentResult, AgentSettings
     from hermes_core.agents.exact.agent import ExactSession
     from hermes_core.agents.exact.chat import Chat
@@ -59,7 +61,6 @@ async def _measure() -> tuple[float, float, float, float, float]:
     from hermes_core.records.tokens import tokens_of
     from hermes_core.runtime import Runtime
     from hermes_core.settings import Settings
-    from hermes_core.testing.tiny_model.folder import make_tokenizer
 
     settings = Settings()
     async with Runtime(settings, load_entry_points=False) as runtime:

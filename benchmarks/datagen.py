@@ -21,8 +21,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hermes_testing.scripted_server import Reply, ScriptedServer, ToolScript, call
+
 from benchmarks.measure import MB, Row, Rows, Target, rss
-from hermes_core.testing.scripted_server import Reply, ScriptedServer, ToolScript, call
 
 ROLLOUTS = 20_000
 MARKS = (0.1, 0.5, 1.0)

@@ -22,11 +22,10 @@ from typing import Any
 
 import hermes_rl
 import verifiers.v1 as vf
+from hermes_testing.scripted_server import Call, ScriptedServer, ToolScript, call
 from hermes_verifiers.adapter import HermesEnvConfig
 from verifiers.v1.clients import ModelContext
 from verifiers.v1.envs.single_agent import SingleAgentEnv, SingleAgentEnvConfig
-
-from hermes_core.testing.scripted_server import Call, ScriptedServer, ToolScript, call
 
 TASKS = 16
 

@@ -8,8 +8,9 @@ from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any
 
+from hermes_testing.scripted_server import Call, ScriptedServer, ToolScript, call
+
 from hermes_core import Runtime, hookimpl, run_rollouts
-from hermes_core.testing.scripted_server import Call, ScriptedServer, ToolScript, call
 
 
 class Counts:

@@ -8,8 +8,9 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
+from hermes_testing.scripted_server import Call, ScriptedServer, ToolScript, call
+
 from hermes_core import ExportFilters, Runtime, export_run, read_records, run_rollouts
-from hermes_core.testing.scripted_server import Call, ScriptedServer, ToolScript, call
 
 TASKS = [
     {"id": word, "prompt": f"Write {word} to out.txt.", "check": f"grep -qx {word} out.txt"} for word in ("yes", "no")

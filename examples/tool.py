@@ -7,8 +7,9 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
+from hermes_testing.scripted_server import Call, ScriptedServer, ToolScript, call
+
 from hermes_core import CallContext, Runtime, ToolRegistrar, function_tool, hookimpl, run_rollouts
-from hermes_core.testing.scripted_server import Call, ScriptedServer, ToolScript, call
 
 
 async def count_words(ctx: CallContext, path: str) -> dict[str, int]:

@@ -148,11 +148,13 @@ from hermes_core.sandbox.channels.sockets import SocketChannel as SocketChannel
 from hermes_core.sandbox.channels.streams import AsyncStreamChannel as AsyncStreamChannel
 from hermes_core.sandbox.commands import (
     CommandResult as CommandResult,
+    Connection as Connection,
     Cwd as Cwd,
     ExecutionResult as ExecutionResult,
     SandboxImage as SandboxImage,
     Slot as Slot,
     SlotCommands as SlotCommands,
+    WindowSize as WindowSize,
 )
 from hermes_core.sandbox.contract import (
     Backend as Backend,

@@ -14,6 +14,7 @@ from types import FrameType
 from typing import Any
 
 import pytest
+from hermes_testing.scripted_server import Reply, ScriptedServer, call
 
 from hermes_core.agents.base import AgentSettings
 from hermes_core.runs.group import GroupRoller, Rolled
@@ -21,7 +22,6 @@ from hermes_core.runs.options import RunOptions
 from hermes_core.runs.session import open_session
 from hermes_core.runtime import Runtime
 from hermes_core.settings import Settings
-from hermes_core.testing.scripted_server import Reply, ScriptedServer, call
 
 ROOT = Path(__file__).resolve().parents[1]
 ISOLATION = {"isolation": "user"} if os.geteuid() == 0 else {"isolation": "shared", "allow_unisolated": True}

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hermes_testing.scripted_server import Call, ScriptedServer, ToolScript, call
 
 import hermes_core
 from hermes_core.agents.base import AgentSettings
@@ -21,7 +22,6 @@ from hermes_core.errors import ChannelLost
 from hermes_core.runs.runner import run_rollouts
 from hermes_core.runtime import Runtime
 from hermes_core.soundness.validate import validate
-from hermes_core.testing.scripted_server import Call, ScriptedServer, ToolScript, call
 from hermes_core.tools.base import CallContext
 from hermes_core.tools.registry import ToolRegistry
 

@@ -54,10 +54,14 @@ def internal(sources: Iterable[str]) -> set[str]:
     return found
 
 
+MORE = {"hermes_testing": 12}
+"""The plugins that need more of the core's modules than two, and how many: the kit tests how the core itself works."""
+
+
 @pytest.mark.parametrize("project", sorted(path.parent.name for path in ROOT.glob("plugins/*/pyproject.toml")))
 def test_a_plugin_needs_the_face_and_at_most_two_modules(project: str) -> None:
     sources = [path.read_text() for path in (ROOT / "plugins" / project / project).rglob("*.py")]
-    assert len(internal(sources)) <= 2, internal(sources)
+    assert len(internal(sources)) <= MORE.get(project, 2), internal(sources)
 
 
 @pytest.mark.parametrize("guide", ["reference/parsers", "guides/writing-a-backend", "guides/writing-an-environment"])

@@ -39,12 +39,15 @@ REFERENCE = {
     "sandbox/commands.py": "api/runs.md",
     "sandbox/contract.py": "settings.md#backends",
     "settings.py": "settings.md#runtime",
-    "testing/scripted_server.py": "api/testing.md",
     "tools/base.py": "api/tools.md",
 }
 """Files of `hermes_core` to which documents lead, as a checkout has no reference; each with its page there."""
 
-PAGES = {**COPIED, **{f"hermes_core/{path}": f"reference/{page}" for path, page in REFERENCE.items()}}
+PAGES = {
+    **COPIED,
+    **{f"hermes_core/{path}": f"reference/{page}" for path, page in REFERENCE.items()},
+    "plugins/hermes_testing/hermes_testing/scripted_server.py": "reference/api/testing.md",
+}
 
 NOT_IN_NAV = {"benchmark-results.md"}
 

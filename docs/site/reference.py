@@ -132,7 +132,7 @@ their modules.
 
 ::: hermes_core.agents.model.OpenAIServer
 
-::: hermes_core.testing.scripted_server
+::: hermes_testing.scripted_server
     options:
       show_root_heading: true
       filters: ["!^_"]

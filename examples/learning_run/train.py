@@ -19,11 +19,10 @@ from pathlib import Path
 import grpo
 import httpx
 import torch
+from hermes_testing.tiny_model.engine import Engine
+from hermes_testing.tiny_model.folder import make_model
+from hermes_testing.tiny_model.server import TinyModelServer
 from warm_up import FORMS, tokenizer_of, warm_up
-
-from hermes_core.testing.tiny_model.engine import Engine
-from hermes_core.testing.tiny_model.folder import make_model
-from hermes_core.testing.tiny_model.server import TinyModelServer
 
 GROUP_SIZE = 8
 BATCH_SIZE = 64

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from boxes import BOXES, WORDS
 from grpo import MASKED, padded, trained_logprobs
+from hermes_testing.tiny_model.folder import make_tokenizer
 
-from hermes_core.testing.tiny_model.folder import make_tokenizer
 from hermes_core.tools.process import PROCESS
 from hermes_core.tools.schema import function_schema
 from hermes_core.tools.terminal import TERMINAL

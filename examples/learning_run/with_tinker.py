@@ -14,11 +14,10 @@ from pathlib import Path
 import tinker
 import torch
 from boxes import Boxes
+from hermes_testing.tiny_model.folder import make_model
 from hermes_tinker import TinkerRun, grpo
 from hermes_tinker.testing import skyrl_server
 from warm_up import tokenizer_of, warm_up
-
-from hermes_core.testing.tiny_model.folder import make_model
 
 GROUPS, SIZE = 8, 8
 AGENT = {"max_token_length": 512, "max_tokens": 48, "max_turns": 3}

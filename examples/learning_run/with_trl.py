@@ -12,13 +12,12 @@ from pathlib import Path
 
 import torch
 from boxes import Boxes
+from hermes_testing.tiny_model.folder import make_model
 from hermes_trl import HermesSpec
 from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 from trl.chat_template_utils import qwen3_template
 from warm_up import tokenizer_of, warm_up
-
-from hermes_core.testing.tiny_model.folder import make_model
 
 BATCH_SIZE = 64
 

@@ -20,15 +20,14 @@ import grpo
 import torch
 import verifiers.v1 as vf
 from hermes_rl import HermesEnv
+from hermes_testing.tiny_model.engine import Engine
+from hermes_testing.tiny_model.folder import make_model
+from hermes_testing.tiny_model.server import TinyModelServer
 from hermes_verifiers.adapter import HermesEnvConfig
 from hermes_verifiers.branches import branches
 from train import BASELINE, BATCH_SIZE, GROUP_SIZE, MAX_TOKENS, learn
 from verifiers.v1.clients import ModelContext
 from warm_up import FORMS, tokenizer_of, warm_up
-
-from hermes_core.testing.tiny_model.engine import Engine
-from hermes_core.testing.tiny_model.folder import make_model
-from hermes_core.testing.tiny_model.server import TinyModelServer
 
 
 async def batches(base_url, tokenizer, agent):

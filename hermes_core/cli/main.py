@@ -34,10 +34,6 @@ ELSEWHERE = {
     "atropos": ("hermes_core.atropos.cli:atropos", "Generate training data for Atropos' RL trainers."),
     "new": ("hermes_core.cli.new:new", "Write a plugin's package: one that works, to change from there."),
     "shell": ("hermes_core.cli.shell:shell", "Open a terminal in a sandbox."),
-    "conformance": (
-        "hermes_core.testing.conformance.cli:conformance",
-        "Test a backend against the backend contract.",
-    ),
 }
 """Commands with a module of their own, each with the line that `--help` shows for it."""
 

@@ -12,7 +12,7 @@ import pytest
 
 from hermes_core.agents.exact.chat import Chat
 
-CHATML = files("hermes_core.testing.tiny_model").joinpath("templates", "chatml.jinja").read_text("utf-8")
+CHATML = files("hermes_testing.tiny_model").joinpath("templates", "chatml.jinja").read_text("utf-8")
 RESULT = "'\\n<tool_response>\\n' + "
 COUNTING = "{%- set seen = namespace(calls=0, results=0, task='') -%}\n{%- for message in messages -%}"
 PASTS = {

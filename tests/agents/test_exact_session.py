@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hermes_testing.tiny_model.folder import chat_format
 
 from hermes_core.agents.endpoint.errors import ContextLengthExceeded
 from hermes_core.agents.exact.agent import ExactSession
@@ -23,7 +24,6 @@ from hermes_core.agents.replies import ModelReply
 from hermes_core.errors import ConfigError
 from hermes_core.records.tokens import MASKED, tokens_of
 from hermes_core.runtime import Runtime
-from hermes_core.testing.tiny_model.folder import chat_format
 
 TOOL = {
     "type": "function",

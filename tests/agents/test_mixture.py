@@ -4,6 +4,7 @@ import json
 from collections import Counter
 
 import pytest
+from hermes_testing.scripted_server import Reply, ScriptedServer
 from pydantic import SecretStr
 
 from hermes_core.agents.base import AgentSettings
@@ -11,7 +12,6 @@ from hermes_core.agents.model import ModelAgent, ModelSettings
 from hermes_core.errors import ConfigError, UsageError
 from hermes_core.records.store import read_records
 from hermes_core.runs.runner import run_rollouts
-from hermes_core.testing.scripted_server import Reply, ScriptedServer
 
 MODELS = ("small", "large")
 

@@ -9,12 +9,12 @@ import socket
 import time
 
 import pytest
+from hermes_testing.scripted_server import Call, Fault, Reply, ScriptedServer, ToolScript, call
 
 from hermes_core.agents.base import Agent, AgentResult, AgentSettings, AgentTask, StopReason
 from hermes_core.agents.endpoint.errors import ContextLengthExceeded, ResponseTooLarge
 from hermes_core.agents.model import ModelAgent, OpenAIServer, with_cache_marks
 from hermes_core.errors import ConfigError, ModelError
-from hermes_core.testing import Call, Fault, Reply, ScriptedServer, ToolScript, call
 
 TOOLS = [{"type": "function", "function": {"name": "echo", "parameters": {"type": "object"}}}]
 DONE = [Reply("done")]

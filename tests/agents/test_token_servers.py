@@ -7,6 +7,10 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
+from hermes_testing.scripted_server import ScriptedServer
+from hermes_testing.tiny_model.engine import Engine
+from hermes_testing.tiny_model.folder import make_model
+from hermes_testing.tiny_model.server import TinyModelServer
 
 from hermes_core.agents.base import AgentSettings
 from hermes_core.agents.endpoint.errors import BadCompletion
@@ -17,10 +21,6 @@ from hermes_core.agents.exact.probe import check_tokenizer, try_out
 from hermes_core.agents.exact.wires import WIRES, Sampled, checked
 from hermes_core.errors import ConfigError, ModelError
 from hermes_core.runtime import Runtime
-from hermes_core.testing.scripted_server import ScriptedServer
-from hermes_core.testing.tiny_model.engine import Engine
-from hermes_core.testing.tiny_model.folder import make_model
-from hermes_core.testing.tiny_model.server import TinyModelServer
 from tests.support.http_server import listening
 
 PROMPT = [7, 8, 9, 10]

@@ -20,7 +20,7 @@ from hermes_core.records.tokens import tokens_of
 from hermes_core.runs.session import parsers_with
 from hermes_core.runtime import Runtime
 
-CHATML = files("hermes_core.testing.tiny_model").joinpath("templates", "chatml.jinja").read_text("utf-8")
+CHATML = files("hermes_testing.tiny_model").joinpath("templates", "chatml.jinja").read_text("utf-8")
 SPECIAL = ("<|im_start|>", "<|im_end|>")
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 

@@ -17,10 +17,10 @@ from typing import Any
 
 import httpx
 import pytest
+from hermes_testing.scripted_server import Call, ScriptedServer, ToolScript, call
 
 from hermes_core.runtime import Runtime
 from hermes_core.settings import Settings
-from hermes_core.testing.scripted_server import Call, ScriptedServer, ToolScript, call
 from tests.support.exactness import COMMAND
 from tests.support.selection import makes_tests_full
 from tests.support.token_server import TokenServer

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-
-from hermes_core.testing.scripted_server import ScriptedServer
+from hermes_testing.scripted_server import ScriptedServer
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hermes_testing.scripted_server import ScriptedServer
 
 from hermes_core.errors import ConfigError, DatasetError, ModelError, UnknownNameError, UsageError
-from hermes_core.testing.scripted_server import ScriptedServer
 
 NOWHERE = "http://127.0.0.1:9/v1"
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from hermes_testing.scripted_server import Fault, Reply, ScriptedServer, ToolScript
 
 from hermes_core.cli.main import main
-from hermes_core.testing.scripted_server import Fault, Reply, ScriptedServer, ToolScript
 
 pytestmark = pytest.mark.usefixtures("atropos_extra")
 

@@ -7,6 +7,7 @@ import json
 import os
 import re
 from collections.abc import Callable
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -203,7 +204,7 @@ def test_a_template_takes_a_request_for_a_summary_or_is_refused(name: str, chat_
         chat.check(tools=True, compacts=True)
 
 
-CHATML = (OURS.parents[2] / "hermes_core/testing/tiny_model/templates/chatml.jinja").read_text("utf-8")
+CHATML = files("hermes_testing.tiny_model").joinpath("templates/chatml.jinja").read_text("utf-8")
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hermes_testing.scripted_server import Fault, Reply, ScriptedServer, call
 
 from hermes_core.errors import InfraError, SetupFailed, VerifierError
-from hermes_core.testing.scripted_server import Fault, Reply, ScriptedServer, call
 
 
 async def stuck() -> None:

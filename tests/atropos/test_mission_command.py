@@ -11,8 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from hermes_core.testing.scripted_server import ScriptedServer, ToolScript
+from hermes_testing.scripted_server import ScriptedServer, ToolScript
 
 COMMAND = """process --env.use_wandb false --env.total_steps 2 --env.group_size 1 --env.max_items 2
 --env.tool_pool_mode modal --env.modal_image python:3.11 --env.modal_slots_per_sandbox 10 --env.modal_min_sandboxes 1"""

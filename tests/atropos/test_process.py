@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hermes_testing.scripted_server import Fault, Reply, ScriptedServer, ToolScript, call
 from rich.console import Console
 
 from hermes_core.agents.endpoint.errors import EndpointDown
@@ -18,7 +19,6 @@ from hermes_core.errors import UsageError
 from hermes_core.records.index import RecordedRun
 from hermes_core.records.statistics import totals
 from hermes_core.sandbox.pool.cost import CostLimitReached
-from hermes_core.testing.scripted_server import Fault, Reply, ScriptedServer, ToolScript, call
 from hermes_core.tool_backend import ToolBackend
 from hermes_core.view.transcript import rollout
 

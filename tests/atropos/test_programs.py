@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hermes_testing.scripted_server import ScriptedServer, ToolScript, call
 
 from hermes_core.errors import ConfigError, UsageError
-from hermes_core.testing.scripted_server import ScriptedServer, ToolScript, call
 from tests.atropos.conftest import PROGRAM
 from tests.support.token_server import TokenServer, differences
 from tests.tiny_model.token_exactness import TrainedSequence

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hermes_testing.scripted_server import Reply, ScriptedServer
 
 from hermes_core.errors import ConfigError, DatasetError, InfraError, PluginError, UnknownNameError
-from hermes_core.testing.scripted_server import Reply, ScriptedServer
 
 
 @pytest.fixture

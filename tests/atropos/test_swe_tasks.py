@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hermes_testing.scripted_server import Call, ScriptedServer, ToolScript, call
 
 from hermes_core.records.index import RecordedRun
 from hermes_core.records.statistics import totals
 from hermes_core.runtime import Runtime
 from hermes_core.settings import Settings
-from hermes_core.testing.scripted_server import Call, ScriptedServer, ToolScript, call
 
 LEVEL = {} if os.geteuid() == 0 else {"isolation": "namespace"}
 

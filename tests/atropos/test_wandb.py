@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from hermes_core.testing.scripted_server import ScriptedServer, ToolScript, call
+from hermes_testing.scripted_server import ScriptedServer, ToolScript, call
 
 pytestmark = pytest.mark.usefixtures("atropos_extra")
 

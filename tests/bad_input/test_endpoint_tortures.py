@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-
-from hermes_core.testing.scripted_server import Answer, Fault, Reply, ScriptedServer, call
+from hermes_testing.scripted_server import Answer, Fault, Reply, ScriptedServer, call
 
 FOR_GOOD = 3600.0
 AGENT_S = 3.0

@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-
-from hermes_core.testing.scripted_server import Fault, Reply, ScriptedServer, ToolScript, call
+from hermes_testing.scripted_server import Fault, Reply, ScriptedServer, ToolScript, call
 
 Serve = Callable[..., list[str]]
 

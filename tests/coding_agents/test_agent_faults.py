@@ -16,6 +16,7 @@ from typing import Any
 
 import hermes_agents
 import pytest
+from hermes_testing.scripted_server import Reply, ScriptedServer, call
 
 from hermes_core.agents.base import AgentResult, AgentTask
 from hermes_core.agents.endpoint.errors import EndpointDown
@@ -24,7 +25,6 @@ from hermes_core.errors import ModelError
 from hermes_core.runs.runner import run_rollouts
 from hermes_core.runtime import Runtime
 from hermes_core.settings import Settings
-from hermes_core.testing.scripted_server import Reply, ScriptedServer, call
 from tests.coding_agents.test_real_agents import END, TOOLS
 from tests.rollout.test_program_faults import FAULTS, ROW, SETTINGS, TOO_LONG, FaultyEndpoint, outcome
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hermes_testing.scripted_server import FEWEST, Answer, Reply
 
-from hermes_core.testing.scripted_server import FEWEST, Answer, Reply
 from tests.coding_agents.test_agent_faults import work
 from tests.coding_agents.test_real_agents import rollouts
 from tests.rollout.test_program_faults import ROW, TOO_LONG

@@ -12,8 +12,9 @@ from hermes_agents.kimi_code import KimiCode
 
 pytest.importorskip("mcp")
 
+from hermes_testing.scripted_server import Reply, call
+
 from hermes_core.errors import ConfigError
-from hermes_core.testing.scripted_server import Reply, call
 from tests.coding_agents.test_real_agents import rollouts, stressed
 from tests.mcp.mcp_servers import real
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hermes_testing.scripted_server import Reply
 
 from hermes_core.datasets.tasks import TasksEnvironment
-from hermes_core.testing.scripted_server import Reply
 from tests.coding_agents.test_real_agents import rollouts
 
 pytestmark = [pytest.mark.full, pytest.mark.loop_stall(2.0)]

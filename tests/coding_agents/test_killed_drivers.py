@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from hermes_swe_smith.demo import ENVIRONMENT, FIXES
+from hermes_testing.scripted_server import Reply, ScriptedServer
 
-from hermes_core.testing.scripted_server import Reply, ScriptedServer
 from tests.coding_agents.conftest import END_S
 from tests.coding_agents.test_real_agents import script
 from tests.support.killed_runs import gone, scored, start, traces

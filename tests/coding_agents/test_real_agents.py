@@ -16,11 +16,11 @@ import hermes_docker
 import hermes_swe_smith
 import pytest
 from hermes_swe_smith.demo import ENVIRONMENT, FIXES, Fix
+from hermes_testing.scripted_server import FEWEST, Answer, Reply, ScriptedServer, call
 
 from hermes_core.runs.runner import run_rollouts
 from hermes_core.runtime import Runtime
 from hermes_core.settings import Settings
-from hermes_core.testing.scripted_server import FEWEST, Answer, Reply, ScriptedServer, call
 
 pytestmark = [pytest.mark.full, pytest.mark.loop_stall(2.0)]
 

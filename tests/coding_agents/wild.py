@@ -8,7 +8,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hermes_core.testing.tiny_model.folder import chat_format
+from hermes_testing.tiny_model.folder import chat_format
+
 from tests.coding_agents.test_real_agents import END, ROW, TOOLS
 from tests.tiny_model.plans import Gap, letters, make_plan, ordinary
 

@@ -8,6 +8,7 @@ import sys
 from collections import Counter
 
 import pytest
+from hermes_testing.scripted_server import Fault, Reply, ScriptedServer, ToolScript, call
 
 from hermes_core.datasets.prompts import PromptsConfig, PromptsEnvironment
 from hermes_core.datasets.tasks import TasksConfig, TasksEnvironment
@@ -20,7 +21,6 @@ from hermes_core.runs.session import check_scored
 from hermes_core.runtime import Runtime
 from hermes_core.settings import Settings
 from hermes_core.soundness.validate import validate
-from hermes_core.testing.scripted_server import Fault, Reply, ScriptedServer, ToolScript, call
 from hermes_core.tools.base import Tool, ToolParams
 
 ISOLATION = {"isolation": "user"} if os.geteuid() == 0 else {"isolation": "shared", "allow_unisolated": True}

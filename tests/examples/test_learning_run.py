@@ -53,8 +53,8 @@ def test_a_step_makes_what_was_better_than_its_group_likelier(example: Callable[
     import copy
 
     import torch
+    from hermes_testing.tiny_model.folder import make_model
 
-    from hermes_core.testing.tiny_model.folder import make_model
     from tests.tiny_model.token_exactness import recomputed_logprobs
 
     grpo = example("grpo")

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hermes_testing.tiny_model.engine import Engine, Plan
+from hermes_testing.tiny_model.folder import FORMATS, make_model
+from hermes_testing.tiny_model.server import TinyModelServer
 
 from hermes_core.export.exporting import export_run
 from hermes_core.records.store import records
-from hermes_core.testing.tiny_model.engine import Engine, Plan
-from hermes_core.testing.tiny_model.folder import FORMATS, make_model
-from hermes_core.testing.tiny_model.server import TinyModelServer
 from tests.rollout.test_exact_rollouts import ISOLATION, rollout, tasks
 from tests.tiny_model.plans import make_plan
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from hermes_testing.scripted_server import Reply, ScriptedServer, ToolScript, call
 
 from hermes_core import export_run, merge_runs, read_records
-from hermes_core.testing.scripted_server import Reply, ScriptedServer, ToolScript, call
 
 from .conftest import PLACES, Home
 

@@ -12,8 +12,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-
-from hermes_core.testing.scripted_server import Reply, ScriptedServer, ToolScript, call
+from hermes_testing.scripted_server import Reply, ScriptedServer, ToolScript, call
 
 from .conftest import CONFIG, HERE, PLACES, Home
 

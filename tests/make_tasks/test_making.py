@@ -24,6 +24,7 @@ from hermes_make_tasks.kinds import kinds
 from hermes_make_tasks.making import _broken, _unfit, make_tasks
 from hermes_make_tasks.progress import MakingStanding
 from hermes_make_tasks.wanted import Wanted
+from hermes_testing.scripted_server import Reply, ScriptedServer
 
 from hermes_core import DatasetError, PytestReport, ReportStatus, UnknownNameError, UsageError, progress_for
 from hermes_core.cli.main import main
@@ -31,7 +32,6 @@ from hermes_core.runs.options import RunOptions
 from hermes_core.runtime import Runtime
 from hermes_core.sandbox.contract import Isolation
 from hermes_core.soundness.validate import validate
-from hermes_core.testing.scripted_server import Reply, ScriptedServer
 from tests.swe_smith.shapes import PYTEST, git, write_files
 
 ALL = (*kinds(), "combine-functions", "combine-files")

@@ -14,6 +14,8 @@ import pytest
 
 pytest.importorskip("mcp")
 
+from hermes_testing.scripted_server import ScriptedServer, ToolScript, call
+
 from hermes_core import (
     DrivenRollout,
     Environment,
@@ -31,7 +33,6 @@ from hermes_core.runs.runner import run_rollouts
 from hermes_core.runs.session import Tools
 from hermes_core.sandbox.programs import SlotProgram
 from hermes_core.soundness.validate import validate
-from hermes_core.testing.scripted_server import ScriptedServer, ToolScript, call
 from tests.mcp.mcp_servers import odd, real
 
 SHARED = {"isolation": "shared", "allow_unisolated": True}

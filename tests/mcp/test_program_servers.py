@@ -15,6 +15,7 @@ import pytest
 
 pytest.importorskip("mcp")
 
+from hermes_testing.scripted_server import Reply, ScriptedServer
 from mcp.client.client import Client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
@@ -26,7 +27,6 @@ from hermes_core.agents.serving.gateway import Gateway
 from hermes_core.errors import ConfigError
 from hermes_core.mcp.servers import McpServer
 from hermes_core.runs.runner import run_rollouts
-from hermes_core.testing.scripted_server import Reply, ScriptedServer
 from tests.agents.serving.slot import Model, port_of, reply, task_of
 from tests.mcp.mcp_servers import HERE, odd
 from tests.mcp.test_driver_servers import served

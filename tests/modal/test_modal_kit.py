@@ -25,7 +25,7 @@ def failures(tmp_path: Path, *options: str) -> list[str]:
     ]
     import os
 
-    environment = os.environ | {"XDG_STATE_HOME": str(tmp_path), "HERMES_PLUGINS": "modal"}
+    environment = os.environ | {"XDG_STATE_HOME": str(tmp_path), "HERMES_PLUGINS": "modal,testing"}
     out = subprocess.run(argv, stdout=subprocess.PIPE, text=True, env=environment, cwd=tmp_path).stdout
     checks = json.loads(out)["checks"]
     assert any(each["outcome"] == "passed" for each in checks)

@@ -6,13 +6,13 @@ import sys
 import threading
 
 import pytest
+from hermes_testing.scripted_server import Fault, Reply, ScriptedServer, call
 
 from hermes_core.errors import ConfigError
 from hermes_core.plugins.telemetry import Telemetry
 from hermes_core.runs.runner import run_rollouts
 from hermes_core.runtime import Runtime
 from hermes_core.settings import Settings
-from hermes_core.testing.scripted_server import Fault, Reply, ScriptedServer, call
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="needs the extra otel")
 

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hermes_testing.scripted_server import Fault, Reply, ScriptedServer, ToolScript, call
 
 from hermes_core.environment import Environment, FollowUp
 from hermes_core.runs.runner import run_rollouts
 from hermes_core.runtime import Runtime
 from hermes_core.settings import Settings
-from hermes_core.testing.scripted_server import Fault, Reply, ScriptedServer, ToolScript, call
 from tests.mcp.mcp_servers import odd
 
 AGENT = "python3 -c " + shlex.quote((Path(__file__).parent / "acp_agent.py").read_text("utf-8")) + " {folder} "

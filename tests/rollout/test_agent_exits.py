@@ -11,6 +11,7 @@ import signal
 
 import hermes_docker
 import pytest
+from hermes_testing.scripted_server import Call, Fault, Reply, ScriptedServer
 
 from hermes_core.agents.base import AgentSettings, StopReason
 from hermes_core.agents.model import ModelAgent
@@ -19,7 +20,6 @@ from hermes_core.plugins.hookspecs import hookimpl
 from hermes_core.runs.runner import run_rollouts
 from hermes_core.runtime import Runtime
 from hermes_core.settings import Settings
-from hermes_core.testing.scripted_server import Call, Fault, Reply, ScriptedServer
 from hermes_core.tools.base import Tool, ToolParams
 
 ROOT = os.geteuid() == 0

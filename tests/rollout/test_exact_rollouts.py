@@ -14,15 +14,15 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from hermes_testing.tiny_model.engine import Engine
+from hermes_testing.tiny_model.folder import make_model
+from hermes_testing.tiny_model.server import TinyModelServer
 
 from hermes_core.agents.exact.probe import TRIAL
 from hermes_core.cli.main import main
 from hermes_core.records.record import Record
 from hermes_core.records.store import TRAJECTORIES
 from hermes_core.records.tokens import MASKED
-from hermes_core.testing.tiny_model.engine import Engine
-from hermes_core.testing.tiny_model.folder import make_model
-from hermes_core.testing.tiny_model.server import TinyModelServer
 from tests.support.exactness import check_share
 from tests.tiny_model.plans import WildPlans
 from tests.tiny_model.token_exactness import Exactness, TrainedSequence, check_exactness

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hermes_testing.scripted_server import Answer, Fault, Reply, ScriptedServer, call
 
 from hermes_core.agents.serving import gateway
 from hermes_core.runs.runner import run_rollouts
 from hermes_core.runtime import Runtime
 from hermes_core.settings import Settings
-from hermes_core.testing.scripted_server import Answer, Fault, Reply, ScriptedServer, call
 
 ROOT = Path(__file__).resolve().parents[2]
 OURS = "python3 -c " + shlex.quote((ROOT / "examples/agent_program/agent.py").read_text("utf-8"))

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hermes_testing.scripted_server import Fault, Reply, ScriptedServer, ToolScript, call
 
 from hermes_core.agents.base import StopReason
 from hermes_core.agents.model import ModelAgent
@@ -23,7 +24,6 @@ from hermes_core.plugins.hookspecs import hookimpl
 from hermes_core.runs.runner import run_rollouts
 from hermes_core.runtime import Runtime
 from hermes_core.settings import Settings
-from hermes_core.testing.scripted_server import Fault, Reply, ScriptedServer, ToolScript, call
 
 ROOT = Path(__file__).resolve().parents[2]
 OURS = "python3 -c " + shlex.quote((ROOT / "examples/agent_program/agent.py").read_text("utf-8"))

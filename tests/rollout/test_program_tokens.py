@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hermes_testing.tiny_model.engine import Engine
+from hermes_testing.tiny_model.folder import make_model
+from hermes_testing.tiny_model.server import TinyModelServer
 
 from hermes_core.agents.exact.probe import TRIAL
 from hermes_core.records.record import Record
 from hermes_core.runs.runner import run_rollouts
 from hermes_core.runtime import Runtime
 from hermes_core.settings import Settings
-from hermes_core.testing.tiny_model.engine import Engine
-from hermes_core.testing.tiny_model.folder import make_model
-from hermes_core.testing.tiny_model.server import TinyModelServer
 from tests.tiny_model.plans import WildPlans
 from tests.tiny_model.token_exactness import TrainedSequence, check_exactness
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from hermes_testing.scripted_server import Fault, ScriptedServer
 
 from hermes_core.cli.main import main
-from hermes_core.testing.scripted_server import Fault, ScriptedServer
 from tests.support.forked_program import run_program
 
 ISOLATION = ["--isolation", "user"] if os.geteuid() == 0 else ["--isolation", "shared", "--allow-unisolated"]

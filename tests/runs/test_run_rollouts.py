@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hermes_testing.scripted_server import Fault, Reply, ScriptedServer, ToolScript, call
 
 from hermes_core.agents.base import StopReason
 from hermes_core.cli.exits import exit_code
@@ -34,7 +35,6 @@ from hermes_core.runtime import Runtime
 from hermes_core.sandbox.images import ImageBuild
 from hermes_core.sandbox.pool.cost import Meter
 from hermes_core.settings import Settings
-from hermes_core.testing.scripted_server import Fault, Reply, ScriptedServer, ToolScript, call
 from hermes_core.tools.base import Tool, ToolParams
 
 ISOLATION = {"isolation": "user"} if os.geteuid() == 0 else {"isolation": "shared", "allow_unisolated": True}

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hermes_testing.scripted_server import Reply, ScriptedServer, call
 
 from hermes_core import (
     DatasetError,
@@ -28,7 +29,6 @@ from hermes_core import (
     open_trainer_session,
 )
 from hermes_core.aio import LoopEnded
-from hermes_core.testing.scripted_server import Reply, ScriptedServer, call
 
 ROOT = Path(__file__).resolve().parents[2]
 ISOLATION = {"isolation": "user"} if os.geteuid() == 0 else {"isolation": "shared", "allow_unisolated": True}

@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from hermes_core.testing.scripted_server import Answer, Fault, Reply, ScriptedServer, call
+from hermes_testing.scripted_server import Answer, Fault, Reply, ScriptedServer, call
 
 pytestmark = pytest.mark.stress
 
@@ -305,9 +304,8 @@ async def test_rollout(tmp_path: Path) -> None:
 
 
 async def test_serve(atropos_extra: None, tmp_path: Path) -> None:
+    from hermes_testing.tiny_model.folder import make_tokenizer
     from transformers import AutoTokenizer
-
-    from hermes_core.testing.tiny_model.folder import make_tokenizer
 
     tasks = dataset(tmp_path / "rows")
     make_tokenizer(tmp_path / "tokenizer", "chatml")

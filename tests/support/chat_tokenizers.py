@@ -12,11 +12,11 @@ import pytest
 @pytest.fixture(scope="session")
 def tokenizers(exact_extra: None, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
     """The tokenizer of a chat format; its folder is `name_or_path`."""
+    from hermes_testing.tiny_model.folder import make_tokenizer
     from transformers import AutoTokenizer
 
     from hermes_core.runtime import Runtime
     from hermes_core.settings import Settings
-    from hermes_core.testing.tiny_model.folder import make_tokenizer
 
     made: dict[str, Any] = {}
     tools = Runtime(Settings(), load_entry_points=False).tools

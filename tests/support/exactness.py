@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from hermes_testing.tiny_model.engine import SampledCompletion
+
 from hermes_core.agents.exact.probe import TRIAL
 from hermes_core.runtime import Runtime
 from hermes_core.settings import Settings
-from hermes_core.testing.tiny_model.engine import SampledCompletion
 from tests.tiny_model.token_exactness import TOLERANCE, Exactness, TrainedSequence, check_exactness
 
 TURNS = 4

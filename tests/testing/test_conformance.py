@@ -8,12 +8,12 @@ from collections.abc import Callable
 import hermes_docker
 import hermes_ssh
 import pytest
+from hermes_testing.conformance import GROUPS
 
 from hermes_core.sandbox.contract import Isolation
 from hermes_core.sandbox.local.backend import LocalBackend
-from hermes_core.testing.conformance import GROUPS
 
-pytest_plugins = ["hermes_core.testing.conformance.plugin"]
+pytest_plugins = ["hermes_testing.conformance.plugin"]
 
 
 OF_THE_GUEST = ("commands", "processes", "files")

@@ -14,6 +14,25 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from hermes_testing import conformance
+from hermes_testing.conformance import (
+    CheckFailed,
+    CheckOutcome,
+    Report,
+    Result,
+    Rig,
+    all_checks,
+    check,
+    chosen,
+    leaks,
+    run,
+    run_one,
+    runner,
+    speed,
+)
+from hermes_testing.conformance import kit as kit_module
+from hermes_testing.conformance.report import as_end, as_row
+from hermes_testing.conformance.tamper import TamperedSandbox
 
 from hermes_core.aio import complete
 from hermes_core.cli.main import main
@@ -33,25 +52,13 @@ from hermes_core.sandbox.contract import (
 )
 from hermes_core.sandbox.local.backend import LocalBackend, LocalConfig
 from hermes_core.settings import Settings
-from hermes_core.testing import conformance
-from hermes_core.testing.conformance import (
-    CheckFailed,
-    CheckOutcome,
-    Report,
-    Result,
-    Rig,
-    all_checks,
-    check,
-    chosen,
-    leaks,
-    run,
-    run_one,
-    runner,
-    speed,
-)
-from hermes_core.testing.conformance import kit as kit_module
-from hermes_core.testing.conformance.report import as_end, as_row
-from hermes_core.testing.conformance.tamper import TamperedSandbox
+
+
+@pytest.fixture(autouse=True)
+def _plugins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command is of a plugin, which tests see only if they name it."""
+    monkeypatch.setenv("HERMES_PLUGINS", "testing")
+
 
 # --- backends that are broken in one way each -------------------------------------------------------------------------
 
@@ -819,7 +826,7 @@ def test_the_command_prints_rows_as_checks_end_and_tracebacks_if_asked(monkeypat
         raise KeyError("region")
 
     broken = conformance.Check("contract", "x", fails, None, (), Isolation.SHARED, "", 30)
-    monkeypatch.setattr("hermes_core.testing.conformance.cli.chosen", lambda groups, names: [broken])
+    monkeypatch.setattr("hermes_testing.conformance.cli.chosen", lambda groups, names: [broken])
     done = CliRunner().invoke(main, ["--traceback", "conformance", "local", "--json"])
     assert done.exit_code == 1 and json.loads(done.stdout)["checks"][0]["reason"] == "KeyError: 'region'"
     assert "contract  x FAILED" in done.stderr and "in fails" in done.stderr

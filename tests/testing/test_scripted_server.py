@@ -9,8 +9,7 @@ import re
 
 import httpx
 import pytest
-
-from hermes_core.testing import Call, Fault, Reply, ScriptedServer, ToolScript, call
+from hermes_testing.scripted_server import Call, Fault, Reply, ScriptedServer, ToolScript, call
 
 
 def client(server: ScriptedServer) -> httpx.AsyncClient:

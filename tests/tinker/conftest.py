@@ -82,9 +82,8 @@ def skyrl(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Open]:
     """SkyRL's server, in the Python that HERMES_SKYRL names."""
+    from hermes_testing.tiny_model.folder import FORMATS, make_model
     from hermes_tinker.testing import skyrl_server
-
-    from hermes_core.testing.tiny_model.folder import FORMATS, make_model
 
     python = os.environ.get("HERMES_SKYRL", "")
     require("skyrl", None if python else "HERMES_SKYRL names no Python with SkyRL's server, see docs/guides/tinker.md")

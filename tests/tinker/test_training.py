@@ -15,6 +15,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hermes_testing import tiny_model
+from hermes_testing.tiny_model.engine import SampledCompletion
 
 from hermes_core import ConfigError, LoopThread, ModelError
 from hermes_core.agents.endpoint import liveness
@@ -22,8 +24,6 @@ from hermes_core.agents.exact.agent import ExactSession
 from hermes_core.agents.replies import ModelReply, ToolCall
 from hermes_core.runtime import Runtime
 from hermes_core.settings import Settings
-from hermes_core.testing import tiny_model
-from hermes_core.testing.tiny_model.engine import SampledCompletion
 from tests.support.exactness import COMMAND, FORMS, MANY, check_run, check_share, without_trial
 from tests.tinker.conftest import AGENT, Open
 from tests.tiny_model.token_exactness import TrainedSequence

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from hermes_core.testing.tiny_model.engine import Engine
-from hermes_core.testing.tiny_model.folder import FORMATS, make_model, make_tokenizer
+from hermes_testing.tiny_model.engine import Engine
+from hermes_testing.tiny_model.folder import FORMATS, make_model, make_tokenizer
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from hermes_testing.tiny_model.engine import Plan
+from hermes_testing.tiny_model.folder import chat_format
+
 from hermes_core.agents.compaction import REQUEST
-from hermes_core.testing.tiny_model.engine import Plan
-from hermes_core.testing.tiny_model.folder import chat_format
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hermes_testing.tiny_model.engine import Engine, SampledCompletion
+from hermes_testing.tiny_model.folder import make_model
 
 from hermes_core.records.tokens import MASKED
-from hermes_core.testing.tiny_model.engine import Engine, SampledCompletion
-from hermes_core.testing.tiny_model.folder import make_model
 from tests.tiny_model.token_exactness import TrainedSequence, check_exactness
 
 Rollouts = tuple[list[TrainedSequence], list[SampledCompletion]]

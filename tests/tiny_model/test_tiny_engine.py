@@ -8,10 +8,10 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from hermes_testing.tiny_model.engine import Engine
+from hermes_testing.tiny_model.folder import make_model
 
 from hermes_core.errors import UsageError
-from hermes_core.testing.tiny_model.engine import Engine
-from hermes_core.testing.tiny_model.folder import make_model
 from tests.tiny_model.plans import Gap, letters, make_plan, ordinary
 from tests.tiny_model.token_exactness import TOLERANCE, recomputed_logprobs
 

@@ -8,9 +8,8 @@ from typing import Any
 
 import httpx
 import pytest
-
-from hermes_core.testing.tiny_model.engine import Engine
-from hermes_core.testing.tiny_model.server import TinyModelServer
+from hermes_testing.tiny_model.engine import Engine
+from hermes_testing.tiny_model.server import TinyModelServer
 
 PROMPT = [7, 8, 9, 10]
 

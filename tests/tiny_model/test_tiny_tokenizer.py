@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hermes_testing.tiny_model.folder import FORMATS, make_tokenizer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hermes_core.errors import UnknownNameError
-from hermes_core.testing.tiny_model.folder import FORMATS, make_tokenizer
 
 TOOL = {"type": "function", "function": {"name": "terminal", "parameters": {"type": "object"}}}
 CALL = {"id": "c1", "type": "function", "function": {"name": "terminal", "arguments": {"command": "ls"}}}

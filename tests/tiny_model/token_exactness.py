@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+from hermes_testing.tiny_model.engine import SampledCompletion
+
 from hermes_core.records.tokens import MASKED
-from hermes_core.testing.tiny_model.engine import SampledCompletion
 
 TOLERANCE = 1e-5
 """How far a logprob may be from the recomputed one: only as far as float32 sums in another order differ."""

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hermes_testing.tiny_model.engine import Engine, Plan
+from hermes_testing.tiny_model.folder import FORMATS, make_model
+from hermes_testing.tiny_model.server import TinyModelServer
 from hermes_trl import HermesSpec
 
 from hermes_core import Environment, InfraError, LoopThread, SetupFailed, hookimpl
-from hermes_core.testing.tiny_model.engine import Engine, Plan
-from hermes_core.testing.tiny_model.folder import FORMATS, make_model
-from hermes_core.testing.tiny_model.server import TinyModelServer
 from tests.support.exactness import COMMAND
 from tests.tiny_model.plans import Gap, letters, make_plan
 

@@ -13,9 +13,9 @@ from types import SimpleNamespace
 from typing import Any, Protocol
 
 import pytest
+from hermes_testing.tiny_model.engine import Engine
 from hermes_trl import HermesSpec
 
-from hermes_core.testing.tiny_model.engine import Engine
 from tests.trl.conftest import ISOLATION, Notes, Served, kill_sandboxes
 
 pytestmark = [

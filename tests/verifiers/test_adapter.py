@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hermes_testing.scripted_server import Call, ScriptedServer, ToolScript, call
 from hermes_verifiers import worker
 
 from hermes_core import Environment, Runtime, SetupFailed, hookimpl
 from hermes_core.errors import UnknownNameError
 from hermes_core.runs import trainer
-from hermes_core.testing.scripted_server import Call, ScriptedServer, ToolScript, call
 
 pytestmark = [
     pytest.mark.usefixtures("verifiers_extra"),

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from hermes_core.testing.scripted_server import Call, ScriptedServer, ToolScript, call
+from hermes_testing.scripted_server import Call, ScriptedServer, ToolScript, call
 
 pytestmark = [pytest.mark.usefixtures("verifiers_extra"), pytest.mark.filterwarnings("ignore")]
 

@@ -10,11 +10,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hermes_testing.tiny_model.engine import Engine
+from hermes_testing.tiny_model.folder import make_model
+from hermes_testing.tiny_model.server import TinyModelServer
 
 from hermes_core.agents.compaction import CONTINUED
-from hermes_core.testing.tiny_model.engine import Engine
-from hermes_core.testing.tiny_model.folder import make_model
-from hermes_core.testing.tiny_model.server import TinyModelServer
 from tests.support.exactness import COMMAND, FORMS, TURNS, check_run, check_share, long_conversations, without_trial
 from tests.tiny_model.plans import WildPlans
 from tests.tiny_model.token_exactness import TrainedSequence

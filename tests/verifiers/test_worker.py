@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hermes_testing.scripted_server import Reply, ScriptedServer, call
 from hermes_verifiers.worker import Worker, WorkerOptions
 
 from hermes_core import FailureKind, UnknownNameError, UsageError
-from hermes_core.testing.scripted_server import Reply, ScriptedServer, call
 
 LEVEL = {} if os.geteuid() == 0 else {"isolation": "shared", "allow_unisolated": True}
 

@@ -17,10 +17,10 @@ from typing import IO, Any
 from urllib.request import urlopen
 
 import pytest
+from hermes_testing.tiny_model.folder import make_tokenizer
 
 from hermes_core.runtime import Runtime
 from hermes_core.settings import Settings
-from hermes_core.testing.tiny_model.folder import make_tokenizer
 from tests.support.token_server import Given
 from tests.vllm import record
 

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hermes_core.testing.tiny_model.folder import make_tokenizer
+from hermes_testing.tiny_model.folder import make_tokenizer
+
 from tests.tiny_model.plans import ordinary
 from tests.vllm.conftest import random_weights
 

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import click
+from hermes_testing.scripted_server import Call, ScriptedServer, ToolScript, call
 
 import hermes_swe_smith
 from hermes_core import HermesError, Isolation, RunSummary, Runtime, Settings, run_rollouts
-from hermes_core.testing.scripted_server import Call, ScriptedServer, ToolScript, call
 
 CONCURRENCY = 2
 ENVIRONMENT = {"dataset_name": "demo", "shuffle": False}

@@ -6,10 +6,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+from hermes_testing.scripted_server import ScriptedServer
+
 from hermes_core.agents.base import AgentSettings
 from hermes_core.agents.model import OpenAIServer
 from hermes_core.errors import ModelError
-from hermes_core.testing.scripted_server import ScriptedServer
 
 HELLO = [{"role": "user", "content": "hello"}]
 

@@ -5,11 +5,11 @@ import email.utils
 import time
 
 import pytest
+from hermes_testing.scripted_server import Fault, Reply, ScriptedServer
 
 from hermes_core.agents.endpoint.headers import ReportedLimit
 from hermes_core.agents.endpoint.limiter import Bucket
 from hermes_core.agents.endpoint.request import state_of
-from hermes_core.testing.scripted_server import Fault, Reply, ScriptedServer
 from tests.agents.endpoint.client import ask, client_of, warnings_in
 
 

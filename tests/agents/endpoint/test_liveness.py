@@ -5,10 +5,10 @@ import time
 from functools import partial
 
 import pytest
+from hermes_testing.scripted_server import Fault, Reply, ScriptedServer
 
 from hermes_core.agents.endpoint import liveness
 from hermes_core.agents.endpoint.errors import EndpointDown
-from hermes_core.testing.scripted_server import Fault, Reply, ScriptedServer
 from tests.agents.endpoint.client import ask, client_of, warnings_in
 
 HANGS = Fault(delay_s=60)

@@ -1,13 +1,13 @@
 """What tokens cost: the table and its file, the price of each answer, and what the endpoint itself reports."""
 
 import pytest
+from hermes_testing.scripted_server import Fault, Reply, ScriptedServer, call
 
 from hermes_core.agents.base import AgentSettings
 from hermes_core.agents.endpoint.prices import TokenPrices
 from hermes_core.agents.loop import HermesAgentLoop
 from hermes_core.agents.model import OpenAIServer
 from hermes_core.errors import ConfigError
-from hermes_core.testing.scripted_server import Fault, Reply, ScriptedServer, call
 from hermes_core.validation import validated
 
 CACHED = {"prompt_tokens_details": {"cached_tokens": 800_000}}

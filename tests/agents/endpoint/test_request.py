@@ -6,12 +6,12 @@ import time
 from functools import partial
 
 import pytest
+from hermes_testing.scripted_server import Fault, Reply, ScriptedServer
 
 from hermes_core.agents.endpoint.circuit import CircuitState
 from hermes_core.agents.endpoint.errors import ConversationRefused, EndpointDown, RequestTooLarge
 from hermes_core.agents.endpoint.request import count_waits, state_of
 from hermes_core.errors import ModelError
-from hermes_core.testing.scripted_server import Fault, Reply, ScriptedServer
 from tests.agents.endpoint.client import HELLO, ask, client_of, warnings_in
 
 open_client = partial(client_of, endpoint_patience_s=30, max_retry_wait_s=0.05)

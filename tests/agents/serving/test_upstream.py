@@ -13,6 +13,7 @@ import anthropic
 import httpx
 import openai
 import pytest
+from hermes_testing.scripted_server import Fault, Reply, ScriptedServer, call
 
 from hermes_core.agents.base import AgentSettings, StopReason
 from hermes_core.agents.endpoint.prices import TokenPrices
@@ -22,7 +23,6 @@ from hermes_core.agents.serving.upstream import Upstream
 from hermes_core.errors import ConfigError, ModelError
 from hermes_core.runtime import Runtime
 from hermes_core.settings import Settings
-from hermes_core.testing.scripted_server import Fault, Reply, ScriptedServer, call
 from tests.agents.serving.slot import TASK, Slot, slot
 from tests.support.http_server import listening
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from hermes_testing.conformance import Kit, Rig
+from hermes_testing.conformance.tamper import TamperedBackend, TamperedSandbox
 
 from hermes_core.plugins.hookspecs import hookimpl
 from hermes_core.runtime import Runtime
 from hermes_core.sandbox.contract import Channel, Diagnosis, Isolation, Sandbox, SandboxSpec
 from hermes_core.sandbox.local.backend import LocalBackend
-from hermes_core.testing.conformance import Kit, Rig
-from hermes_core.testing.conformance.tamper import TamperedBackend, TamperedSandbox
 
 
 def pytest_configure(config: pytest.Config) -> None:

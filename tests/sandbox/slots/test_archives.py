@@ -8,9 +8,8 @@ import tarfile
 from collections.abc import AsyncIterator
 
 import pytest
-
-from hermes_core.testing.conformance.expect import expect, refused, same
-from hermes_core.testing.conformance.kit import Kit
+from hermes_testing.conformance.expect import expect, refused, same
+from hermes_testing.conformance.kit import Kit
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

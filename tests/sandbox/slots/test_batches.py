@@ -6,10 +6,10 @@ import asyncio
 import time
 
 import pytest
+from hermes_testing.conformance.expect import expect, same
+from hermes_testing.conformance.kit import Kit
 
 from hermes_core.errors import ErrorKind
-from hermes_core.testing.conformance.expect import expect, same
-from hermes_core.testing.conformance.kit import Kit
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.once]
 

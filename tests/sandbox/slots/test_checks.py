@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-
-from hermes_core.testing.conformance import Check, CheckOutcome, Rig, chosen, run_one
+from hermes_testing.conformance import Check, CheckOutcome, Rig, chosen, run_one
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.elsewhere]
 

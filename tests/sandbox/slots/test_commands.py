@@ -7,10 +7,10 @@ import time
 from collections.abc import AsyncIterator
 
 import pytest
+from hermes_testing.conformance.expect import expect, same, until, within
+from hermes_testing.conformance.kit import Kit
 
 from hermes_core.sandbox.commands import SlotCommands
-from hermes_core.testing.conformance.expect import expect, same, until, within
-from hermes_core.testing.conformance.kit import Kit
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

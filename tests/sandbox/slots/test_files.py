@@ -6,9 +6,8 @@ import asyncio
 import os
 
 import pytest
-
-from hermes_core.testing.conformance.expect import expect, refused, same, within
-from hermes_core.testing.conformance.kit import Kit
+from hermes_testing.conformance.expect import expect, refused, same, within
+from hermes_testing.conformance.kit import Kit
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -6,10 +6,10 @@ import os
 import secrets
 
 import pytest
+from hermes_testing.conformance.expect import expect, refused, same, within
+from hermes_testing.conformance.kit import Kit
 
 from hermes_core.errors import CommandError
-from hermes_core.testing.conformance.expect import expect, refused, same, within
-from hermes_core.testing.conformance.kit import Kit
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

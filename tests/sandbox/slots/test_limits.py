@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-
-from hermes_core.testing.conformance.expect import expect, same, within
-from hermes_core.testing.conformance.kit import Kit
-from hermes_core.testing.conformance.running import TICKER, stopped, ticks
+from hermes_testing.conformance.expect import expect, same, within
+from hermes_testing.conformance.kit import Kit
+from hermes_testing.conformance.running import TICKER, stopped, ticks
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -8,10 +8,10 @@ from collections.abc import Coroutine
 from typing import Any
 
 import pytest
+from hermes_testing.conformance.expect import expect, raises, same, until, within
+from hermes_testing.conformance.kit import Kit
 
 from hermes_core.errors import AcquireTimeout
-from hermes_core.testing.conformance.expect import expect, raises, same, until, within
-from hermes_core.testing.conformance.kit import Kit
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.once]
 

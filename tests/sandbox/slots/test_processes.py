@@ -6,13 +6,13 @@ import asyncio
 import resource
 
 import pytest
+from hermes_testing.conformance.expect import expect, raises, refused, same, within
+from hermes_testing.conformance.kit import Kit, ran
+from hermes_testing.conformance.running import TICKER, stopped, ticking
 
 from hermes_core.errors import CommandError
 from hermes_core.sandbox.commands import SlotCommands
 from hermes_core.sandbox.contract import Isolation, Sandbox
-from hermes_core.testing.conformance.expect import expect, raises, refused, same, within
-from hermes_core.testing.conformance.kit import Kit, ran
-from hermes_core.testing.conformance.running import TICKER, stopped, ticking
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

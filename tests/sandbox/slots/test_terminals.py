@@ -6,11 +6,11 @@ import asyncio
 import time
 
 import pytest
+from hermes_testing.conformance.expect import CheckFailed, expect, refused, same, until, within
+from hermes_testing.conformance.kit import Kit
+from hermes_testing.conformance.running import TICKER, stopped, ticking
 
 from hermes_core.sandbox.commands import ProcessStatus, SlotCommands, WindowSize
-from hermes_core.testing.conformance.expect import CheckFailed, expect, refused, same, until, within
-from hermes_core.testing.conformance.kit import Kit
-from hermes_core.testing.conformance.running import TICKER, stopped, ticking
 from hermes_core.tools.screen import Screen, render
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

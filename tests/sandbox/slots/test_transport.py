@@ -6,12 +6,12 @@ import asyncio
 import os
 
 import pytest
+from hermes_testing.conformance.expect import expect, same, within
+from hermes_testing.conformance.kit import Kit
+from hermes_testing.conformance.tamper import TamperedBackend
+from hermes_testing.conformance.transport import OUTLIVES, tampered
 
 from hermes_core.errors import InfraError
-from hermes_core.testing.conformance.expect import expect, same, within
-from hermes_core.testing.conformance.kit import Kit
-from hermes_core.testing.conformance.tamper import TamperedBackend
-from hermes_core.testing.conformance.transport import OUTLIVES, tampered
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.once]
 

@@ -1,0 +1,41 @@
+"""Programs that run in a slot until they are ended, and functions that tell whether they still run."""
+
+from __future__ import annotations
+
+import asyncio
+
+from hermes_core import SlotCommands
+from hermes_testing.conformance.expect import until
+
+TICKER = "while :; do echo x >>ticks; sleep 0.05; done"
+"""A program that shows that it runs with a growing file, so that no process list is needed."""
+
+BOMB = "bomb() { bomb | bomb & }; bomb"
+
+PROOF = "proof that a killed slot is dead"
+"""What a check needs if it leaves a slot full of such programs, in words of `DirectClient.missing`."""
+
+
+async def ticks(slot: SlotCommands) -> str:
+    """Return how often the ticker has ticked."""
+    return (await slot.run("wc -c <ticks 2>/dev/null || echo 0")).text.strip()
+
+
+async def ticking(slot: SlotCommands) -> None:
+    """Wait until the ticker runs."""
+
+    async def begun() -> bool:
+        return await ticks(slot) != "0"
+
+    await until(begun, 15, "it did not begin")
+
+
+async def stopped(slot: SlotCommands) -> None:
+    """Check that the ticker does not run any more."""
+
+    async def still() -> bool:
+        before = await ticks(slot)
+        await asyncio.sleep(0.3)
+        return await ticks(slot) == before
+
+    await until(still, 10, "a process that the command had started still runs")
