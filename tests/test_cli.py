@@ -18,6 +18,7 @@ import pytest
 
 from hermes_core.cli.support import plugin_command
 from hermes_core.errors import UnknownNameError
+from hermes_core.plugins.registry import BROUGHT_BY
 from tests.support.forked_program import run_program
 
 COMMAND = [sys.executable, "-m", "hermes_core"]
@@ -130,16 +131,14 @@ def test_a_command_of_a_plugin_that_can_not_be_used_is_told(plugin: Any) -> None
 def test_whoever_lacks_a_command_of_another_distribution_is_told_which_one_brings_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(
-        "hermes_core.cli.support.BROUGHT_BY", {"uproot": "hermes-rl-nowhere", "ship": "hermes-rl-docker"}
-    )
+    monkeypatch.setitem(BROUGHT_BY, "command", {"uproot": "hermes-rl-nowhere", "ship": "hermes-rl-docker"})
     with pytest.raises(UnknownNameError) as missing:
         plugin_command("uproot", ["show"])
     assert str(missing.value) == (
-        "command 'uproot' is of hermes-rl-nowhere, which is not installed (pip install hermes-rl-nowhere)"
+        "unknown command 'uproot': hermes-rl-nowhere is not installed (pip install hermes-rl-nowhere)"
     )
     monkeypatch.setenv("HERMES_PLUGINS", "ssh")
-    with pytest.raises(UnknownNameError, match=r"'ship' is of plugin 'docker' \(hermes-rl-docker .*HERMES_PLUGINS"):
+    with pytest.raises(UnknownNameError, match=r"'ship': plugin 'docker' \(hermes-rl-docker .*HERMES_PLUGINS"):
         plugin_command("ship", ["show"])
 
 

@@ -15,7 +15,7 @@ from typing import Any, NoReturn, TypeVar
 import click
 
 from hermes_core.cli.exits import EXIT_INTERRUPTED
-from hermes_core.errors import PluginError, UnknownNameError
+from hermes_core.errors import PluginError
 from hermes_core.plugins.manager import PluginManager
 from hermes_core.printing import say
 from hermes_core.runtime import Runtime
@@ -25,9 +25,6 @@ T = TypeVar("T")
 
 CLEANUP_S = 20.0
 """How many seconds after Ctrl-C we wait for sandboxes to end. Those that take longer end themselves later."""
-
-BROUGHT_BY = {"atropos": "hermes-rl-atropos", "conformance": "hermes-rl-testing", "make-tasks": "hermes-rl-make-tasks"}
-"""The commands that other distributions of ours add, so that the error for a missing one can say what to install."""
 
 _LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)
 
@@ -76,16 +73,7 @@ def plugin_command(name: str, known: Sequence[str]) -> click.Command:
         PluginError: two plugins claim it, or it can't be imported, or is no command.
     """
     plugins = PluginManager(allow=Settings.load().plugins)
-    registry = replace(plugins.registry("command"), beside=tuple(known))
-    try:
-        entry = registry.entry(name)
-    except UnknownNameError as error:
-        if distribution := BROUGHT_BY.get(name):
-            absent = next((plugin for plugin in registry.absent if plugin.distribution == distribution), None)
-            whose, why = (absent.label, absent.reason) if absent else (distribution, "is not installed")
-            error.message = f"command {name!r} is of {whose}, which {why}"
-            error.hint = absent.hint if absent else f"pip install {distribution}"
-        raise
+    entry = replace(plugins.registry("command"), beside=tuple(known)).entry(name)
     command = entry.load()
     if not isinstance(command, click.Command):
         raise PluginError(

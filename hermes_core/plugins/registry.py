@@ -18,6 +18,25 @@ from hermes_core.tools.base import Tool
 from hermes_core.tools.schema import function_schema
 from hermes_core.validation import words
 
+BROUGHT_BY: dict[str, Mapping[str, str]] = {
+    "agent": dict.fromkeys(
+        (
+            *("aider", "claude", "claude-code", "codex", "gemini", "gemini-cli", "hermes", "hermes-agent", "kimi-code"),
+            *("mini", "mini-swe-agent", "opencode", "pi", "qwen-code", "qwen-coder", "terminus-2"),
+        ),
+        "hermes-rl-agents",
+    ),
+    "command": {
+        "atropos": "hermes-rl-atropos",
+        "batch-runs": "hermes-rl-hermes-agent",
+        "conformance": "hermes-rl-testing",
+        "make-tasks": "hermes-rl-make-tasks",
+    },
+    "environment": dict.fromkeys(("terminal-bench-2", "endless-terminals"), "hermes-rl-harbor"),
+}
+"""The distributions of ours that bring a name which is not their own, so that the error for a missing one can say what
+to install."""
+
 _PLUGIN_KINDS = ("backend", "environment")
 _DISTRIBUTION = re.compile(r"[a-z][a-z0-9_-]*", re.IGNORECASE)
 """The pattern of the NAME in a plugin's distribution `hermes-rl-NAME`."""
@@ -244,7 +263,8 @@ class Registry:
         """Return the claim on this name or alias.
 
         Raises:
-            UnknownNameError: nobody claims it. It says so if a plugin that failed to load, or was left out, would have.
+            UnknownNameError: nobody claims it. It says so if a plugin that failed to load, was left out or is not
+                installed would have.
             PluginError: more than one plugin claims it; names them.
         """
         if (error := self.explain(name)) is not None:
@@ -255,18 +275,24 @@ class Registry:
 
     def explain(self, name: str) -> HermesError | None:
         """Return why this name can't be used although it is or would be claimed: a clash, or a plugin that is not in
-        use."""
+        use, or a distribution of ours that is not installed."""
         entries = self._by_name.get(name, [])
         if len(entries) > 1:
             return self._clash(name, entries)
-        if not entries:
-            wanted = _folded(name)
-            for plugin in self.absent:
-                if _folded(plugin.name) == wanted:
-                    error = UnknownNameError(self.kind, name, self.names(), hint=plugin.hint)
-                    error.message = f"{error.message}: {plugin.label} {plugin.reason}"
-                    return error
+        if entries:
+            return None
+        wanted, distribution = _folded(name), BROUGHT_BY.get(self.kind, {}).get(_folded(name))
+        for plugin in self.absent:
+            if _folded(plugin.name) == wanted or (distribution and plugin.distribution == distribution):
+                return self._absent(name, f"{plugin.label} {plugin.reason}", plugin.hint)
+        if distribution:
+            return self._absent(name, f"{distribution} is not installed", f"pip install {distribution}")
         return None
+
+    def _absent(self, name: str, reason: str, hint: str) -> UnknownNameError:
+        error = UnknownNameError(self.kind, name, self.names(), hint=hint)
+        error.message = f"{error.message}: {reason}"
+        return error
 
     def load(self, name: str) -> Any:
         """Return what this name stands for, imported if necessary. Raise as `entry` and `PluginEntry.load` do."""

@@ -14,7 +14,7 @@ import pytest
 from hermes_core.errors import PluginError, UnknownNameError, UsageError
 from hermes_core.plugins.hookspecs import hookimpl
 from hermes_core.plugins.manager import PluginManager
-from hermes_core.plugins.registry import PluginInfo, PluginStatus
+from hermes_core.plugins.registry import BROUGHT_BY, PluginInfo, PluginStatus
 
 Install = Callable[..., None]
 
@@ -269,6 +269,23 @@ def test_a_backend_that_nobody_provides_names_the_package_to_install() -> None:
     with pytest.raises(UnknownNameError, match="did you mean 'local'") as caught:
         load().registry("backend").entry("locla")
     assert "pip" not in str(caught.value)
+
+
+def test_a_name_that_is_not_its_distribution_s_names_the_package_to_install() -> None:
+    with pytest.raises(UnknownNameError, match="unknown agent 'codex': hermes-rl-agents is not installed"):
+        load().registry("agent").entry("codex")
+    ours = [claim for claim in PluginManager().claims if claim.plugin.distribution.startswith("hermes-rl-")]
+    named = [
+        (claim.plugin.distribution, claim.kind, name)
+        for claim in ours
+        if claim.kind in ("agent", "backend", "command", "environment")
+        for name in (claim.name, *claim.aliases)
+    ]
+    assert named
+    for distribution, kind, name in named:
+        folded = name.replace("_", "-")
+        guessed = f"hermes-rl-{folded}" if kind in ("backend", "environment") else None
+        assert BROUGHT_BY.get(kind, {}).get(folded, guessed) == distribution, f"{kind} {name}"
 
 
 def test_one_word_needs_no_brackets() -> None:
