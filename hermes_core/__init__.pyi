@@ -99,6 +99,7 @@ from hermes_core.records.summary import (
 from hermes_core.records.tokens import TokenSequence as TokenSequence
 from hermes_core.rollout.tool_context import ToolContext as ToolContext
 from hermes_core.runs.trainer import (
+    check_temperature as check_temperature,
     SharedRun as SharedRun,
     TrainerRun as TrainerRun,
     open_trainer_session as open_trainer_session,

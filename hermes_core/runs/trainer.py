@@ -17,7 +17,7 @@ from hermes_core.agents.exact.generate import TokenServer
 from hermes_core.agents.model import ExactSettings, ModelAgent
 from hermes_core.aio import LoopThread, SingleFlight, TaskSet, together
 from hermes_core.environment import Environment, Item
-from hermes_core.errors import UnknownNameError, UsageError
+from hermes_core.errors import ConfigError, UnknownNameError, UsageError
 from hermes_core.records.record import Record
 from hermes_core.rollout.rollout import RolloutContext
 from hermes_core.runs.external_agent import DrivenRollout
@@ -89,6 +89,22 @@ def _exact_settings(runtime: Runtime, agent: Mapping[str, Any]) -> ExactSettings
     settings = runtime.agent_settings(given, name)
     assert isinstance(settings, ExactSettings)
     return settings
+
+
+def check_temperature(session: Session, temperature: float) -> None:
+    """Check that the agent samples at the temperature at which the trainer computes logprobs.
+
+    Raises:
+        ConfigError: the agent samples at another one, or at the endpoint's default.
+    """
+    settings = session.settings
+    if settings is None or settings.temperature == temperature:
+        return
+    sampling = "its endpoint's temperature" if settings.temperature is None else f"temperature {settings.temperature:g}"
+    raise ConfigError(
+        f"the agent samples at {sampling}, and the trainer computes logprobs at {temperature:g}",
+        hint="set the same temperature in the agent's settings and in the trainer's; Tinker's is always 1",
+    )
 
 
 class TrainerRun:

@@ -1,4 +1,4 @@
-"""What `vf-eval hermes_rl` loads: verifiers looks for one Taskset, one Harness and one Env in a top-level module."""
+"""The module that `vf-eval hermes_rl` loads: verifiers looks for one Taskset, one Harness and one Env in it."""
 
 from __future__ import annotations
 

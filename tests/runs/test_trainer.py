@@ -18,6 +18,7 @@ import pytest
 from hermes_testing.scripted_server import Reply, ScriptedServer, call
 
 from hermes_core import (
+    ConfigError,
     DatasetError,
     Environment,
     RunOptions,
@@ -25,6 +26,7 @@ from hermes_core import (
     TrainerRun,
     UnknownNameError,
     UsageError,
+    check_temperature,
     hookimpl,
     open_trainer_session,
 )
@@ -92,6 +94,23 @@ async def test_groups_in_the_event_loop_of_the_trainer() -> None:
         ("one", [0.0, 0.0]),  # those of the run's own agent, which does nothing
         ("two", [0.0]),
     ]
+
+
+@pytest.mark.parametrize(
+    ("temperature", "said"), [(0.5, "at temperature 0.5"), (None, "at its endpoint's temperature")]
+)
+async def test_an_agent_that_samples_at_another_temperature_than_the_trainer_is_refused(
+    temperature: float | None, said: str
+) -> None:
+    async with ScriptedServer([]) as server:
+        agent = {"model": "scripted", "base_url": server.base_url, "tool_call_parser": None, "temperature": temperature}
+        async with open_trainer_session(Greeting(), OPTIONS, agent=agent) as session:
+            with pytest.raises(ConfigError, match=f"{said}, and the trainer computes logprobs at 1"):
+                check_temperature(session, 1.0)
+            if temperature is not None:
+                check_temperature(session, temperature)
+    async with open_trainer_session(Greeting(), OPTIONS) as session:
+        check_temperature(session, 1.0)  # the trainer runs the model itself
 
 
 async def test_all_who_open_a_run_share_one_attempt() -> None:

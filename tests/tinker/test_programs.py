@@ -74,5 +74,5 @@ def test_a_program_can_not_be_played_step_by_step(troubled: Callable[..., Any]) 
     from hermes_tinker.stepped import Rollouts
 
     rollouts = Rollouts(troubled(), agent={**AGENT, **PROGRAM})
-    with pytest.raises(UsageError, match="can't be played step by step"):
+    with pytest.raises(UsageError, match="can't be stepped"):
         _ = rollouts.run

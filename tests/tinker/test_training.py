@@ -293,5 +293,5 @@ def test_a_server_that_is_gone_ends_the_training(
 
 
 def test_another_temperature_is_refused(opened: Callable[..., Any], troubled: Callable[..., Any]) -> None:
-    with pytest.raises(ConfigError, match="temperature"):
+    with pytest.raises(ConfigError, match=r"at temperature 0\.7, and the trainer computes logprobs at 1"):
         opened(troubled(), agent={**AGENT, "temperature": 0.7})

@@ -211,11 +211,13 @@ def test_a_server_that_is_gone_ends_the_training(served: Served, new_trainer: Ca
 def test_another_temperature_and_a_spec_without_a_model_are_refused(
     served: Served, new_trainer: Callable[..., Any]
 ) -> None:
-    with (
-        HermesSpec(Notes(), agent=served.agent, concurrency=4, **ISOLATION) as spec,
-        pytest.raises(ConfigError, match="temperature"),
-    ):
-        train(spec, new_trainer, served.model, config={"temperature": 0.7})
+    of_the_endpoint = {"tool_call_parser": None, "temperature": None}
+    for agent in (served.agent, {**served.agent, **of_the_endpoint, "tokenizer_name": None, "max_token_length": None}):
+        with (
+            HermesSpec(Notes(), agent=agent, concurrency=4, **ISOLATION) as spec,
+            pytest.raises(ConfigError, match=r"the trainer computes logprobs at 0\.7"),
+        ):
+            train(spec, new_trainer, served.model, config={"temperature": 0.7})
     with HermesSpec(Notes(), concurrency=4, **ISOLATION) as spec, pytest.raises(UsageError, match="names no model"):
         train(spec, new_trainer, served.model)
 

@@ -1,11 +1,11 @@
-"""OpenEnv's resource sessions: each is one rollout in a slot of a sandbox that already runs."""
+"""OpenEnv's resource sessions. Each is one rollout, in a slot of a running sandbox."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from itertools import count, groupby
+from itertools import groupby
 from typing import Any, Self
 
 from openenv.core.env_server.mcp_types import Tool
@@ -28,7 +28,7 @@ from hermes_core import (
 OPENENV = AdaptedPackage("hermes-rl-openenv", "openenv", "0.10.0")
 
 ITEM = "item_id"
-"""The field of a task, or of a prompt's last message, that names the item."""
+"""The field of a task, or of a prompt's last message, with the item's id."""
 
 
 class HermesSessionFactory(ResourceSessionFactory[ResourceSession]):
@@ -58,27 +58,27 @@ class HermesSessionFactory(ResourceSessionFactory[ResourceSession]):
         **options: Any,
     ) -> None:
         OPENENV.check()
-        checked = validated(RunOptions, options, "the options of HermesSessionFactory")
+        run_options = validated(RunOptions, options, "the options of HermesSessionFactory")
         self.run = TrainerRun(
-            partial(open_trainer_session, environment, checked, env=env, agent=agent),
+            partial(open_trainer_session, environment, run_options, env=env, agent=agent),
             exact=agent is not None,
             more_room="close the sessions that are done, or raise concurrency of HermesSessionFactory",
         ).start()
 
     @property
     def item_ids(self) -> list[str]:
-        """Return the ids of all items, each of which is a task."""
+        """Return the ids of all items. Each is a task for `create`."""
         return list(self.run.items)
 
     def create(self, task: Any, seed: int | None = None, episode_id: str | None = None) -> ResourceSession:
         """Begin a rollout of a task in a fresh slot.
 
-        If it can't begin because of a failure, its calls are answered with an error, and `verify` gives no reward.
+        After a failure to begin, tool calls are answered with an error, and `verify` gives no reward.
 
         Args:
-            task: an item's id; or a mapping, or a prompt whose last message, has it under `item_id`.
-            seed: not used, as the caller, or the agent's settings, decide how the model samples.
-            episode_id: not used: a rollout has an id of its own, in the artifacts of `verify`.
+            task: an item's id; or a mapping with the id under `item_id`; or a prompt whose last message is one.
+            seed: ignored; the caller, or the agent's settings, decide how the model samples.
+            episode_id: ignored; the rollout's own id is in the artifacts of `verify`.
 
         Raises:
             ConfigError, UnknownNameError: the task names no item of the environment.
@@ -115,19 +115,16 @@ class HermesSession(ResourceSession):
         return [dict(each) for each in self._run.session.environment.initial_messages(self._run.item(self._item_id))]
 
     def list_tools(self) -> list[Tool]:
-        """Return the tools that the item's rollouts have."""
-        functions = [schema["function"] for schema in self._rollout.tool_schemas]
-        return [
-            Tool(name=each["name"], description=each["description"], input_schema=each["parameters"])
-            for each in functions
-        ]
+        """Return the tools of the rollout."""
+        functions = (schema["function"] for schema in self._rollout.tool_schemas)
+        return [Tool(name=f["name"], description=f["description"], input_schema=f["parameters"]) for f in functions]
 
     def call_tool(self, name: str, arguments: dict[str, Any]) -> ToolResult:
         """Run a tool call of the model.
 
         Returns:
-            The answer as text. It is never a mapping, as OpenEnv would take a `reward` in it for the environment's.
-            Once the rollout has ended, for example at its time limit, `done` is set and `error` says why.
+            The answer as text, because OpenEnv would take a key `reward` of a mapping for the environment's reward.
+            Once the rollout has ended, for example at its time limit, `done` is set and `error` gives the reason.
         """
         try:
             return ToolResult(data=self._run.call(self._rollout.call(name, arguments)))
@@ -135,11 +132,11 @@ class HermesSession(ResourceSession):
             return ToolResult(data=str(error), done=True, error=str(error))
 
     def verify(self, transcript: list[dict[str, Any]], final_state: Any | None = None) -> VerifyResult:
-        """End the rollout and verify its work. Later calls return the same.
+        """End the rollout and verify its work. Later calls return the first result.
 
         Returns:
-            The reward; None if the rollout failed, which OpenEnv refuses to train on. `failure_kind` and
-            `failure_reason` are in the metrics, the record in the artifacts.
+            The reward, or None if the rollout failed; OpenEnv does not train on None. The metrics have `failure_kind`
+            and `failure_reason`, the artifacts the record.
         """
         if self._verified is None:
             texts = (each.get("content") for each in reversed(transcript) if each.get("role") == "assistant")
@@ -149,31 +146,31 @@ class HermesSession(ResourceSession):
         return self._verified
 
     def close(self) -> None:
-        """End the rollout, if it was not verified, and let go of its slot. Idempotent."""
+        """End the rollout, if it was not verified, and release its slot. Idempotent."""
         if not self._run.closed:
             self._run.call(self._run.drop(self._rollout))
 
 
 class HermesTrainableSession(ResourceSession):
-    """A rollout of the agent `model`, which runs by itself from the beginning and keeps its tokens."""
+    """A rollout of the agent `model`, which begins at once, needs no calls of OpenEnv, and keeps its tokens."""
 
     def __init__(self, run: TrainerRun, item_id: str) -> None:
         self._run = run
         self._rolling = run.call(run.spawn(run.roll_one(item_id), f"the rollout of {item_id}"))
 
     def initial_messages(self) -> list[dict[str, Any]]:
-        """Return nothing: the agent has its prompt."""
+        """Return an empty list, because the agent makes its own prompt."""
         return []
 
     def list_tools(self) -> list[Tool]:
-        """Return nothing: the agent calls its tools by itself."""
+        """Return an empty list, because the agent calls its tools itself."""
         return []
 
     def call_tool(self, name: str, arguments: dict[str, Any]) -> ToolResult:
-        """Refuse: the agent calls its tools by itself.
+        """Refuse the call, because the agent calls its tools itself.
 
         Raises:
-            KeyError: always, as OpenEnv's bridge expects of a tool that is not there.
+            KeyError: always; OpenEnv's bridge expects it for an unknown tool.
         """
         raise KeyError(f"Unknown tool: {name}")
 
@@ -181,28 +178,27 @@ class HermesTrainableSession(ResourceSession):
         """Wait until the rollout is verified. Return 0 if it can be trained on, and 1 if not.
 
         Raises:
-            TimeoutError: it is still running after so many seconds.
+            TimeoutError: the rollout is still running after `timeout_s` seconds.
             HermesError: the run can't go on, for example because the model's endpoint is gone.
         """
         return int(self._wait(timeout_s).mask_sample)
 
     def fetch_training_trace(self) -> TrainingTrace:
-        """Wait for the rollout, and return what the model wrote, one turn for each answer, as it was sampled.
+        """Wait for the rollout, and return a turn for each answer of the model, with the tokens that were sampled.
 
         A rollout that failed has no turns.
         """
         rolled = self._wait()
-        calls = (turn for each in rolled.sequences for turn in _turns(each))
+        turns = enumerate(turn for each in rolled.sequences for turn in _turns(each))
         name = rolled.record.trajectory_id
-        turns = [{"node_id": f"{name}/{number}", **turn} for number, turn in zip(count(), calls, strict=False)]
-        return TrainingTrace.model_validate({"turns": turns})
+        return TrainingTrace.model_validate({"turns": [{"node_id": f"{name}/{n}", **turn} for n, turn in turns]})
 
     def verify(self, transcript: list[dict[str, Any]], final_state: Any | None = None) -> VerifyResult:
         """Wait for the rollout, and return its reward as `HermesSession.verify` does."""
         return _verify_result(self._wait())
 
     def close(self) -> None:
-        """End the rollout, if it still runs. Idempotent."""
+        """Cancel the rollout, if it still runs. Idempotent."""
         if not self._run.closed:
             self._run.call(_cancel(self._rolling))
 
@@ -227,11 +223,11 @@ def _verify_result(rolled: Rolled) -> VerifyResult:
 
 
 def _turns(sequence: TokenSequence) -> Iterator[dict[str, Any]]:
-    """Yield each answer of the model in a sequence, with all tokens before it as its prompt."""
+    """Yield each answer of the model in a sequence; all tokens before an answer are its prompt."""
     tokens, end = sequence.tokens.tolist(), 0
-    for own, part in groupby(sequence.own):
+    for sampled, part in groupby(sequence.own):
         begin, end = end, end + len([*part])
-        if own:
+        if sampled:
             yield {
                 "prompt_token_ids": tokens[:begin],
                 "completion_token_ids": tokens[begin:end],
@@ -244,7 +240,7 @@ def _item_id(task: Any) -> str:
     """Return the id of the item that a task names.
 
     Raises:
-        ConfigError: it names none.
+        ConfigError: the task names no item.
     """
     last = task[-1] if isinstance(task, Sequence) and not isinstance(task, str) and task else task
     item_id = last.get(ITEM) if isinstance(last, Mapping) else last

@@ -33,50 +33,47 @@ _STOPS: Mapping[str | None, str] = {
     StopReason.CONTEXT_LENGTH: "context_overflow",
     StopReason.TIME_LIMIT: "rollout_timeout",
 }
-"""The cookbook's words for the reasons of ours for which it has some."""
+"""The cookbook's names of our stop reasons. The others have none there."""
 
 
 class CookbookEnv(Env):
-    """One rollout: the cookbook samples, and everything else happens here. The reward comes with the last step.
+    """One rollout, for which the cookbook samples. Tool calls and the verification happen here; the last step has the
+    reward.
 
-    A rollout that failed has no reward. Its step raises the failure, and the strategy of the cookbook decides then.
+    A rollout that failed has no reward. Its step raises the failure, and the cookbook's strategy decides what follows.
     """
 
     def __init__(self, rollout: SteppedRollout) -> None:
         self._rollout = rollout
-        self._ends = rollout.ends
+        self._stop_tokens = rollout.stop_tokens
 
     async def initial_observation(self) -> tuple[ModelInput, list[int]] | InitialObservationOverflow:
-        """Begin the rollout in a fresh slot, and return its first prompt; or its reward, if its time was up before.
+        """Begin the rollout in a fresh slot, and return its first prompt; or its reward, if it ended before.
 
         Raises:
             InfraError, SetupFailed, ModelError: it could not begin, or its prompt is too long.
         """
         prompt = await self._rollout.begin()
         if prompt is not None:
-            return ModelInput.from_ints(prompt), self._ends
+            return ModelInput.from_ints(prompt), self._stop_tokens
         record = self._rollout.record()
         return InitialObservationOverflow(record.reward or 0.0, _metrics(record), _logs(record))
 
     async def step(self, action: list[int], *, extra: ActionExtra | None = None) -> StepResult:
-        """Run the calls in an answer, and return the next prompt, or the reward.
+        """Run the tool calls of an answer, and return the next prompt, or the reward.
 
         Raises:
             InfraError, SetupFailed, ModelError, VerifierError: the rollout failed, so it has no reward.
         """
-        reason = (extra or {}).get("stop_reason") or ("stop" if action and action[-1] in self._ends else "length")
-        prompt = await self._rollout.step(action, reason)
-        if prompt is not None:
-            return StepResult(0.0, False, ModelInput.from_ints(prompt), self._ends)
-        record = self._rollout.record()
-        return StepResult(
-            record.reward or 0.0,
-            True,
-            ModelInput.from_ints([]),
-            self._ends,
-            metrics=_metrics(record),
-            logs=_logs(record),
+        has_ended = bool(action) and action[-1] in self._stop_tokens
+        prompt = await self._rollout.step(
+            action, (extra or {}).get("stop_reason") or ("stop" if has_ended else "length")
         )
+        if prompt is not None:
+            return StepResult(0.0, False, ModelInput.from_ints(prompt), self._stop_tokens)
+        record = self._rollout.record()
+        reward, no_prompt = record.reward or 0.0, ModelInput.from_ints([])
+        return StepResult(reward, True, no_prompt, self._stop_tokens, metrics=_metrics(record), logs=_logs(record))
 
     async def aclose(self) -> None:
         """End the rollout, if it has not ended. Idempotent."""
@@ -94,10 +91,10 @@ def _logs(record: Record) -> dict[str, str]:
 
 @dataclass
 class HermesGroupBuilder(EnvGroupBuilder):
-    """The rollouts of one item, which are placed on one sandbox if they fit.
+    """Makes the rollouts of one item, which share a sandbox if they fit.
 
     Args:
-        rollouts: how to open the run. Copies of it in one process share the run.
+        rollouts: opens the run. Copies of this object in one process share the run.
         item_id: the item.
         size: number of rollouts.
     """
@@ -105,31 +102,31 @@ class HermesGroupBuilder(EnvGroupBuilder):
     rollouts: Rollouts
     item_id: str
     size: int
-    _made: list[CookbookEnv] = field(default_factory=list, init=False, repr=False)
+    _open: list[CookbookEnv] = field(default_factory=list, init=False, repr=False)
 
     async def make_envs(self) -> Sequence[Env]:
-        """Return environments that have not begun. The first of a process opens the run.
+        """Return environments whose rollouts have not begun. The first call in a process opens the run.
 
         Raises:
             HermesError: the run can't be opened.
         """
         run = await asyncio.to_thread(lambda: self.rollouts.run)
         group = f"{self.item_id}#{uuid.uuid4().hex[:8]}"
-        made = [CookbookEnv(SteppedRollout(run, self.item_id, group)) for _ in range(self.size)]
-        self._made += made
-        return made
+        environments = [CookbookEnv(SteppedRollout(run, self.item_id, group)) for _ in range(self.size)]
+        self._open += environments
+        return environments
 
     async def cleanup(self) -> None:
         """End the rollouts that have not ended. Idempotent."""
-        made, self._made = self._made, []
-        await asyncio.gather(*(each.aclose() for each in made))
+        environments, self._open = self._open, []
+        await asyncio.gather(*(each.aclose() for each in environments))
 
     def logging_tags(self) -> list[str]:
         """Return the name of the environment."""
         return [self.rollouts.name]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_made": []}
+        return {**self.__dict__, "_open": []}
 
 
 @dataclass
@@ -144,8 +141,8 @@ class HermesDataset(RLDataset):
     def get_batch(self, index: int) -> Sequence[EnvGroupBuilder]:
         """Return the groups of a batch. The last batch may have fewer."""
         begin = index * self.groups_per_batch
-        chosen = self.item_ids[begin : begin + self.groups_per_batch]
-        return [HermesGroupBuilder(self.rollouts, item_id, self.group_size) for item_id in chosen]
+        item_ids = self.item_ids[begin : begin + self.groups_per_batch]
+        return [HermesGroupBuilder(self.rollouts, item_id, self.group_size) for item_id in item_ids]
 
     def __len__(self) -> int:
         return math.ceil(len(self.item_ids) / self.groups_per_batch)
@@ -174,7 +171,7 @@ class HermesDatasetBuilder(RLDatasetBuilder):
     group_size: int = 8
 
     async def __call__(self) -> tuple[RLDataset, RLDataset | None]:
-        """Return the dataset for training, and none for tests.
+        """Return the dataset for training, and None in place of one for tests.
 
         Raises:
             HermesError: the run can't be opened.

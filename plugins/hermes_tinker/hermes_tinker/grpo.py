@@ -14,19 +14,19 @@ from hermes_tinker.run import TinkerRun
 
 @dataclass(frozen=True)
 class Step:
-    """What happened in one step."""
+    """The outcome of one training step."""
 
     number: int
     groups: list[Group]
     reward: float | None
     """The mean reward of the rollouts that have one; None if none has."""
     failures: dict[str, int]
-    """The rollouts that failed, by `failure_kind`. None of them is trained on."""
+    """Number of failed rollouts by `failure_kind`. None of them is trained on."""
     trained: int
-    """Number of sequences that were trained on; 0 if no group had a difference to learn from."""
+    """Number of sequences that were trained on; 0 if the rewards were equal within every group."""
     drift: float | None
-    """The largest difference between the logprobs of the sampler and those of the trainer, over all tokens that are
-    trained on. Only rounding errors, unless the weights were trained in between."""
+    """The largest difference between the sampler's and the trainer's logprob of a token that is trained on; None if
+    nothing was. More than rounding errors means that the weights changed between sampling and training."""
 
 
 def grpo(
@@ -39,12 +39,13 @@ def grpo(
     loss: str = "importance_sampling",
     substeps: int = 1,
 ) -> Iterator[Step]:
-    """Train, and yield each step when it is done. New weights are used from the next step on.
+    """Train, and yield each step when it is done. Each step samples from the weights that the last one trained.
 
     Args:
-        groups, size: number of items of a step, and of rollouts of each.
+        groups: number of items of a step.
+        size: number of rollouts of each item.
         loss: `importance_sampling`, `ppo` or another loss of Tinker that takes advantages.
-        substeps: number of steps of the optimizer in which the groups of a step are trained on.
+        substeps: number of optimizer steps over which the groups of a step are spread.
 
     Raises:
         HermesError: as `TinkerRun.roll` says.
@@ -58,7 +59,7 @@ def grpo(
             data = datums(rolled[part::substeps])
             if not data:
                 continue
-            # One after the other: of two requests that wait, SkyRL's server has done the second one first.
+            # Wait for each result: of two queued requests, SkyRL's server has run the second one first.
             outputs = run.training.forward_backward(data, loss).result().loss_fn_outputs
             run.training.optim_step(AdamParams(learning_rate=learning_rate)).result()
             drift = _drift(data, outputs) if drift is None else drift
@@ -72,49 +73,49 @@ def grpo(
 
 
 def advantages(rewards: Sequence[float]) -> list[float]:
-    """Return how much better each reward is than the mean of its group, in standard deviations."""
+    """Return how far each reward is above the mean of its group, in standard deviations."""
     mean, deviation = statistics.fmean(rewards), statistics.pstdev(rewards)
     return [(reward - mean) / (deviation + 1e-6) for reward in rewards]
 
 
 def datums(groups: Sequence[Group]) -> list[Any]:
-    """Return the sequences of the groups as `tinker.Datum`s, with the advantages of their rollouts.
+    """Return a `tinker.Datum` for each sequence of the groups' scored rollouts, with the rollout's advantage.
 
-    A group without differences has none, nor has a rollout that failed. Each sequence of a rollout is trained on.
+    A group whose rewards are all equal is left out, because its advantages are 0.
     """
-    made = []
+    data = []
     for group in groups:
         kept = [(each, reward) for each in group.kept if (reward := each.reward) is not None]
         if len({reward for _, reward in kept}) < 2:
             continue
         for (each, _), advantage in zip(kept, advantages([reward for _, reward in kept]), strict=True):
-            made += [_datum(sequence, advantage) for sequence in each.sequences]
-    return made
+            data += [_datum(sequence, advantage) for sequence in each.sequences]
+    return data
 
 
 def _datum(sequence: TokenSequence, advantage: float) -> Any:
-    """Return a sequence as Tinker takes it: each position has the token that comes after it."""
+    """Return a sequence as Tinker takes it: the target of each position is the next token."""
     import numpy as np
     from tinker import Datum, ModelInput
 
     tokens = np.asarray(sequence.tokens, np.int64)
-    own = np.asarray(sequence.own)[1:]
+    sampled = np.asarray(sequence.own)[1:]
     return Datum(
         model_input=ModelInput.from_ints(tokens[:-1].tolist()),
         loss_fn_inputs={
             "target_tokens": tokens[1:],
-            "logprobs": np.where(own, np.asarray(sequence.logprobs)[1:], 0.0).astype(np.float32),
-            "advantages": np.where(own, advantage, 0.0).astype(np.float32),
+            "logprobs": np.where(sampled, np.asarray(sequence.logprobs)[1:], 0.0).astype(np.float32),
+            "advantages": np.where(sampled, advantage, 0.0).astype(np.float32),
         },
     )
 
 
 def _drift(data: Sequence[Any], outputs: Sequence[Any]) -> float:
-    """Return the largest difference between the logprobs that were sent and those that came back."""
+    """Return the largest difference between the logprobs of the data and those that the trainer computed."""
     import numpy as np
 
-    def difference(sent: Any, came: Any) -> float:
-        own = sent["advantages"].to_numpy() != 0
-        return float(np.abs(came["logprobs"].to_numpy() - sent["logprobs"].to_numpy())[own].max(initial=0.0))
+    def difference(inputs: Any, output: Any) -> float:
+        trained = inputs["advantages"].to_numpy() != 0
+        return float(np.abs(output["logprobs"].to_numpy() - inputs["logprobs"].to_numpy())[trained].max(initial=0.0))
 
     return max(difference(each.loss_fn_inputs, output) for each, output in zip(data, outputs, strict=True))

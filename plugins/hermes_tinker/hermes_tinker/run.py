@@ -10,13 +10,13 @@ from functools import partial
 from typing import Any, Self
 
 from hermes_core import (
-    ConfigError,
     Environment,
     Group,
     Item,
     RunOptions,
     Session,
     TrainerRun,
+    check_temperature,
     open_trainer_session,
     validated,
 )
@@ -63,10 +63,10 @@ class TinkerRun:
         **options: Any,
     ) -> None:
         TINKER.check()
-        checked = validated(RunOptions, options, "the options of TinkerRun")
+        run_options = validated(RunOptions, options, "the options of TinkerRun")
         self.training = training
         self._policy = Policy(training)
-        opening = partial(_open_session, self._policy, environment, env, agent or {}, checked)
+        opening = partial(_open_session, self._policy, environment, env, agent or {}, run_options)
         self._run = TrainerRun(opening, exact=True, refills=refills, eager=True).start()
         self.items: Mapping[str, Item] = self._run.items
         """The items of the environment, by id."""
@@ -74,14 +74,14 @@ class TinkerRun:
 
     @property
     def version(self) -> int:
-        """Return how often the weights that are sampled from were replaced."""
+        """Return the version of the weights that are sampled from; 0 until `use_new_weights` is called."""
         return self._policy.current[1]
 
     def roll(self, groups: int, size: int) -> list[Group]:
         """Roll out the next items, each `size` times, all at the same time. After the last item comes the first.
 
         Returns:
-            The groups. What failed is not in `kept`; see `docs/reference/trainers.md`.
+            The groups. Rollouts that failed are in `Group.failed`, not in `kept`; see `docs/reference/trainers.md`.
 
         Raises:
             HermesError: as `GroupRoller.roll` says.
@@ -89,7 +89,7 @@ class TinkerRun:
         return self._run.call(self._run.roll([(item_id, size) for item_id in itertools.islice(self._upcoming, groups)]))
 
     def use_new_weights(self) -> None:
-        """Save the weights as they are trained now. What is rolled out from now on is sampled from them."""
+        """Save the trained weights. Later rollouts are sampled from them."""
         self._policy.save()
 
     def close(self) -> None:
@@ -111,22 +111,16 @@ async def _open_session(
     agent: Mapping[str, Any],
     options: RunOptions,
 ) -> AsyncIterator[Session]:
-    """Open a session whose agent samples with Tinker. The first weights are saved.
+    """Open a session whose agent samples with Tinker, from the weights as they are now.
 
     Raises:
         ConfigError: the temperature is not 1, or another setting is wrong.
     """
     data = (await policy.info()).model_data
-    own = {"model": data.model_name, "tokenizer_name": data.tokenizer_id}
-    given = {**own, **agent, "base_url": policy.name, "api_key": None}
+    defaults = {"model": data.model_name, "tokenizer_name": data.tokenizer_id}
+    settings = {**defaults, **agent, "base_url": policy.name, "api_key": None}
     server = partial(TinkerServer, policy)
-    async with open_trainer_session(environment, options, env=env, agent=given, server=server) as session:
-        settings = session.settings
-        assert settings is not None  # the agent was given by name
-        if settings.temperature != 1:
-            raise ConfigError(
-                f"the agent samples at temperature {settings.temperature:g}, and Tinker computes logprobs at 1",
-                hint="leave the temperature at 1",
-            )
+    async with open_trainer_session(environment, options, env=env, agent=settings, server=server) as session:
+        check_temperature(session, 1)
         await asyncio.to_thread(policy.save)
         yield session

@@ -12,7 +12,7 @@ from hermes_core.agents.exact.wires import Sampled, checked
 
 
 class Policy:
-    """The weights that are trained, and a client that samples from the newest saved ones.
+    """The weights of a training run, and a client that samples from those saved last.
 
     Args:
         training: Tinker's `TrainingClient`.
@@ -25,7 +25,7 @@ class Policy:
 
     @property
     def current(self) -> tuple[Any, int]:
-        """Return the `SamplingClient` of the newest saved weights, and how many were saved before them."""
+        """Return the `SamplingClient` of the weights saved last, and their version: 0 for the first saved ones."""
         return self._client, self._version
 
     @property
@@ -34,11 +34,10 @@ class Policy:
         return f"tinker://{self._training.model_id}"
 
     def save(self) -> None:
-        """Save the weights as they are now; what is sampled from now on is sampled from them. Blocks."""
+        """Save the current weights, and sample from them from now on. Blocks."""
         from tinker.lib.retry_handler import RetryConfig
 
-        # The requests are repeated here, as those of all model servers.
-        once = RetryConfig(enable_retry_logic=False)
+        once = RetryConfig(enable_retry_logic=False)  # `Endpoint` repeats requests, with the patience of the settings
         self._client = self._training.save_weights_and_get_sampling_client(retry_config=once)
         self._version += 1
 
@@ -48,16 +47,16 @@ class Policy:
 
 
 class TokensOnly:
-    """What takes and gives nothing but tokens, with clients that are the caller's."""
+    """Base of token servers that only sample, through a client that belongs to the caller."""
 
-    raw_logprobs = False  # they are, and no temperature but 1 is accepted: see `TinkerRun`
+    raw_logprobs = False  # at temperature 1, which `TinkerRun` demands, raw and processed logprobs are the same
 
     async def served(self, *, patience_s: float = math.inf) -> Served:
-        """Return that nothing is known: few servers tell the length of a context."""
+        """Return an empty `Served`, because few servers of Tinker report the length of their context."""
         return Served()
 
     async def tokenize(self, text: str, *, patience_s: float = math.inf) -> list[int] | None:
-        """Return None: there is nobody to ask."""
+        """Return None: these servers do not tokenize."""
         return None
 
     async def aclose(self) -> None:
@@ -65,12 +64,12 @@ class TokensOnly:
 
 
 class TinkerServer(TokensOnly):
-    """Samples with Tinker's SDK, with the patience and the failures of any other model server.
+    """Samples with Tinker's SDK. Retries and errors are those of every model server.
 
     Args:
-        policy: samples.
-        settings: the patience, the time limit and the retries.
-        chat: knows the tokens that end an answer.
+        policy: the weights to sample from.
+        settings: the time limit of a request, the retries, and the patience with a server that fails.
+        chat: the conversation's format, with the tokens that end an answer.
     """
 
     def __init__(self, policy: Policy, settings: AgentSettings, chat: Chat) -> None:
@@ -78,7 +77,7 @@ class TinkerServer(TokensOnly):
         self.url = policy.name
         self.endpoint = Endpoint(settings, self.url, settings.model or self.url, policy.info)
         self._policy = policy
-        self._ends = sorted(chat.end_tokens)
+        self._stop_tokens = sorted(chat.end_tokens)
 
     async def sample(
         self,
@@ -102,11 +101,11 @@ class TinkerServer(TokensOnly):
             temperature=1.0 if temperature is None else temperature,
             top_k=-1 if top_k is None else top_k,
             seed=seed,
-            stop=self._ends,
+            stop=self._stop_tokens,
         )
-        asked = types.ModelInput.from_ints(list(prompt))
+        model_input = types.ModelInput.from_ints(list(prompt))
         return await self.endpoint.ask(
-            lambda: self._ask(asked, params),
+            lambda: self._ask(model_input, params),
             tokens=lambda sampled: len(prompt) + len(sampled.tokens),
             patience_s=patience_s,
         )
@@ -122,8 +121,7 @@ class TinkerServer(TokensOnly):
             raise BadCompletion(f"Tinker could not sample: {error}", hint="look at the server's own log") from error
         try:
             (sequence,) = answer.sequences
-            # A float32 may be a rounding error above 0.
-            logprobs = [min(each, 0.0) for each in sequence.logprobs]
+            logprobs = [min(each, 0.0) for each in sequence.logprobs]  # rounded to float32, one may be above 0
             sampled = Sampled(list(sequence.tokens), logprobs, str(sequence.stop_reason), weight_version=str(version))
             return checked(sampled, prompt.length, params.max_tokens)
         except (TypeError, ValueError) as error:
@@ -133,5 +131,5 @@ class TinkerServer(TokensOnly):
 
 
 def _awaitable(answer: Any) -> Awaitable[Any]:
-    """Return an answer of the SDK as something to await: later versions give futures that can be awaited."""
+    """Return an answer of the SDK as an awaitable. Older versions of the SDK give a `concurrent.futures.Future`."""
     return answer if hasattr(answer, "__await__") else asyncio.wrap_future(answer)

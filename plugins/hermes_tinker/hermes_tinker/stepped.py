@@ -1,4 +1,4 @@
-"""Rollouts that the caller steps, token by token: it is given each prompt, and says what its policy sampled."""
+"""Rollouts that the caller steps: it gets each prompt as tokens, and answers with what its policy sampled."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _ERRORS: Mapping[str, type[HermesError]] = {
 
 
 class CallerTokenServer(TokensOnly):
-    """The token server of one rollout. The caller gives its answers."""
+    """The token server of one rollout, whose answers the caller gives."""
 
     url = "the caller's policy"
 
@@ -56,18 +56,18 @@ class CallerTokenServer(TokensOnly):
         self.settings = settings
         self.endpoint = Endpoint(settings, self.url, self.url, self.aclose)
         self.prompts: asyncio.Queue[list[int]] = asyncio.Queue()
-        """The prompt that waits for an answer, if any."""
+        """Holds the prompt that waits for an answer, if there is one."""
         self._answer: asyncio.Future[Sampled] | None = None
 
     def answer(self, tokens: Sequence[int], finish_reason: str) -> None:
-        """Answer the prompt.
+        """Answer the waiting prompt.
 
         Raises:
-            RolloutEnded: none waits for an answer.
+            RolloutEnded: no prompt waits.
         """
         if self._answer is None or self._answer.done():
             raise RolloutEnded("no prompt waits for an answer", hint="make one step after the other")
-        # The caller keeps the logprobs. Nobody reads the zeros that stand in their place: see `CallerAgent`.
+        # The caller keeps its logprobs. The zeros are never read, as `CallerAgent` keeps the tokens out of the record.
         self._answer.set_result(Sampled(list(tokens), [0.0] * len(tokens), finish_reason))
 
     async def sample(
@@ -80,14 +80,14 @@ class CallerTokenServer(TokensOnly):
         seed: int | None = None,
         patience_s: float = math.inf,
     ) -> Sampled:
-        """Return what the caller answers to the prompt."""
+        """Hand the prompt to the caller, and return its answer."""
         self._answer = asyncio.get_running_loop().create_future()
         self.prompts.put_nowait(list(prompt))
         return await self._answer
 
 
 class CallerAgent:
-    """The exact agent, without its tokens in the record: their logprobs are the caller's."""
+    """The exact agent, whose tokens are left out of the record, because it has no logprobs for them."""
 
     name = "model"
 
@@ -116,29 +116,30 @@ async def _open_session(
     """
     if agent.get("name", "model") != "model":
         raise UsageError(
-            "a program can't be played step by step: it may ask several things at once, and what is not its own "
+            "a program can't be stepped: it may send several requests at once, and its requests beside the "
             "conversation would be trained on",
             hint="use TinkerRun",
         )
     async with open_trainer_session(environment, options, env=env, agent=agent, server=CallerTokenServer) as session:
         assert isinstance(session.agent, ExactAgent)
-        session.agent = CallerAgent(session.agent)  # which no run tries out: there is no caller before a rollout
+        # A run would probe an ExactAgent before its first rollout, when there is no caller who could answer.
+        session.agent = CallerAgent(session.agent)
         yield session
 
 
 class SteppedRollout:
-    """One rollout. Its coroutines may be used in any loop.
+    """One rollout. Any event loop may await its coroutines.
 
     Args:
         run: the open run.
-        item_id: the task.
-        group: rollouts of one group get slots of one sandbox where they fit.
+        item_id: the item to work on.
+        group: the id of its group, whose rollouts share a sandbox if they fit.
     """
 
     def __init__(self, run: TrainerRun, item_id: str, group: str) -> None:
         agent = run.session.agent
         assert isinstance(agent, CallerAgent)  # see `Rollouts`
-        self.ends = sorted(agent.exact.chat.end_tokens)
+        self.stop_tokens = sorted(agent.exact.chat.end_tokens)
         """The tokens that end an answer."""
         self._run = run
         self._item_id, self._group = item_id, group
@@ -147,26 +148,26 @@ class SteppedRollout:
         self._rolling: asyncio.Task[Rolled] | None = None
 
     async def begin(self) -> list[int] | None:
-        """Begin, and return the first prompt; None if the rollout ended without one."""
+        """Begin the rollout, and return its first prompt; None if it ended without one."""
         return await self._run.run(self._begin())
 
     async def step(self, tokens: Sequence[int], finish_reason: str) -> list[int] | None:
         """Answer the prompt, and return the next one; None if the rollout has ended.
 
         Args:
-            finish_reason: `stop`, or `length` if the answer was cut.
+            finish_reason: `stop`, or `length` if the answer was cut off.
         """
         return await self._run.run(self._step(tokens, finish_reason))
 
     async def aclose(self) -> None:
-        """End the rollout as cancelled, unless it has ended; the slot is released. Idempotent."""
+        """Cancel the rollout, unless it has ended, and release its slot. Idempotent."""
         await self._run.run(self._end())
 
     def record(self) -> Record:
-        """Return the record of the rollout, which has ended and was scored.
+        """Return the record of a rollout that has ended.
 
         Raises:
-            InfraError, SetupFailed, ModelError, VerifierError, RolloutEnded: it failed, so there is no reward.
+            InfraError, SetupFailed, ModelError, VerifierError, RolloutEnded: it failed, so it has no reward.
         """
         assert self._rolling is not None  # it has begun
         rolled = self._rolling.result()
@@ -188,12 +189,12 @@ class SteppedRollout:
         return await self._next(self._rolling)
 
     async def _next(self, rolling: asyncio.Task[Rolled]) -> list[int] | None:
-        asked = asyncio.ensure_future(self._server.prompts.get())
+        prompt = asyncio.ensure_future(self._server.prompts.get())
         try:
-            await asyncio.wait([rolling, asked], return_when=asyncio.FIRST_COMPLETED)
-            return asked.result() if asked.done() else None
+            await asyncio.wait([rolling, prompt], return_when=asyncio.FIRST_COMPLETED)
+            return prompt.result() if prompt.done() else None
         finally:
-            asked.cancel()
+            prompt.cancel()
 
     async def _end(self) -> None:
         if self._rolling is not None and not self._rolling.done():
@@ -208,8 +209,8 @@ class Rollouts:
         environment: its name, or an instance.
         env: the environment's configuration, if it is given by name.
         agent: settings of the agent `model`: `tokenizer_name`, `max_token_length`, `max_turns`, …
-        options: options of the run (`RunOptions`), without `infra_retries`: the caller has seen what a rollout that is
-            restarted would forget.
+        options: options of the run (`RunOptions`). `infra_retries` is always 0: a restart would drop turns that the
+            caller has seen.
 
     Raises:
         UsageError: an option does not exist, or has a wrong value.
@@ -222,9 +223,9 @@ class Rollouts:
         agent: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
-        checked = validated(RunOptions, {**options, "infra_retries": 0}, "the options of the run")
+        run_options = validated(RunOptions, {**options, "infra_retries": 0}, "the options of the run")
         self.name = environment if isinstance(environment, str) else environment.name
-        opening = partial(_open_session, environment, env, agent or {}, checked)
+        opening = partial(_open_session, environment, env, agent or {}, run_options)
         self._shared = SharedRun(partial(TrainerRun, opening, eager=True))
 
     @property

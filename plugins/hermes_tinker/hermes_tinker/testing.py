@@ -18,7 +18,7 @@ TESTED = "0.4.0"
 """The version of SkyRL that was tested."""
 
 _UV = """#!/bin/sh
-# SkyRL's API must be the child of a `uv run --`, and starts its engine with another. The true uv would install things.
+# SkyRL's API must be the child of a `uv run --`, and starts its engine by another. The real uv would install packages.
 while [ "$1" != -m ]; do shift; done
 case $2 in
 *.api) "$HERMES_SKYRL_PYTHON" "$@" ;;
@@ -40,17 +40,17 @@ def skyrl_server(
     prompts: int = 32,
     sequences: int = 8,
 ) -> Iterator[str]:
-    """Serve a model until the block ends, and yield the server's URL.
+    """Serve a model during the block, and yield the server's URL.
 
     Args:
         python: an interpreter with `skyrl==0.4.0`, its Tinker server and JAX; see `docs/guides/tinker.md`.
         model: a folder with a small Llama 3 or Qwen 3 model and its tokenizer.
         state: a folder for its log, its database and its checkpoints.
-        adapters: number of LoRA adapters at the same time, one more than the training clients.
+        adapters: maximum number of LoRA adapters at the same time: one more than there are training clients.
         rank: maximum rank of an adapter.
-        prompts: number of prompts that are answered in one pass.
-        sequences: number of sequences in one pass of training; a group's size, best. Of each shape of a pass, the first
-            is compiled, which takes seconds. So all have the same.
+        prompts: number of prompts in one sampling batch.
+        sequences: number of sequences in one training batch, best the size of a group. JAX compiles each new batch
+            shape, which takes seconds, so equal sizes are faster.
 
     Raises:
         ConfigError: it did not start; the log says why.
@@ -82,9 +82,9 @@ def skyrl_server(
         "JAX_PLATFORMS": "cpu",
         "HF_HUB_OFFLINE": "1",
     }
-    given = [text for name, value in options.items() for text in (f"--{name}", str(value))]
+    arguments = [text for name, value in options.items() for text in (f"--{name}", str(value))]
     with (state / "server.log").open("wb") as log:
-        command = [str(shims / "uv"), "run", "--", "-m", "skyrl.tinker.api", *given]
+        command = [str(shims / "uv"), "run", "--", "-m", "skyrl.tinker.api", *arguments]
         server = subprocess.Popen(command, cwd=state, env=environment, stdout=log, stderr=log, start_new_session=True)
     try:
         url = f"http://127.0.0.1:{port}"
@@ -108,9 +108,9 @@ def _wait(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
         with suppress(OSError), urllib.request.urlopen(f"{url}/api/v1/healthz", timeout=5):
             return
         time.sleep(0.2)
-    said = log.read_text(errors="replace").strip().rpartition("\n")[2]
+    last_line = log.read_text(errors="replace").strip().rpartition("\n")[2]
     raise ConfigError(
-        f"SkyRL's Tinker server did not start: {said or 'it says nothing'}",
+        f"SkyRL's Tinker server did not start: {last_line or 'its log is empty'}",
         hint=f"check the interpreter and the model; the log is {log}",
     )
 

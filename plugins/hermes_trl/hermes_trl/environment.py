@@ -1,4 +1,4 @@
-"""What TRL's `environment_factory` makes: one rollout at a time, whose tools are methods, and the reward functions."""
+"""Environments for TRL's `environment_factory`, whose methods are the tools of a rollout, and the reward functions."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _RESERVED = ("reset", "get_reward")
 
 
 class RolloutEnvironment:
-    """One rollout of hermes-rl at a time. Each tool is a method of a subclass.
+    """Runs one rollout at a time. The subclass that `environment_class` makes has a method for each tool.
 
     There is no `get_reward`: TRL would call it for one rollout after the other, and without the model's last message.
-    `environment_reward` verifies all at the same time.
+    `environment_reward` verifies all rollouts at the same time.
     """
 
     def __init__(self, run: TrlRun) -> None:
@@ -31,30 +31,30 @@ class RolloutEnvironment:
         self._rollout: DrivenRollout | None = None
 
     def reset(self, prompt: Sequence[Mapping[str, Any]], **_row: Any) -> None:
-        """Begin a rollout of the prompt's item in a fresh slot.
+        """Begin a rollout of the prompt's item in a fresh slot, and drop the one before.
 
-        If it can't begin because of a failure, its calls are answered with an error, and it gets no reward.
+        After a failure to begin, tool calls are answered with an error, and the rollout gets no reward.
 
         Raises:
             UsageError, PolicyError: no slot can be had with these settings.
         """
-        rollout, self._rollout, self.record = self._rollout, None, None
-        if rollout is not None:
-            self._run.call(self._run.drop(rollout))
+        last, self._rollout, self.record = self._rollout, None, None
+        if last is not None:
+            self._run.call(self._run.drop(last))
         self._rollout = self._run.call(self._run.begin(item_of(prompt)))
 
     def _call(self, tool: str, arguments: Mapping[str, Any]) -> str:
-        """Return the answer to a call of the model. Raise RolloutEnded if there can be none; TRL tells the model."""
+        """Return the answer to a tool call. If the rollout has ended, raise RolloutEnded, which TRL shows the model."""
         if self._rollout is None:
             raise RolloutEnded("no rollout has begun", hint="call reset first")
         return self._run.call(self._rollout.call(tool, arguments))
 
 
 def item_of(prompt: Sequence[Mapping[str, Any]]) -> str:
-    """Return the id of the item whose prompt this is.
+    """Return the id of the item that a prompt of `train_dataset` belongs to.
 
     Raises:
-        ConfigError: it is not a prompt of `train_dataset`.
+        ConfigError: the prompt has no id, so it is not of `train_dataset`.
     """
     item_id = prompt[-1].get(ITEM) if prompt and isinstance(prompt[-1], Mapping) else None
     if not isinstance(item_id, str):
@@ -66,10 +66,11 @@ def item_of(prompt: Sequence[Mapping[str, Any]]) -> str:
 
 
 def environment_class(run: TrlRun) -> type[RolloutEnvironment]:
-    """Return the class of a run's environments, whose methods are its tools. TRL looks for them on the class.
+    """Return a class with the run's tools as methods, because TRL looks for tools on the class.
 
     Raises:
-        UsageError: not all items have the same tools, or one of them can't be a method.
+        UsageError: as `TrlRun.tools` says.
+        ConfigError: a tool can't be a method.
     """
     return type(run.session.name, (RolloutEnvironment,), {each.__name__: each for each in map(_method, run.tools())})
 
@@ -90,8 +91,8 @@ def _method(schema: Mapping[str, Any]) -> Callable[..., str]:
         raise ConfigError(f"a tool named {name!r} can't be a method for TRL", hint="use rollout_func with this tool")
 
     def method(self: RolloutEnvironment, /, **arguments: Any) -> str:
-        given = {key: value for key, value in arguments.items() if value is not None or key in required}
-        return self._call(name, given)
+        # TRL fills in the default None for parameters that the model left out.
+        return self._call(name, {key: each for key, each in arguments.items() if each is not None or key in required})
 
     order = sorted(properties, key=lambda each: each not in required)
     hints = {each: _hint(properties[each], optional=each not in required) for each in order}
@@ -111,7 +112,7 @@ def _method(schema: Mapping[str, Any]) -> Callable[..., str]:
 
 
 def _hint(schema: Mapping[str, Any], *, optional: bool) -> Any:
-    """Return the type hint from which TRL makes this schema, or one as near to it as hints can be."""
+    """Return the type hint from which TRL makes this schema, or the closest one; `Any` where there is none."""
     if "enum" in schema:
         hint: Any = Literal[tuple(schema["enum"])]
     elif (kind := schema.get("type")) == "array" and isinstance(schema.get("items"), Mapping):
@@ -122,7 +123,7 @@ def _hint(schema: Mapping[str, Any], *, optional: bool) -> Any:
 
 
 def _docstring(description: str, properties: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return a docstring as transformers reads it. `Args:` of its own in a description would end it."""
+    """Return a docstring for the parser of transformers, which would take an `Args:` in the description for its own."""
     text = re.sub(r"\b(Args|Returns|Raises):", r"\1 -", description.strip())
     if not properties:
         return text
@@ -143,8 +144,8 @@ def environment_reward(
     """Return the environment's reward of each rollout; None for a rollout that failed, which TRL leaves out.
 
     Args:
-        environments: those of `environment_factory`: their rollouts are verified now, all at the same time.
-        reward, failure: of `rollout_func`, whose rollouts are verified already.
+        environments: the environments of `environment_factory`, whose rollouts are verified here, at the same time.
+        reward, failure: columns of `rollout_func`, whose rollouts were verified there.
     """
     if environments is not None:
         _score(environments, completions)
@@ -159,24 +160,24 @@ def environment_reward(
 
 
 def only_scored(function: RewardFunction) -> RewardFunction:
-    """Return the reward function, with None for rollouts that the environment gave no reward.
+    """Wrap a reward function so that it returns None for rollouts without a reward of the environment.
 
-    TRL would train on those by this function's rewards alone.
+    Otherwise TRL would train on such rollouts by this function's rewards alone.
     """
 
     @functools.wraps(function)
     def score(
-        *, environments: Sequence[RolloutEnvironment] | None = None, reward: Sequence[float | None] = (), **given: Any
+        *, environments: Sequence[RolloutEnvironment] | None = None, reward: Sequence[float | None] = (), **columns: Any
     ) -> list[float | None]:
-        known = reward if environments is None else [_reward(each) for each in environments]
-        own = function(environments=environments, reward=reward, **given)
-        return [None if base is None else each for base, each in zip(known, own, strict=True)]
+        base_rewards = reward if environments is None else [_reward(each) for each in environments]
+        rewards = function(environments=environments, reward=reward, **columns)
+        return [None if base is None else each for base, each in zip(base_rewards, rewards, strict=True)]
 
     return score
 
 
 def _score(environments: Sequence[RolloutEnvironment], completions: Sequence[Any]) -> None:
-    """End the rollouts, and keep their records."""
+    """End the rollouts that were not scored yet, and keep their records in the environments."""
     ending = [
         (each, rollout, _last_text(completion))
         for each, completion in zip(environments, completions, strict=True)

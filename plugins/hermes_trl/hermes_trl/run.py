@@ -1,4 +1,4 @@
-"""The run behind a spec: the prompts and the tools that TRL asks it for."""
+"""The run behind a spec, with the prompts and the tools that TRL asks for."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 from hermes_core import AdaptedPackage, Environment, RunOptions, TrainerRun, UsageError, open_trainer_session
 
 TRL = AdaptedPackage("hermes-rl-trl", "trl", "1.16.0")
-"""What is used of TRL is experimental there."""
+"""Pinned to one version, because the parts of TRL that are used are experimental."""
 
 ITEM = "item_id"
-"""The field of a prompt's last message that names the item. `rollout_func` gets nothing but the prompt."""
+"""The field of a prompt's last message with the item's id, because `rollout_func` gets nothing but the prompt."""
 
 _MORE_ROOM = (
     "set concurrency of HermesSpec to the rollouts of a generation batch in one process: "
@@ -21,7 +21,7 @@ _MORE_ROOM = (
 
 
 class TrlRun(TrainerRun):
-    """A run for TRL, which is synchronous.
+    """A run for TRL, whose trainers are synchronous.
 
     Raises:
         ConfigError: TRL is not installed.
@@ -44,15 +44,15 @@ class TrlRun(TrainerRun):
         )
 
     def prompt(self, item_id: str) -> list[dict[str, Any]]:
-        """Return the prompt of an item, whose last message names the item."""
+        """Return the prompt of an item, with the item's id in its last message."""
         *before, last = self.session.environment.initial_messages(self.item(item_id))
         return [*before, {**last, ITEM: item_id}]
 
     def tools(self) -> list[dict[str, Any]]:
-        """Return the schemas of the tools of all rollouts.
+        """Return the tool schemas, which all rollouts of the run share.
 
         Raises:
-            UsageError: not all items have the same tools, or some are those of MCP servers.
+            UsageError: items differ in their tools, or some tools are those of MCP servers.
         """
         session, offered, items = self.session, self.session.tools, list(self.items.values())
         if offered.servers or any(map(session.environment.mcp_servers, items)):

@@ -1,4 +1,4 @@
-"""The spec: one object with what TRL's trainers take, in the manner of TRL's own `HarborSpec`."""
+"""The spec: one object with all arguments of TRL's trainers that concern the environment, like TRL's `HarborSpec`."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ class HermesSpec:
         **options: Any,
     ) -> None:
         self._rewards = tuple(rewards)
-        checked = validated(RunOptions, options, "the options of HermesSpec")
-        self._shared = SharedRun(partial(TrlRun, environment, env, agent, checked, refills))
+        run_options = validated(RunOptions, options, "the options of HermesSpec")
+        self._shared = SharedRun(partial(TrlRun, environment, env, agent, run_options, refills))
 
     @property
     def run(self) -> TrlRun:
@@ -79,7 +79,7 @@ class HermesSpec:
         return Dataset.from_list([{"prompt": self.run.prompt(item_id)} for item_id in self.run.items])
 
     def environment_factory(self) -> RolloutEnvironment:
-        """Return a new environment in which TRL runs the model: `environment_factory` of `GRPOTrainer`.
+        """Return a new environment whose model TRL runs, for `environment_factory` of `GRPOTrainer`.
 
         Raises:
             UsageError: as `environment_class` says.
@@ -96,16 +96,17 @@ class HermesSpec:
         return [environment_reward, *map(only_scored, self._rewards)]
 
     def rollout_func(self, prompts: Sequence[Sequence[Mapping[str, Any]]], trainer: Any) -> dict[str, list[Any]]:
-        """Roll out a batch on the exact loop, all prompts at the same time: `rollout_func` of `GRPOTrainer`.
+        """Roll out all prompts of a batch at the same time, token-exact, for `rollout_func` of `GRPOTrainer`.
 
         Raises:
-            UsageError: the spec has no `agent`, or samples with another temperature than the trainer.
+            UsageError: the spec has no `agent`.
+            ConfigError: its agent samples at another temperature than the trainer.
             HermesError: as `GroupRoller.roll` says.
         """
         return rollout_columns(self.run, prompts, trainer)
 
     def rollout_worker(self, num_generations: int = 8, **limits: Any) -> HermesRolloutWorker:
-        """Return a worker for `AsyncGRPOTrainer(rollout_worker=…)`, on the exact loop; see `HermesRolloutWorker`."""
+        """Return a token-exact worker for `AsyncGRPOTrainer(rollout_worker=…)`; see `HermesRolloutWorker`."""
         return HermesRolloutWorker(lambda: self.run, num_generations, **limits)
 
     def close(self) -> None:
@@ -121,5 +122,5 @@ class HermesSpec:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what the spec was made with: in another process, it opens a run of its own."""
+        """Return the state without the open run: a copy in another process opens its own."""
         return {"_shared": self._shared, "_rewards": self._rewards}

@@ -23,17 +23,17 @@ BEAT_S = 0.5
 
 
 class HermesRolloutWorker:
-    """Rolls out one group after the other, several at a time, with TRL's `RolloutWorkerProtocol`.
+    """Rolls out groups without end, several at a time; implements TRL's `RolloutWorkerProtocol`.
 
-    A group that is short, as some of its rollouts failed, is compared with itself. One without two rollouts is left
-    out. Every sequence of a rollout is trained on, with the rollout's advantage.
+    Advantages are computed within a group, also if some of its rollouts failed. A group with fewer than two scored
+    rollouts is left out. Every sequence of a rollout is trained on, with the rollout's advantage.
 
     Args:
-        run: returns the run; called when the trainer starts the worker.
+        run: opens the run, when the trainer starts the worker.
         num_generations: rollouts of a group.
-        groups: number of groups that are rolled out at the same time.
-        queue_size: number of sequences that may wait for the trainer. When they do, no group is begun.
-        temperature: the trainer's.
+        groups: maximum number of groups that are rolled out at the same time.
+        queue_size: number of queued sequences from which on no new group begins.
+        temperature: the temperature at which the trainer computes logprobs.
     """
 
     def __init__(
@@ -56,10 +56,10 @@ class HermesRolloutWorker:
         self._version = 0
         self._beat = time.monotonic()
         self._fruitless: tuple[float, str] | None = None
-        """When the first group after the last sample gave none, and why."""
+        """Time and reason of the first of the groups in a row that gave no sample; None if the last one gave some."""
 
     def start(self) -> None:
-        """Begin to roll out, in the run's own thread.
+        """Start rolling out, in the run's own thread.
 
         Raises:
             HermesError: the run can't be opened, or is not token-exact.
@@ -69,20 +69,20 @@ class HermesRolloutWorker:
         self._run.call(self._begin())
 
     def stop(self) -> None:
-        """End what is being rolled out. Idempotent."""
+        """Cancel the running rollouts. Idempotent."""
         if self._run is not None and not self._run.closed:
             self._run.call(self._tasks.aclose())
 
     def update_model_version(self, model_version: int) -> None:
-        """Mark groups that begin from now on with this version."""
+        """Set the version that later groups are marked with."""
         self._version = model_version
 
     def check_health(self, stale_after_s: float) -> None:
-        """Check that there will be something to train on. A rollout may take any time.
+        """Check that there will be something to train on. Rollouts have no time limit here.
 
         Raises:
-            RuntimeError: the worker has failed; or for this many seconds, its event loop has not run, or all groups
-                that ended had too few rollouts with a reward.
+            RuntimeError: the worker has failed; or for `stale_after_s` seconds the event loop has not run, or every
+                group that ended had too few scored rollouts.
         """
         working, now = self._working, time.monotonic()
         if working is not None and working.done() and not working.cancelled():

@@ -1,4 +1,5 @@
-"""verifiers, both ways: it loads our environments as `hermes_rl`, and its tasksets are the environment `verifiers`.
+"""The adapter for verifiers, both ways: verifiers loads environments of hermes-rl under the name `hermes_rl`, and the
+environment `verifiers` takes tasksets of verifiers.
 
 This module is imported to list plugins, so it does not import verifiers.
 """

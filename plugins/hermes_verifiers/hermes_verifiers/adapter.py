@@ -1,4 +1,4 @@
-"""The Taskset, the Harness and the Env: what verifiers asks of us, in its words. Everything else is in `worker`."""
+"""The three classes that verifiers wants: a Taskset, a Harness and an Env. The rollouts themselves are in `worker`."""
 
 import hashlib
 from collections.abc import Iterator, Mapping
@@ -20,35 +20,37 @@ ERRORS: Mapping[FailureKind, type[RolloutError]] = {
     FailureKind.SETUP: TaskError,
     FailureKind.VERIFIER: TaskError,
 }
-"""The error for each kind of failure; `HarnessError` for the others."""
+"""The error of verifiers for each kind of failure; `HarnessError` for the others."""
 
 DEFAULTS = {"temperature": None, "request_timeout_s": 3600.0}
-"""Settings of the agent: verifiers sets the sampling, and a late request that is repeated would be a second turn."""
+"""Default settings of the agent. verifiers sets the temperature. A request that is repeated after a time limit would be
+a second turn of the trace, so the limit is long."""
 
 
 class HermesTasksetConfig(vf.TasksetConfig):
-    """Which environment, with which configuration, in which sandboxes."""
+    """The environment, its configuration, and the options of the run."""
 
     environment: str = "tasks"
     """The environment's name."""
     env: dict[str, Any] = Field(default_factory=dict)
     """The environment's configuration."""
     run: WorkerOptions = WorkerOptions()
-    """The options of the run: the backend, the isolation level, the time limits, and so on."""
+    """The options of the run: the backend, the isolation level, time limits, and so on."""
 
     @property
     def key(self) -> str:
-        """Return what tells the worker of this environment from others, in every process."""
-        said = self.model_dump_json(include={"environment", "env", "run"})
-        return hashlib.sha256(said.encode()).hexdigest()[:16]
+        """Return the key of this configuration's worker, which is the same in every process."""
+        configuration = self.model_dump_json(include={"environment", "env", "run"})
+        return hashlib.sha256(configuration.encode()).hexdigest()[:16]
 
 
 _workers: dict[str, Worker] = {}
-"""The workers of this process by key. verifiers makes tasks, harness and env apart from each other."""
+"""The workers of this process by key. Tasks, harness and env find theirs here, because verifiers makes each of them
+without the others."""
 
 
 def worker_of(config: HermesTasksetConfig) -> Worker:
-    """Return the worker of this environment in this process."""
+    """Return the worker of this configuration in this process."""
     return _workers.setdefault(config.key, Worker(config.environment, config.env, config.run))
 
 
@@ -60,17 +62,17 @@ class HermesData(vf.TaskData):
 
 
 class HermesState(vf.State):
-    """What the harness leaves for the reward, in the same process."""
+    """The part of a trace in which the harness leaves the reward for `HermesTask.reward`."""
 
     reward: float | None = None
 
 
 class HermesTask(vf.Task[HermesData, HermesState]):
-    """One item. `HermesHarness.launch` sets it up, and scores it too."""
+    """One item. `HermesHarness.launch` sets it up and scores it."""
 
     @property
     def key(self) -> str:
-        """Return the item's id, which stays the same when the dataset is shuffled or read in part."""
+        """Return the item's id, because a position would change when the dataset is shuffled or read in part."""
         item_id: str = self.data.name
         return item_id
 
@@ -94,7 +96,7 @@ class HermesTaskset(vf.Taskset[HermesTask, HermesTasksetConfig]):
         """Read the dataset, and yield a task for each item.
 
         Raises:
-            ConfigError: there is a system prompt that would not be used.
+            ConfigError: a system prompt is set for the taskset, which would have no effect.
             HermesError: as `Worker.prompts` says.
         """
         if self.system_prompt is not None:
@@ -116,11 +118,11 @@ class HermesHarnessConfig(vf.HarnessConfig):
     agent: str = "model"
     """The name of an agent that uses an OpenAI-compatible endpoint."""
     settings: dict[str, Any] = Field(default_factory=dict)
-    """Its settings, without the model, the endpoint and the key."""
+    """The agent's settings, without the model, the endpoint and the key, which verifiers sets."""
 
 
 class HermesHarness(vf.Harness[HermesHarnessConfig]):
-    """Runs whole rollouts in this process. Commands run in slots; the box that verifiers offers is not used."""
+    """Runs whole rollouts in this process. Commands run in slots, not in the runtime that verifiers offers."""
 
     APPENDS_SYSTEM_PROMPT = True
     EXECUTES_CODE = False
@@ -143,8 +145,8 @@ class HermesHarness(vf.Harness[HermesHarnessConfig]):
         Raises:
             SandboxError, TaskError, HarnessError: the rollout failed, so it has no reward.
         """
-        given = {**DEFAULTS, **self.config.settings, "model": ctx.model, "base_url": endpoint, "api_key": secret}
-        record = await roll_item(data, self.config.agent, given, trace)
+        settings = {**DEFAULTS, **self.config.settings, "model": ctx.model, "base_url": endpoint, "api_key": secret}
+        record = await roll_item(data, self.config.agent, settings, trace)
         trace.state.reward = record.reward
         if record.stop_reason == StopReason.TIME_LIMIT:
             trace.record_timeout("agent")
@@ -156,10 +158,10 @@ class HermesHarness(vf.Harness[HermesHarnessConfig]):
 async def roll_item(
     data: HermesData, agent: str, settings: Mapping[str, Any] | None = None, trace: vf.Trace | None = None
 ) -> Record:
-    """Return the record of a rollout that was scored, and note in the trace what the record knows beside the reward.
+    """Roll out an item, and return the record. Add its stop reason, timings and details to the trace's info.
 
     Raises:
-        SandboxError, TaskError, HarnessError: it failed.
+        SandboxError, TaskError, HarnessError: the rollout failed, so it has no reward.
     """
     notes: dict[str, Any] = {}
     if trace is not None:
@@ -188,13 +190,13 @@ def _rollout_error(kind: FailureKind, stage: str, reason: str) -> RolloutError:
 
 
 class HermesEnvConfig(SingleAgentEnvConfig):
-    """One agent, without a box of its own."""
+    """The configuration of an Env with one agent, whose runtime is a plain subprocess that is never used."""
 
     agent: AgentConfig = AgentConfig(runtime=vf.SubprocessConfig())
 
 
 class HermesEnv(SingleAgentEnv, vf.Env[HermesEnvConfig]):
-    """Keeps the sandboxes for as long as the process serves."""
+    """Keeps the run, with its sandboxes, open while verifiers serves."""
 
     def __init__(self, config: HermesEnvConfig) -> None:
         super().__init__(_with_our_time_limit(config))
@@ -219,8 +221,11 @@ class HermesEnv(SingleAgentEnv, vf.Env[HermesEnvConfig]):
 
 
 def _with_our_time_limit(config: HermesEnvConfig) -> HermesEnvConfig:
-    """Return the configuration with the time limit of the agent as that of the run, which scores what was done by then.
-    verifiers would cancel the rollout, with its verification."""
+    """Return the configuration with the agent's time limit moved to the run.
+
+    At its own limit, a run stops the agent and scores its work. verifiers would cancel the whole rollout, and so the
+    verification.
+    """
     limit_s = config.agent.timeout.rollout
     if limit_s is None:
         return config

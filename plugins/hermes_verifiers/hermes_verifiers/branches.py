@@ -1,4 +1,4 @@
-"""What a trainer may train on of a trace. Knows nothing of verifiers but the shape of its traces."""
+"""The sequences of a trace to train on. It needs only the shape of verifiers' traces, and does not import verifiers."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class Branch(NamedTuple):
 
 
 def branches(trace: Any) -> Iterator[Branch]:
-    """Yield the branches of a trace, so that every sampled token is trained on once.
+    """Yield the branches of a trace, with masks in which every sampled token is trained on once.
 
-    Branches share the nodes before they part. As in prime-rl, these are trained on in the first branch, and are only
-    context in the others. A branch in which nothing is left to train on is left out.
+    Branches share nodes up to where they part. As in prime-rl, a shared node is trained on in the first branch that has
+    it, and is only context in later ones. A branch without a token to train on is left out.
     """
     trained: set[int] = set()
     for branch in trace.branches:
-        mask = [own and id(node) not in trained for node in branch.nodes for own in node.mask]
+        mask = [sampled and id(node) not in trained for node in branch.nodes for sampled in node.mask]
         trained.update(id(node) for node in branch.nodes)
         if any(mask):
             yield Branch(branch.token_ids, mask, branch.logprobs)

@@ -1,4 +1,4 @@
-"""The environment `verifiers`: the tasks of a taskset, worked on by our agent in our slots, scored by their rewards."""
+"""The environment `verifiers`: tasks of a taskset, for agents of hermes-rl in slots, scored by the tasks' rewards."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ with VERIFIERS.imports():
 ELSEWHERE = "run it with vf-eval"
 
 OUTPUT_LIMIT = 16 << 20
-"""Bytes of a command's output that a task gets."""
+"""Maximum number of bytes of a command's output, and of one part of a file that is read."""
 
 
 class VerifiersConfig(EnvironmentConfig):
@@ -53,7 +53,7 @@ class VerifiersConfig(EnvironmentConfig):
 
 
 class SlotRuntime(vf.Runtime):
-    """The slot of a rollout as the box of a task. A lost sandbox raises `InfraError`, which ends the rollout."""
+    """A rollout's slot as the runtime of a task. A lost sandbox raises `InfraError`, which ends the rollout."""
 
     def __init__(self, commands: SlotCommands) -> None:
         super().__init__()
@@ -61,15 +61,15 @@ class SlotRuntime(vf.Runtime):
         self._commands = commands
 
     async def start(self) -> None:
-        """Do nothing: the slot is leased already."""
+        """Do nothing, because the slot is already leased."""
 
     async def run(self, argv: list[str], env: dict[str, str]) -> vf.ProgramResult:
         """Run a command in the slot's directory."""
         try:
-            done = await self._commands.run(argv, env=self.process_env(env), output_limit=OUTPUT_LIMIT)
-        except CommandError as error:
+            result = await self._commands.run(argv, env=self.process_env(env), output_limit=OUTPUT_LIMIT)
+        except CommandError as error:  # the statuses are those of a shell
             return vf.ProgramResult(127 if error.code == "not_found" else 126, "", error.message)
-        return vf.ProgramResult(done.returncode, done.text, done.error_text)
+        return vf.ProgramResult(result.returncode, result.text, result.error_text)
 
     async def _read(self, path: str, max_bytes: int | None = None) -> bytes:
         data = b""
@@ -93,8 +93,8 @@ class SlotRuntime(vf.Runtime):
 
 
 class VerifiersEnvironment(Environment):
-    """A taskset of verifiers. Our agent works on its tasks, with our tools. The hooks and rewards of a task use the
-    agent's slot as their runtime."""
+    """A taskset of verifiers, for agents and tools of hermes-rl. A task's hooks and rewards get the agent's slot as
+    their runtime."""
 
     name = "verifiers"
     config_class = VerifiersConfig
@@ -107,10 +107,10 @@ class VerifiersEnvironment(Environment):
         self._items: Sequence[Item] = ()
 
     async def setup(self) -> None:
-        """Load the taskset, and see whether its tasks fit.
+        """Load the taskset, and check that its tasks can be run here.
 
         Raises:
-            DatasetError: it can't be loaded, or needs something that only verifiers has; says what.
+            DatasetError: the taskset can't be loaded, or needs something that only verifiers has.
         """
         await asyncio.to_thread(self._load)
 
@@ -149,25 +149,25 @@ class VerifiersEnvironment(Environment):
     def initial_messages(self, item: Item) -> list[dict[str, Any]]:
         """Return the task's conversation. Its system prompt takes the place of the configuration's."""
         data = self._tasks[item["id"]].data
-        said = data.system_prompt or self.config.system_prompt
-        own = [{"role": "system", "content": said}] if said else []
+        system = data.system_prompt or self.config.system_prompt
+        messages = [{"role": "system", "content": system}] if system else []
         if isinstance(data.prompt, str):
-            return [*own, {"role": "user", "content": data.prompt}]
-        return [*own, *(message_to_wire(message) for message in data.prompt)]
+            return [*messages, {"role": "user", "content": data.prompt}]
+        return [*messages, *(message_to_wire(message) for message in data.prompt)]
 
     def image(self, item: Item) -> str | None:
         """Return the task's image, if `use_images` is set."""
-        named: str | None = self._tasks[item["id"]].data.image
-        return named if self.config.use_images else None
+        image: str | None = self._tasks[item["id"]].data.image
+        return image if self.config.use_images else None
 
     def cwd(self, item: Item) -> str | None:
         """Return the task's directory, if `use_images` is set."""
-        named: str | None = self._tasks[item["id"]].data.workdir
-        return named if self.config.use_images else None
+        workdir: str | None = self._tasks[item["id"]].data.workdir
+        return workdir if self.config.use_images else None
 
     @hookimpl
     async def setup_trajectory_workspace(self, item: Item, rollout: RolloutHandle) -> dict[str, Any]:
-        """Set up the task in the slot. The trace, with the state that a task keeps there, goes to the verification."""
+        """Set up the task in the slot. The metadata hand the trace, with the task's state, to the verification."""
         task = self._tasks[item["id"]]
         trace = Trace(
             task=TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash),
@@ -183,7 +183,7 @@ class VerifiersEnvironment(Environment):
     ) -> tuple[float, dict[str, Any]]:
         """Finalize the task, and sum its weighted rewards."""
         task, trace, runtime = self._tasks[item["id"]], workspace_meta["trace"], SlotRuntime(rollout.commands)
-        trace.nodes = list(_nodes(result.messages, given=len(self.initial_messages(item))))
+        trace.nodes = list(_nodes(result.messages, prompt_length=len(self.initial_messages(item))))
         trace.stop_condition = str(result.stop_reason)
         await invoke(task.finalize, {"trace": trace, "runtime": runtime})
         await task.score(trace, runtime)
@@ -195,7 +195,7 @@ class VerifiersEnvironment(Environment):
 
 
 def _unfit(task: vf.Task) -> Iterator[str]:
-    """Yield what of a task our agent can't have."""
+    """Yield each reason why agents of hermes-rl can't work on a task."""
     data = task.data
     for unfit, reason in (
         (type(task).toolsets(task.config), "has tool servers of its own"),
@@ -212,11 +212,11 @@ def _unfit(task: vf.Task) -> Iterator[str]:
             yield reason
 
 
-def _nodes(messages: Sequence[Mapping[str, Any]], given: int) -> Iterator[MessageNode]:
-    """Yield the conversation as verifiers keeps it; the first `given` messages are the prompt."""
+def _nodes(messages: Sequence[Mapping[str, Any]], prompt_length: int) -> Iterator[MessageNode]:
+    """Yield a conversation as nodes of a trace. The first `prompt_length` messages are the prompt."""
     for number, message in enumerate(messages):
         yield MessageNode(
             parent=number - 1 if number else None,
             message=parse_message(dict(message)),
-            sampled=number >= given and message["role"] == "assistant",
+            sampled=number >= prompt_length and message["role"] == "assistant",
         )

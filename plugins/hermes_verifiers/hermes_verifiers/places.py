@@ -1,4 +1,4 @@
-"""Places for rollouts, which all processes of a user on one host share."""
+"""Limits the rollouts at the same time over all processes of a user on one host."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 LOOK_S = 0.05
-"""Seconds between two looks for a free place."""
+"""Seconds between checks for a free place."""
 
 
 class Places:
-    """A number of places, each a lock file. The kernel frees the places of a process that has ended.
+    """A semaphore of lock files. The kernel frees the places of a process that has ended.
 
-    Processes may have different numbers: together they never have more rollouts than the highest.
+    Processes may have different counts. Together they never hold more places than the largest count.
 
     Args:
-        directory: where the lock files are; on a local disk. It is made when it is needed.
+        directory: the folder of the lock files, on a local disk. It is made when it is needed.
         count: the number of places.
     """
 
     def __init__(self, directory: Path, count: int) -> None:
         self._files = [directory / str(number) for number in range(count)]
         self._line = asyncio.Lock()
-        """Held by the first in line of this process, who looks for a place."""
+        """Held by the one caller of this process that checks for a free place."""
 
     @asynccontextmanager
     async def one(self) -> AsyncIterator[None]:
@@ -40,7 +40,7 @@ class Places:
             os.close(place)
 
     def _free(self) -> int | None:
-        """Return the descriptor of a lock file that is now ours, or None."""
+        """Lock a free file. Return its descriptor, or None if all are locked."""
         self._files[0].parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         for file in self._files:
             descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)

@@ -1,4 +1,4 @@
-"""The run that one process of verifiers keeps open, and shares among its rollouts. Knows nothing of verifiers."""
+"""The run that a process of verifiers opens once and shares among its rollouts. It does not import verifiers."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ from hermes_verifiers.places import Places
 
 
 class WorkerOptions(RunOptions):
-    """The options of a run, without those that are the trainer's business."""
+    """The options of a run, with those fixed that verifiers decides."""
 
     concurrency: int = Field(default=32, ge=1, le=1 << 16)
-    """Number of rollouts at the same time, of all processes of this user on this host."""
+    """Maximum number of rollouts at the same time, over all processes of this user on this host."""
     group_size: Literal[1] = 1
     """verifiers plans each rollout of a group by itself (`-r`)."""
     infra_retries: Literal[0] = 0
-    """verifiers repeats failed rollouts (`--env.retries`). If we did, the turns of abandoned attempts would be trained
-    on, too, because they are in the trace."""
+    """verifiers repeats failed rollouts (`--env.retries`). The turns of an attempt that we repeat stay in the trace
+    and would be trained on, too."""
     stop_on_infra: None = None
     max_cost: None = None
 
 
 class WorkerRun(TrainerRun):
-    """The run of a worker."""
+    """The run of a worker, with the places for its rollouts."""
 
     @cached_property
     def places(self) -> Places:
-        """Return the places for rollouts, which all processes of this user on this host share."""
+        """Return the places, which all processes of this user on this host share."""
         session = self.session
         directory = session.runtime.settings.state_dir / "verifiers" / socket.gethostname()
         return Places(directory, session.options.concurrency)
 
 
 class Worker:
-    """One environment in this process. Its run is opened by the first who needs it and closed by the last.
+    """One environment in this process. Its first user opens the run, and its last user closes it.
 
     Args:
-        environment: its name.
-        env: its configuration.
-        options: `concurrency` is the number of rollouts at the same time of all processes of this user on this host.
+        environment: the environment's name.
+        env: the environment's configuration.
+        options: options of the run.
     """
 
     def __init__(self, environment: str, env: Mapping[str, Any], options: RunOptions) -> None:
@@ -64,25 +64,25 @@ class Worker:
             return {item_id: environment.initial_messages(item) for item_id, item in run.items.items()}
 
     async def roll(self, item_id: str, agent: str, settings: Mapping[str, Any] | None = None) -> Rolled:
-        """Roll out an item once. All rollouts of an item are placed on one sandbox if they fit.
+        """Roll out an item once. All rollouts of an item share a sandbox if they fit.
 
         Args:
             agent: the agent's name.
             settings: the agent's settings.
 
         Raises:
-            HermesError: no rollout can be done with these options, or the model's endpoint answers nobody.
+            HermesError: the run can't be opened with these options, or the model's endpoint is gone.
         """
         async with self.open() as run:
             session = run.session
             if agent == "oracle":
                 session.hooks.check_solve()
-            works = session.runtime.agent(agent, settings)
+            worker = session.runtime.agent(agent, settings)
             try:
                 async with run.places.one():
-                    return await run.roll_one(item_id, agent=works, group_id=item_id)
+                    return await run.roll_one(item_id, agent=worker, group_id=item_id)
             finally:
-                await session.runtime.close(works)
+                await session.runtime.close(worker)
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[WorkerRun]:
@@ -98,5 +98,5 @@ class Worker:
         finally:
             self._users -= 1
             if not self._users:
-                self._run = None  # the next who needs one opens another, and need not wait
+                self._run = None  # so that the next user opens another run and need not wait for this one to close
                 await complete(run.aclose())
