@@ -41,7 +41,7 @@ COMMAND = (
     Station("sandbox.guest.request:RequestTable.handle", "in the sandbox: answers a known request again"),
     Station("sandbox.guest.operations:Operations.launch", "makes the pipes"),
     Station("sandbox.guest.parent:Parent._start", "starts the command as the slot's user"),
-    Station("sandbox.guest.execution:Execution.exited", "answers when the output is drained"),
+    Station("sandbox.guest.execution:Execution.record_exit", "answers when the output is drained"),
 )
 
 REWARD = (

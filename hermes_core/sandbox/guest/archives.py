@@ -1,4 +1,7 @@
-"""Tar streams in and out of a directory: nothing leaves it, whatever running processes change meanwhile."""
+"""Unpacks tar streams into a directory, and packs a directory into a tar stream.
+
+Nothing outside the directory is read or written, whatever running processes change meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,11 @@ if TYPE_CHECKING:
     from typing import Any, BinaryIO
 
 BLOCK = 256 << 10
-_KNOWN_FOLDERS = 10_000
+_MAX_FOLDERS = 10_000
 
 COMPRESSIONS = ("", "gz", "bz2", "xz")
-"""What a tar stream may be compressed with: only what its sender says, as a file name can look like any of them."""
+"""How a tar stream may be compressed. The sender says how; it can't be guessed, as a file name in a plain archive may
+begin like a compressed one."""
 
 _NOT_READABLE = (
     errno.EACCES,
@@ -27,11 +31,11 @@ _NOT_READABLE = (
     errno.ENXIO,
     errno.ENAMETOOLONG,
 )
-"""Of these an archive leaves out what it can't read. Everything else (no descriptors, no memory, a lease) fails it."""
+"""With these errors, `pack` leaves a file out. With others (no descriptors, no memory, a lease) it fails."""
 
 
 class ArchiveRefused(Exception):
-    """The operation can't be done; `code` is a stable word for why."""
+    """An operation on files is refused; `code` is the stable code for the reason."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -39,7 +43,7 @@ class ArchiveRefused(Exception):
 
 
 def _in_archive(path: str) -> str:
-    """Return a path as archives store it: its bytes, decoded as UTF-8, whatever encoding this interpreter uses."""
+    """Return a path as archives store it: its bytes decoded as UTF-8, whatever encoding this interpreter uses."""
     return os.fsencode(path).decode("utf-8", "surrogateescape")
 
 
@@ -76,39 +80,39 @@ def unpack(path: str, compression: str = "") -> dict[str, Any]:
             raise ArchiveRefused("invalid", "not a tar archive, or cut off: %s" % error) from error
         except OSError:
             raise
-        except Exception as error:  # the decompressors have errors of their own, in modules that may not be there
+        except Exception as error:  # decompressors have their own errors, in modules that may be missing
             raise (
                 error if isinstance(error, ArchiveRefused) else ArchiveRefused("invalid", "not readable: %s" % error)
             ) from error
-        # The writer must not get a broken pipe for the padding behind the last member.
+        # Read the padding behind the last member too, or the writer gets a broken pipe.
         while source.read(BLOCK):
             pass
     return {}
 
 
 class _Folders:
-    """Where the directories of an archive really are.
+    """Resolves links in the directories of an archive's members.
 
-    Those that no link leads to are looked at once: to resolve every member's path from the top takes the cube of the
-    depth. No member can put a link in the place of a directory, only in that of another link.
+    Directories that contain no link are resolved only once, because resolving each member's path from the top would
+    take time cubic in its depth. That is safe: a member can replace a link by a link, but never a directory.
     """
 
     def __init__(self, root: str) -> None:
         self.root = root
-        self._known = {root}
+        self._resolved = {root}
 
     def resolve(self, folder: str) -> str:
         """Return the real path of a directory below the root. The caller makes the directory if it is missing."""
-        unknown = []
-        above = folder
-        while above not in self._known:
-            unknown.append(above)
-            above = os.path.dirname(above)
-        if any(map(os.path.islink, reversed(unknown))):
+        parents = []
+        parent = folder
+        while parent not in self._resolved:
+            parents.append(parent)
+            parent = os.path.dirname(parent)
+        if any(map(os.path.islink, reversed(parents))):
             return os.path.realpath(folder)
-        if len(self._known) > _KNOWN_FOLDERS:
-            self._known = {self.root}
-        self._known.update(unknown)
+        if len(self._resolved) > _MAX_FOLDERS:
+            self._resolved = {self.root}
+        self._resolved.update(parents)
         return folder
 
 
@@ -155,13 +159,13 @@ def _extract_file(archive: tarfile.TarFile, member: tarfile.TarInfo, target: str
     fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, (member.mode & 0o777) | 0o600)
     try:
         source = archive.extractfile(member)
-        left = member.size
-        while source is not None and left:
-            data = source.read(min(BLOCK, left))
+        size = member.size
+        while source is not None and size:
+            data = source.read(min(BLOCK, size))
             if not data:
                 raise ArchiveRefused("invalid", "the archive is cut off in %r" % member.name)
             write_all(fd, data)
-            left -= len(data)
+            size -= len(data)
         os.utime(fd, (member.mtime, member.mtime))
     finally:
         os.close(fd)
@@ -171,9 +175,9 @@ def _extract_file(archive: tarfile.TarFile, member: tarfile.TarInfo, target: str
 
 
 def pack(path: str, max_bytes: int) -> dict[str, Any]:
-    """Write a plain tar of what is below `path` to standard output, without devices and unreadable files.
+    """Write an uncompressed tar of the directory `path` to standard output, without devices and unreadable files.
 
-    A file with several names is read once; its other names become hard links.
+    A file with several names is stored once; its other names become hard links.
     """
     sink = os.fdopen(os.dup(1), "wb")
     with sink, tarfile.open(
@@ -188,11 +192,11 @@ def pack(path: str, max_bytes: int) -> dict[str, Any]:
             try:
                 member, source = _member(archive, os.path.join(path, relative), _in_archive(relative))
             except OSError as error:
-                _pass_over(error)
+                _raise_unless_unreadable(error)
                 continue
             if member is None:
                 continue
-            # What has gone out: the headers of long names and link targets are larger than a file's own.
+            # Compare what was written, because headers of long names and link targets can be larger than the files.
             if archive.offset + tarfile.BLOCKSIZE + member.size > max_bytes:
                 raise ArchiveRefused("too_large", "more than %d bytes: %s" % (max_bytes, path))
             if source is None:
@@ -205,9 +209,9 @@ def pack(path: str, max_bytes: int) -> dict[str, Any]:
 
 
 def _member(archive: tarfile.TarFile, full: str, name: str) -> tuple[tarfile.TarInfo | None, BinaryIO | None]:
-    """Return a path's header, and its open file if it is a file. The open doesn't block if a pipe took its place."""
+    """Return the header of a path (None if it is left out), and the open file if it is a regular file."""
     source = None
-    if stat.S_ISREG(os.lstat(full).st_mode):
+    if stat.S_ISREG(os.lstat(full).st_mode):  # non-blocking, because a pipe may take its place meanwhile
         source = os.fdopen(os.open(full, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC), "rb")
     member: tarfile.TarInfo | None = archive.gettarinfo(full, arcname=name, fileobj=source)
     if member is None or not (member.isreg() or member.isdir() or member.issym() or member.islnk()):
@@ -224,7 +228,7 @@ def _member(archive: tarfile.TarFile, full: str, name: str) -> tuple[tarfile.Tar
 
 
 class _Padded:
-    """A file that is being changed: what is missing at its end reads as zeros, so that the archive stays whole."""
+    """A file that may shrink while it is read. Missing bytes are read as zeros, so that the archive stays valid."""
 
     def __init__(self, source: BinaryIO) -> None:
         self._source = source
@@ -233,8 +237,8 @@ class _Padded:
         return self._source.read(size).ljust(size, b"\0")
 
 
-def _pass_over(error: OSError) -> None:
-    """Raise the error again, unless it says that this file is one which can't be read."""
+def _raise_unless_unreadable(error: OSError) -> None:
+    """Raise the error again, unless it only means that this file can't be read."""
     if error.errno not in _NOT_READABLE:
         raise error
 
@@ -250,18 +254,18 @@ def _walk(path: str, most: int) -> Iterator[str]:
         try:
             names = _names(full, relative, most) if stat.S_ISDIR(os.lstat(full).st_mode) else []
         except OSError as error:
-            _pass_over(error)
+            _raise_unless_unreadable(error)
             continue
         most -= len(names)
         pending += names
 
 
 def _names(folder: str, relative: str, most: int) -> list[str]:
-    """Return the relative paths of a directory's entries in reverse order. More than `most` are refused."""
-    found: list[str] = []
+    """Return the relative paths of a directory's entries in reverse order. More than `most` raise ArchiveRefused."""
+    paths: list[str] = []
     with os.scandir(folder) as entries:
         for entry in entries:
-            if len(found) >= most:
+            if len(paths) >= most:
                 raise ArchiveRefused("too_large", "too many files: %s" % folder)
-            found.append(os.path.join(relative, entry.name))
-    return sorted(found, reverse=True)
+            paths.append(os.path.join(relative, entry.name))
+    return sorted(paths, reverse=True)

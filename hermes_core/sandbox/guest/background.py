@@ -1,4 +1,4 @@
-"""Background processes of a slot: their exit codes and the ends of their logs outlive them."""
+"""Background processes of a slot. Their exit codes and the last parts of their logs can be read after their ends."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     Answer = Callable[[], object]
 
 MOST = 64
-"""Processes of a slot that are known of, running or ended."""
+"""Maximum number of processes of a slot that are listed, running or ended."""
 KEEP_S = 1800.0
-"""How long after its end a process is known of."""
+"""For how long after its end a process is listed."""
 
 
 class BackgroundProcess:
-    """What is known of a background process besides its execution."""
+    """A background process: its execution, and the requests that wait for its output or its end."""
 
     def __init__(self, slot: GuestSlot, execution: Execution, command: str, cwd: str) -> None:
         self.slot = slot
@@ -49,7 +49,7 @@ class BackgroundProcess:
         return ring
 
     def wake(self, waiting: list[Answer]) -> None:
-        """Answer those who have waited."""
+        """Give all waiting answers."""
         answers, waiting[:] = list(waiting), []
         for answer in answers:
             answer()
@@ -75,7 +75,7 @@ class BackgroundProcess:
 
 
 class BackgroundProcesses:
-    """The operations on background processes, each of which answers its request. They raise Refusal."""
+    """The operations on background processes. Each answers its request, or raises Refusal."""
 
     def __init__(self, operations: Operations) -> None:
         self._operations = operations
@@ -88,15 +88,15 @@ class BackgroundProcesses:
         return {name: getattr(self, name) for name in names}
 
     def start(self, request: GuestRequest, header: Header, body: bytes) -> None:
-        """Start one; answered once it has its pid."""
+        """Start a process. Answer when it has a pid."""
         slot = self._operations.slot(header)
-        known = self._known(slot)
-        _make_room(known)
+        processes = self._processes_of(slot)
+        _make_room(processes)
 
         def on_end(execution: Execution) -> None:
             process.ended = time.monotonic()
             if execution.error is not None:
-                known.pop(process.id, None)
+                processes.pop(process.id, None)
                 self._requests.refuse(request, execution.error)
             else:
                 self._requests.reply(request, {"process": process.describe()})
@@ -107,21 +107,21 @@ class BackgroundProcesses:
         process = BackgroundProcess(slot, execution, header.get("label", ""), self._operations.directory(slot, header))
         execution.on_start = lambda: self._requests.reply(request, {"process": process.describe()})
         execution.on_output = lambda: process.wake(process.at_output)
-        known[process.id] = process
+        processes[process.id] = process
         self._operations.launch(slot, execution, dict(header, input=True), body)
 
     def processes(self, request: GuestRequest, header: Header, _body: bytes) -> None:
         """Answer with all processes of a slot, oldest first."""
-        known = self._known(self._operations.slot(header))
-        _forget_old(known)
-        self._requests.reply(request, {"processes": [process.describe() for process in known.values()]})
+        processes = self._processes_of(self._operations.slot(header))
+        _forget_old(processes)
+        self._requests.reply(request, {"processes": [process.describe() for process in processes.values()]})
 
     def poll(self, request: GuestRequest, header: Header, _body: bytes) -> None:
         """Answer with the status of one process."""
         self._requests.reply(request, {"process": self._process(header).describe()})
 
     def log(self, request: GuestRequest, header: Header, _body: bytes) -> None:
-        """Answer with its output from an offset on. `wait`: wait up to so many seconds for output or its end."""
+        """Answer with the log from an offset on. With `wait`, wait up to so many seconds for output or the end."""
         process = self._process(header)
         offset, limit, wait = header["offset"], header["limit"], header.get("wait")
 
@@ -129,8 +129,8 @@ class BackgroundProcesses:
             data, start = process.log.read(offset, limit)
             dropped = max(0, process.log.start - offset)
             running = not process.execution.ended
-            about = {"offset": start, "total": process.log.total, "dropped": dropped, "running": running}
-            self._requests.reply(request, about, data)
+            reply = {"offset": start, "total": process.log.total, "dropped": dropped, "running": running}
+            self._requests.reply(request, reply, data)
 
         if wait and process.log.total <= offset and not process.execution.ended:
             self._answer_later(request, process.at_output, answer, wait)
@@ -138,21 +138,21 @@ class BackgroundProcesses:
             answer()
 
     def wait(self, request: GuestRequest, header: Header, _body: bytes) -> None:
-        """Answer when it ends, or after `timeout` seconds."""
+        """Answer when the process ends, or after `timeout` seconds."""
         self._answer_at_end(request, self._process(header), header.get("timeout"))
 
     def write(self, request: GuestRequest, header: Header, body: bytes) -> None:
-        """Write to its standard input as much as there is room for."""
+        """Write to the standard input of a process, as much as there is room for. Answer with the number of bytes."""
         execution = self._process(header).execution
         stdin = execution.stdin
-        if execution.ended or stdin is None or stdin.closed:
+        if execution.ended or stdin is None or stdin.is_closed:
             raise Refusal("command", "ended", "the process has ended, or its standard input is closed")
-        taken = body[: max(0, WINDOW - stdin.pending())]
-        stdin.add(stdin.received, taken, bool(header.get("eof")) and len(taken) == len(body))
-        self._requests.reply(request, {"taken": len(taken)})
+        data = body[: max(0, WINDOW - stdin.pending())]
+        stdin.add(stdin.received, data, bool(header.get("eof")) and len(data) == len(body))
+        self._requests.reply(request, {"taken": len(data)})
 
     def resize(self, request: GuestRequest, header: Header, _body: bytes) -> None:
-        """Give its terminal another size."""
+        """Resize the terminal of a process."""
         process = self._process(header)
         if process.execution.pty is None:
             raise Refusal("command", "no_pty", "the process has no terminal")
@@ -162,7 +162,7 @@ class BackgroundProcesses:
         self._requests.reply(request, {"process": process.describe()})
 
     def kill(self, request: GuestRequest, header: Header, _body: bytes) -> None:
-        """End it, and what it has left running if it has ended itself; answered at its end, or theirs."""
+        """End a process, or, if it has ended, the processes that it left running. Answer when they have ended."""
         process = self._process(header)
         if process.execution.ended:
             self._sweep(request, process, header["grace"])
@@ -171,23 +171,23 @@ class BackgroundProcesses:
             process.execution.stop(header["grace"])
 
     def _sweep(self, request: GuestRequest, process: BackgroundProcess, grace: float) -> None:
-        def done(count: int) -> None:
+        def answer(count: int) -> None:
             process.left += count
             self._requests.reply(request, {"process": process.describe()})
 
-        process.slot.sweep(process.execution.id, grace, done)
+        process.slot.sweep(process.execution.id, grace, answer)
 
-    def _known(self, slot: GuestSlot) -> dict[str, BackgroundProcess]:
-        """Return a slot's known processes. After the slot is recycled there are none."""
+    def _processes_of(self, slot: GuestSlot) -> dict[str, BackgroundProcess]:
+        """Return the listed processes of a slot by id. Recycling the slot empties the dictionary."""
         if slot.index not in self._of_slots:
-            known = self._of_slots[slot.index] = {}
-            slot.on_forget = known.clear
+            processes = self._of_slots[slot.index] = {}
+            slot.on_forget = processes.clear
         return self._of_slots[slot.index]
 
     def _process(self, header: Header) -> BackgroundProcess:
-        known = self._known(self._operations.slot(header))
-        _forget_old(known)
-        process = known.get(header["process"])
+        processes = self._processes_of(self._operations.slot(header))
+        _forget_old(processes)
+        process = processes.get(header["process"])
         if process is None:
             raise Refusal("command", "unknown_process", "no process %r in this slot" % header["process"])
         return process
@@ -202,7 +202,7 @@ class BackgroundProcesses:
             self._answer_later(request, process.at_end, answer, limit)
 
     def _answer_later(self, request: GuestRequest, waiting: list[Answer], answer: Answer, limit: float | None) -> None:
-        """Answer when the awaited event happens, or at the time limit."""
+        """Answer when the list `waiting` is woken, or after `limit` seconds."""
 
         def give_up() -> None:
             if answer in waiting:
@@ -218,19 +218,19 @@ class BackgroundProcesses:
             request.timer = self._requests.later(limit, too_late)
 
 
-def _forget_old(known: dict[str, BackgroundProcess]) -> None:
-    """Let go of what ended long ago."""
+def _forget_old(processes: dict[str, BackgroundProcess]) -> None:
+    """Remove the processes that ended long ago."""
     now = time.monotonic()
-    for process in list(known.values()):
+    for process in list(processes.values()):
         if process.execution.ended and now - process.ended > KEEP_S:
-            del known[process.id]
+            del processes[process.id]
 
 
-def _make_room(known: dict[str, BackgroundProcess]) -> None:
-    """Make room for one more: forget those that ended first. Raises Refusal if the maximum are still running."""
-    _forget_old(known)
-    ended = [process for process in known.values() if process.execution.ended]
-    for process in sorted(ended, key=lambda each: each.ended)[: max(0, len(known) - MOST + 1)]:
-        del known[process.id]
-    if len(known) >= MOST:
+def _make_room(processes: dict[str, BackgroundProcess]) -> None:
+    """Make room for one more: remove those that ended first. Raises Refusal if too many are running."""
+    _forget_old(processes)
+    ended = [process for process in processes.values() if process.execution.ended]
+    for process in sorted(ended, key=lambda each: each.ended)[: max(0, len(processes) - MOST + 1)]:
+        del processes[process.id]
+    if len(processes) >= MOST:
         raise Refusal("command", "too_many", "%d background processes run already" % MOST)

@@ -1,4 +1,4 @@
-"""How a slot's parent gets into its user and namespaces, and proves that nothing of an earlier lease is left there."""
+"""Confines a slot's parent to its user and namespaces, and proves that no process of an earlier lease is left there."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _SHM_BYTES = 64 << 20
 _TERMINALS = 64
 _UMASK = 0o022
-"""The usual one, which programs and checks expect. What is private is so by the directories above."""
+"""The usual umask, which programs and checks expect. Private files are protected by the directories above them."""
 _OPEN_FILES = 4096
 """Maximum number of descriptors of a process: the kernel's default, and far fewer than the guest has."""
 _SIGNALS = 4096
@@ -45,23 +45,23 @@ _PROOF_TRIES, _PROOF_PAUSE_S = 4, 0.001
 
 
 class Plan(Value):
-    """What a slot's parent becomes."""
+    """How a slot's parent is confined."""
 
     workspace: Workspace
     mechanism: str
-    """`shared` (nothing of its own), `user`, `namespace`, or `root` (of a root directory of its own)."""
+    """`shared` (no isolation), `user`, `namespace`, or `root` (root in a root directory of its own)."""
     uid: int | None
-    """The user that it becomes. None leaves it the guest's."""
+    """The user that it becomes. None: it stays the guest's user."""
     counted_as: int | None
-    """For `root`: the user outside as which the kernel counts its processes."""
+    """For `root`: the user outside whose limits the kernel counts its processes against."""
     layers: Layers | None
-    """For `root`: the layers below its root directory."""
+    """For `root`: the layers of its root directory."""
     lists: Lists | None
-    """For `namespace`: the lists of users that it sees as the system's. None shows those of the system."""
+    """For `namespace`: the contents of /etc/passwd and /etc/group that it sees. None: those of the system."""
     user_namespace: bool
-    """Whether it gets a user namespace, in which `uid` is the guest's own user."""
+    """Whether it gets a user namespace, in which `uid` stands for the guest's user."""
     net_namespace: bool
-    """For `namespace` and `root`: whether it gets a network of its own, which has only a loopback."""
+    """For `namespace` and `root`: whether it gets a network namespace, which has only a loopback."""
     max_processes: int
     """Maximum number of processes of its user. 0 is no limit."""
     process_memory: int
@@ -69,16 +69,17 @@ class Plan(Value):
     max_files: int
     """The soft limit on the descriptors of each command."""
     visible: Sequence[str]
-    """For `namespace`: what it can read besides the system."""
+    """For `namespace`: the paths that it can read besides the system."""
     scratch: str
-    """For `namespace` and `root`: the directory that its root is mounted on."""
+    """For `namespace` and `root`: the directory that its root directory is mounted on."""
     wipe: bool
-    """Whether the workspace is emptied first, and the files that the user owns in `swept` are removed."""
+    """Whether the workspace is emptied first, and the user's files in `swept` are removed."""
     swept: Sequence[str]
+    """The directories outside the workspace where the user may have files."""
 
     @property
     def has_namespaces(self) -> bool:
-        """Return whether it has namespaces of its own. Another process then makes it."""
+        """Return whether it gets namespaces. Then, the process that we fork makes them and forks the parent."""
         return self.mechanism in ("namespace", "root")
 
 
@@ -92,10 +93,10 @@ def _prctl(option: int, value: int) -> None:
 
 
 def parent_main(sock: socket.socket, plan: Plan) -> NoReturn:
-    """Run the forked child: confine it as `plan` says, report that, then serve. Never returns."""
+    """Run a slot's parent in the forked child: confine it by `plan`, report that, then serve. Never returns."""
     try:
         _detach(sock)
-        if plan.mechanism == "user" and not _proved_alone(plan.uid or 0):
+        if plan.mechanism == "user" and not _prove_alone(plan.uid or 0):
             _tell(sock, {"dirty": True})
             os._exit(0)
         if plan.wipe:
@@ -125,13 +126,13 @@ def _enter_own_user(sock: socket.socket, plan: Plan) -> None:
         _enter_namespaces(sock, plan)
     else:
         become_subreaper()
-    # Only now: a user namespace inherits its creator's limits, and counts all of that user's processes against them.
+    # Only inside the user namespace: it inherits its creator's limits, and counts all processes of that user.
     _limit(plan)
     if plan.uid is not None:
         namespaces.become(plan.uid, plan.uid)
-        # Nor may the slot look into us: with the socket it could report results of its own making.
+        # The slot's processes must not inspect us: with our socket they could forge results.
         _prctl(_SET_DUMPABLE, 0)
-        if plan.mechanism == "user":  # the others have a /proc of their own
+        if plan.mechanism == "user":  # with namespaces, /proc is read-only
             landlock.forbid_writes_to_proc()
         syscalls.restrict()
 
@@ -141,11 +142,11 @@ def _tell(sock: socket.socket, message: dict[str, Any]) -> None:
 
 
 def _detach(sock: socket.socket) -> None:
-    """Let go of all that is the guest's but its session.
+    """Drop the guest's descriptors and signal handlers, but stay in its session.
 
-    The kernel schedules each session as a group of its own (`man 7 sched`, autogroup). On a busy machine, whoever is
-    woken from another group waits milliseconds for a processor; within a group it goes on at once. Each command goes
-    from the guest to the slot's parent and back.
+    The kernel schedules each session as one group (`man 7 sched`, autogroup). On a busy machine, a process that is
+    woken by another group waits milliseconds for a processor, and one woken by its own group runs at once. Each
+    command goes from the guest to the slot's parent and back.
     """
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -155,7 +156,7 @@ def _detach(sock: socket.socket) -> None:
         os.dup2(null, fd)
     close_all_but({0, 1, 2, sock.fileno()})
     try:
-        # Memory pressure shall take the slots' commands before the guest.
+        # If memory is short, the kernel shall kill the slots' commands before the guest.
         fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
         try:
             os.write(fd, b"1000")
@@ -167,37 +168,37 @@ def _detach(sock: socket.socket) -> None:
 
 def _limit(plan: Plan) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    # The kernel counts descriptors that are on their way over unix sockets by user, against the limit of each sender:
-    # where slots share the guest's, it must still be able to send when they no longer are.
-    files = _bound(resource.RLIMIT_NOFILE, min(_OPEN_FILES, max(1, _hard(resource.RLIMIT_NOFILE) // 2)))
+    # The kernel counts descriptors in flight over unix sockets per user, and compares with the sender's limit. If slots
+    # share the guest's user, their limit must be lower, so that the guest can still send when slots no longer can.
+    files = _lower_limit(resource.RLIMIT_NOFILE, min(_OPEN_FILES, max(1, _hard_limit(resource.RLIMIT_NOFILE) // 2)))
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(plan.max_files, files), files))
-    _bound(resource.RLIMIT_SIGPENDING, _SIGNALS)
+    _lower_limit(resource.RLIMIT_SIGPENDING, _SIGNALS)
     if plan.user_namespace:
-        _bound(resource.RLIMIT_MSGQUEUE, _hard(resource.RLIMIT_MSGQUEUE) // _SHARE)
+        _lower_limit(resource.RLIMIT_MSGQUEUE, _hard_limit(resource.RLIMIT_MSGQUEUE) // _SHARE)
     if plan.max_processes:
-        _bound(resource.RLIMIT_NPROC, plan.max_processes)
+        _lower_limit(resource.RLIMIT_NPROC, plan.max_processes)
     if plan.process_memory:
-        # Not RLIMIT_AS: programs reserve far more addresses than they use (Go, Java, node).
-        _bound(resource.RLIMIT_DATA, plan.process_memory)
+        # Not RLIMIT_AS, because Go, Java and node reserve far more address space than they use.
+        _lower_limit(resource.RLIMIT_DATA, plan.process_memory)
 
 
-def _hard(limit: int) -> int:
+def _hard_limit(limit: int) -> int:
     hard = resource.getrlimit(limit)[1]
     return sys.maxsize if hard == resource.RLIM_INFINITY else hard
 
 
-def _bound(limit: int, wanted: int) -> int:
-    """Lower a limit permanently, and return its new value."""
-    value = min(wanted, _hard(limit))
+def _lower_limit(limit: int, most: int) -> int:
+    """Lower the soft and hard limit to `most`, and return the new value."""
+    value = min(most, _hard_limit(limit))
     resource.setrlimit(limit, (value, value))
     return value
 
 
-def _proved_alone(uid: int) -> bool:
-    """Return whether we would be this user's only process on the host, as the kernel counts. We stay root.
+def _prove_alone(uid: int) -> bool:
+    """Return whether no process on the host has this user id, by the kernel's own count. We stay root.
 
-    With a limit of two, a second task can start only if the user has no other process. A scan of /proc can miss a
-    process that forks all the time; this can't. Zombies count too, so those being reaped get a moment.
+    With a limit of two processes, our second thread can start only if the user has no other process. A scan of /proc
+    can miss a process that forks all the time; this can't. Zombies count too, so we try several times.
     """
     limits = resource.getrlimit(resource.RLIMIT_NPROC)
     resource.setrlimit(resource.RLIMIT_NPROC, (2, limits[1]))
@@ -214,13 +215,13 @@ def _proved_alone(uid: int) -> bool:
 
 
 def _can_start_a_thread() -> bool:
-    done = _thread.allocate_lock()
-    done.acquire()
+    lock = _thread.allocate_lock()
+    lock.acquire()
     try:
-        _thread.start_new_thread(done.release, ())
+        _thread.start_new_thread(lock.release, ())
     except RuntimeError:
         return False
-    done.acquire()
+    lock.acquire()  # until the thread has released it
     return True
 
 
@@ -235,24 +236,24 @@ def _enter_namespaces(sock: socket.socket, plan: Plan) -> None:
         inside_uid=plan.uid or 0,
         inside_gid=plan.uid or 0,
     )
-    told, tell = os.pipe2(os.O_CLOEXEC)
+    reader, writer = os.pipe2(os.O_CLOEXEC)
     pid = os.fork()
     if pid:
         _tell(sock, {"init": pid})
-        os.write(tell, b"x")
+        os.write(writer, b"x")
         os._exit(0)
-    os.close(tell)
-    # The guest has to know our number before it hears of us: by it, it opens the pipes of commands.
-    if not os.read(told, 1):
+    os.close(writer)
+    # The guest must know our pid before our first message, because it opens the pipes of commands by it.
+    if not os.read(reader, 1):
         os._exit(0)
-    os.close(told)
+    os.close(reader)
     if plan.net_namespace:
         namespaces.loopback_up()
     binds, symlinks = mounts.system_binds(plan.visible)
     if plan.lists is not None:
         try:
             binds += plan.workspace.show_users(plan.lists)
-        except OSError:  # a full disk is no reason to have no slot
+        except OSError:  # on a full disk, the slot does without names
             pass
     mounts.build_root(
         plan.scratch,
@@ -262,12 +263,12 @@ def _enter_namespaces(sock: socket.socket, plan: Plan) -> None:
         terminals=_TERMINALS,
     )
     if plan.user_namespace:
-        _bound_user_namespace()
+        _limit_user_namespace()
     mounts.close_proc()
 
 
 def _enter_root(sock: socket.socket, plan: Plan, layers: Layers, counted_as: int) -> None:
-    """Become root of a root of its own, in a user namespace that is entered last: none of the mounts belongs to it."""
+    """Become root in a root directory of its own. The user namespace is entered last, so it owns none of the mounts."""
     namespaces.unshare(pid=True)
     ready, in_namespace = os.pipe2(os.O_CLOEXEC)
     mapped, has_mapped = os.pipe2(os.O_CLOEXEC)
@@ -290,7 +291,7 @@ def _enter_root(sock: socket.socket, plan: Plan, layers: Layers, counted_as: int
     )
     _limit(plan)
     if layers.ids.root == 0:
-        _bound_processes(plan.max_processes)
+        _limit_processes(plan.max_processes)
     mounts.mask_proc()
     mounts.close_proc()
 
@@ -310,20 +311,20 @@ def _enter_root(sock: socket.socket, plan: Plan, layers: Layers, counted_as: int
         os.close(descriptor)
 
 
-def _bound_processes(most: int) -> None:
-    """Bound the processes of our pid namespace, as the kernel bounds no user that is the system's root.
+def _limit_processes(most: int) -> None:
+    """Limit the processes of our pid namespace, because the kernel sets no limit on the system's root.
 
-    Before Linux 6.14 the setting is that of the whole machine: there, only the sandbox's own limit holds.
+    Before Linux 6.14, `pid_max` is a setting of the whole machine. Then, only a limit of the sandbox itself holds.
     """
     if most and kernel_version() >= _PIDS_OF_NAMESPACE:
         _write_setting("kernel/pid_max", most + _RESERVED_PIDS)
 
 
-def _bound_user_namespace() -> None:
-    """Give the user namespace that we are in its part of what the kernel counts by user, and no further namespaces.
+def _limit_user_namespace() -> None:
+    """Limit our user namespace to its share of what the kernel counts per user, and forbid further namespaces.
 
-    With a cgroup namespace, a slot could mount the cgroup that it runs in. Where that is the user's own, as in a
-    desktop session, a write to its `cgroup.kill` would end all in it, the driver first.
+    With a cgroup namespace, a slot could mount its own cgroup. If the user owns that, as in a desktop session, a write
+    to `cgroup.kill` would kill the driver too.
     """
     for name in os.listdir("/proc/sys/user"):
         if name.endswith("_namespaces"):
@@ -343,7 +344,11 @@ def _write_setting(name: str, value: int) -> None:
 
 
 def run_detached(body: Callable[[], object], keep: int, niceness: int = 0) -> int:
-    """Fork a child that runs `body` with the descriptor `keep` and our log, and leaves; its pid. Raises OSError."""
+    """Fork a child that runs `body` and exits; it has only the descriptor `keep` and our log. Return its pid.
+
+    Raises:
+        OSError: the fork failed.
+    """
     pid = os.fork()
     if pid:
         return pid

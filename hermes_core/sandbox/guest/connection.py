@@ -1,4 +1,4 @@
-"""One channel of the driver's, never with more under way than it takes, and the way to the one that there is now."""
+"""A connection from the driver, which says when too many bytes wait to be sent, and the outlet to the current one."""
 
 from __future__ import annotations
 
@@ -19,16 +19,21 @@ if TYPE_CHECKING:
     from .loop import Loop
 
 CONGESTED = 256 << 10
-"""Bytes waiting for the channel above which streams are not read: so an answer never waits long behind them."""
+"""With more bytes than this waiting for the channel, streams are not read, so that answers never wait long."""
 _READ_BYTES = 1 << 18
-_PIECES = 64
+_FRAMES_PER_WRITE = 64
 
 
 class DriverConnection:
-    """Calls `on_frame(connection, header, data)`, `on_room()` when streams may go on, and `on_end(connection)` once.
+    """A connection over one channel.
 
-    Its socket comes from a bridge, which sends the channel's own two descriptors over it and waits for its end: the
-    frames never pass through the bridge.
+    Its socket leads to a bridge. The bridge sends the two descriptors of the channel over it and then only waits for
+    its end, so frames never pass through the bridge.
+
+    Args:
+        on_frame: called with the connection, the header and the data of each frame.
+        on_end: called with the connection, once.
+        on_room: called when streams may send again.
     """
 
     def __init__(
@@ -54,7 +59,7 @@ class DriverConnection:
         loop.add(sock.fileno(), select.POLLIN, self._on_bridge)
 
     def send(self, header: Mapping[str, Any], data: bytes = b"") -> None:
-        """Queue one frame. It is written with the others of this round, as far as the channel takes them."""
+        """Queue one frame. It is written together with the other frames of this round of the loop."""
         if not self._open:
             return
         frame = wire.encode(header, data)
@@ -63,12 +68,12 @@ class DriverConnection:
         if len(self._outgoing) == 1:
             self._loop.after(self._flush)
 
-    def congested(self) -> bool:
-        """Return whether streams have to wait."""
+    def is_congested(self) -> bool:
+        """Return whether streams have to wait, because too many bytes are queued."""
         return self._size > CONGESTED
 
     def close(self) -> None:
-        """Let go of the channel and of its bridge; idempotent."""
+        """Close the channel and let its bridge end. Idempotent."""
         if not self._open:
             return
         self._open = False
@@ -78,14 +83,14 @@ class DriverConnection:
             os.close(fd)
         self._loop.remove(self._sock.fileno())
         try:
-            self._sock.send(b"\0")  # so that the bridge can tell this from our death
+            self._sock.send(b"\0")  # tells the bridge that we did not die
         except OSError:
             pass
         self._sock.close()
         self._on_end(self)
 
     def _on_bridge(self, _events: int) -> None:
-        """Take the channel's streams from the bridge. Anything that comes later means that the bridge has ended."""
+        """Take the channel's descriptors from the bridge. Any later event means that the bridge has ended."""
         try:
             _, fds = descriptors.receive(self._sock, 1)
         except BlockingIOError:
@@ -120,8 +125,8 @@ class DriverConnection:
 
     def _on_output(self, _events: int) -> None:
         self._flush()
-        # Only from here, never from within `send`: what is resumed sends again.
-        if self._open and not self.congested():
+        # Only called here, never within `send`, because streams that are resumed call `send`.
+        if self._open and not self.is_congested():
             self._on_room()
 
     def _flush(self) -> None:
@@ -130,7 +135,7 @@ class DriverConnection:
         output = self._streams[1]
         try:
             while self._outgoing:
-                self._forget(os.writev(output, list(itertools.islice(self._outgoing, _PIECES))))
+                self._drop_sent(os.writev(output, list(itertools.islice(self._outgoing, _FRAMES_PER_WRITE))))
         except BlockingIOError:
             pass
         except OSError:
@@ -142,40 +147,40 @@ class DriverConnection:
             self._loop.remove(output)
         self._blocked = bool(self._outgoing)
 
-    def _forget(self, sent: int) -> None:
-        """Forget so many bytes, which are on their way."""
-        self._size -= sent
-        while sent:
+    def _drop_sent(self, size: int) -> None:
+        """Remove `size` bytes, which were sent, from the queue."""
+        self._size -= size
+        while size:
             frame = self._outgoing.popleft()
-            if sent < len(frame):
-                self._outgoing.appendleft(memoryview(frame)[sent:])
+            if size < len(frame):
+                self._outgoing.appendleft(memoryview(frame)[size:])
                 return
-            sent -= len(frame)
+            size -= len(frame)
 
 
 class Outlet:
-    """Frames to whichever connection is the driver's."""
+    """Sends frames over the driver's current connection."""
 
     def __init__(self) -> None:
         self.connection: DriverConnection | None = None
         self._paused: list[Callable[[], object]] = []
 
     def send(self, header: Mapping[str, Any], data: bytes = b"") -> None:
-        """Send one frame; without a connection it is dropped, as a resumed driver asks again."""
+        """Send one frame. Without a connection it is dropped, because a driver that resumes asks again."""
         if self.connection is not None:
             self.connection.send(header, data)
 
-    def congested(self) -> bool:
-        """Return whether streams have to wait: there is no driver, or enough is under way already."""
-        return self.connection is None or self.connection.congested()
+    def is_congested(self) -> bool:
+        """Return whether streams have to wait: there is no connection, or too many bytes are queued."""
+        return self.connection is None or self.connection.is_congested()
 
     def pause(self, resume: Callable[[], object]) -> None:
-        """Remember a stream that waits for room, to resume it when there is some."""
+        """Call `resume` when there is room again."""
         if resume not in self._paused:
             self._paused.append(resume)
 
     def resume_paused(self) -> None:
-        """Resume the paused streams, as there is room again."""
+        """Resume the paused streams."""
         waiting, self._paused = self._paused, []
         for resume in waiting:
             resume()

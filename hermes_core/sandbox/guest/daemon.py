@@ -1,4 +1,4 @@
-"""The guest's own process: the driver's session, the slots, and the dead-man switch."""
+"""The guest's main object: keeps the session with the driver and the slots, and ends the sandbox without a driver."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
 
 _PEER = struct.Struct("3i")
 _LEVELS = {"shared": SHARED, "user": USER, "namespace": NAMESPACE, "root": PRIVATE_ROOT}
-_FIRST_WORD_S = 60.0
+_FIRST_DRIVER_S = 60.0
 """How long the guest waits for its first driver."""
 _PATIENCE = 0.9
-"""The part of the sandbox's time to live that the guest waits: the rest is for killing and removing everything."""
+"""The part of the time to live that the guest waits for the driver. In the rest, it kills and removes everything."""
 _ENDING_S = 2.0
-_HELD = {"kind": "policy", "code": "driver", "message": "another driver holds this lease"}
+_HELD_ERROR = {"kind": "policy", "code": "driver", "message": "another driver holds this lease"}
 
 
 class GuestDaemon:
@@ -59,8 +59,8 @@ class GuestDaemon:
         self._driver = ""
         self._session = ""
         self._claim: tuple[DriverConnection, Header] | None = None
-        """Another driver, which waits for the end of this one."""
-        self._heard = self._beaten = time.monotonic()
+        """The connection and hello of another driver, which waits until this one has been silent for long enough."""
+        self._last_frame_at = self._last_beat_at = time.monotonic()
         loop.add(listener.fileno(), select.POLLIN, self._accept)
         loop.later(1.0, self._check_driver)
 
@@ -69,14 +69,14 @@ class GuestDaemon:
     def _accept(self, _events: int) -> None:
         try:
             sock, _ = self._listener.accept()
-        except OSError:  # it is gone already, or there is no descriptor for it now
+        except OSError:  # the peer is gone already, or there are no descriptors left
             return
         _, uid, _ = _PEER.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
         if uid != os.geteuid():
             sock.close()
             return
-        # Only a hello with the lease makes this connection the driver's; until then the old one stays.
-        DriverConnection(self.loop, sock, self._frame, self._ended, self._outlet.resume_paused)
+        # Until a hello with the right lease arrives, the driver's old connection stays.
+        DriverConnection(self.loop, sock, self._frame, self._forget_connection, self._outlet.resume_paused)
 
     def _frame(self, connection: DriverConnection, header: Header, body: bytes) -> None:
         try:
@@ -85,10 +85,10 @@ class GuestDaemon:
                 if error is not None:
                     connection.send({"ev": "refused", "error": error})
             elif connection is self._outlet.connection:
-                self._heard = time.monotonic()
+                self._last_frame_at = time.monotonic()
                 self._refuse_claim()
                 self._serve(header, body)
-        except (KeyError, TypeError, ValueError) as error:  # of no request that could be answered
+        except (KeyError, TypeError, ValueError) as error:  # no request, so there is nothing to answer
             complain("a frame that is not understood: %s: %s" % (type(error).__name__, error))
             connection.close()
 
@@ -101,16 +101,16 @@ class GuestDaemon:
         else:
             self._requests.handle(header, body)
 
-    def _ended(self, connection: DriverConnection) -> None:
+    def _forget_connection(self, connection: DriverConnection) -> None:
         if connection is self._outlet.connection:
             self._outlet.connection = None
         if self._claim is not None and connection is self._claim[0]:
             self._claim = None
 
     def _hello(self, connection: DriverConnection, header: Header) -> Error | None:
-        """Take this connection as the driver's, or give the error that refuses it."""
+        """Accept this connection as the driver's, or let it wait. Return the error if it is refused."""
         driver, session, config = str(header["driver"]), str(header["session"]), header["config"]
-        if not self.site.configured:
+        if not self.site.is_configured:
             try:
                 self._configure(config)
             except Refusal as refusal:
@@ -121,7 +121,7 @@ class GuestDaemon:
         elif config["creation_id"] != self.site.config["creation_id"]:
             return {"kind": "policy", "code": "lease", "message": "this sandbox is leased to another driver"}
         elif driver != self._driver and header.get("take_over") not in ("silent", self.site.instance):
-            return _HELD
+            return _HELD_ERROR
         elif driver != self._driver and header["take_over"] == "silent" and self._silence_left() > 0:
             self._refuse_claim()
             self._claim = (connection, header)
@@ -135,31 +135,31 @@ class GuestDaemon:
         else:
             self._requests.forget()
         self._driver, self._session, self._outlet.connection = driver, session, connection
-        self._heard = time.monotonic()
+        self._last_frame_at = time.monotonic()
         self._beat()
         self._outlet.send(self._greeting())
         return None
 
     def _silence_left(self) -> float:
         """Return the seconds until the driver counts as dead."""
-        return self._heard + wire.silence_s(self.site.config["orphan_ttl_s"]) - time.monotonic()
+        return self._last_frame_at + wire.silence_s(self.site.config["orphan_ttl_s"]) - time.monotonic()
 
     def _grant_claim(self) -> None:
-        """Let the waiting claimant replace the driver, if the driver has stayed silent."""
+        """Let the driver that waits replace the current driver, if that has stayed silent."""
         if self._claim is None:
             return
-        left = self._silence_left()
-        if left > 0:
-            self.loop.later(left, self._grant_claim)
+        silence_s = self._silence_left()
+        if silence_s > 0:
+            self.loop.later(silence_s, self._grant_claim)
             return
         (connection, header), self._claim = self._claim, None
         self._frame(connection, header, b"")
 
     def _refuse_claim(self) -> None:
-        """Refuse the waiting claim, because the driver is alive."""
+        """Refuse the driver that waits, because the current one is alive."""
         if self._claim is not None:
             (connection, _), self._claim = self._claim, None
-            connection.send({"ev": "refused", "error": _HELD})
+            connection.send({"ev": "refused", "error": _HELD_ERROR})
 
     def _greeting(self) -> Header:
         return {
@@ -173,10 +173,8 @@ class GuestDaemon:
             "instance": self.site.instance,
             "boot": boot_id(),
             "began": processes.start_of(os.getpid()),
-            "known": self._requests.known(),
+            "known": self._requests.ids(),
         }
-
-    # --- configuration ----------------------------------------------------------------------------------------------
 
     def _configure(self, config: dict[str, Any]) -> None:
         self.site.configure(config)
@@ -184,34 +182,34 @@ class GuestDaemon:
         self.slots[PREPARE].workspace.make()
         self.site.open_trash()
 
-    # --- the dead-man switch ----------------------------------------------------------------------------------------
+    # --- the end without a driver -----------------------------------------------------------------------------------
 
     def _check_driver(self) -> None:
-        ttl = self.site.config["orphan_ttl_s"] if self.site.config else _FIRST_WORD_S
-        left = self._heard + ttl * _PATIENCE - time.monotonic()
-        if left <= 0:
+        ttl = self.site.config["orphan_ttl_s"] if self.site.config else _FIRST_DRIVER_S
+        patience_s = self._last_frame_at + ttl * _PATIENCE - time.monotonic()
+        if patience_s <= 0:
             self.end()
             return
-        if self._heard > self._beaten:
+        if self._last_frame_at > self._last_beat_at:
             self._beat()
-        self.loop.later(min(1.0, ttl / 5, left), self._check_driver)
+        self.loop.later(min(1.0, ttl / 5, patience_s), self._check_driver)
 
     def _beat(self) -> None:
-        self._beaten = time.monotonic()
+        self._last_beat_at = time.monotonic()
         try:
             self._heartbeat.beat(self.site.config["orphan_ttl_s"])
         except OSError as error:
             complain("no heartbeat: %s" % error)
 
     def end(self) -> None:
-        """Kill everything, leave no file behind, tell the watchdog, and stop."""
+        """Kill all processes of the slots, remove all files, make the watchdog end the sandbox, and stop the loop."""
         self.loop.stop()
         self.site.stop()
         deadline = time.monotonic() + _ENDING_S
         while True:
             for slot in self.slots.values():
                 slot.close()
-            self.loop.reap()
+            self.loop.reap()  # the loop itself no longer runs
             if all(slot.dead for slot in self.slots.values()) or time.monotonic() > deadline:
                 break
             time.sleep(0.005)
@@ -224,7 +222,7 @@ class GuestDaemon:
 
 
 def _insist(remove: Callable[[], object]) -> None:
-    """Remove, and again: what has just been killed may still finish what it was doing."""
+    """Call `remove` up to three times: processes that were just killed may still finish a system call."""
     for attempt in (1, 2, 3):
         try:
             remove()
@@ -237,7 +235,7 @@ def _insist(remove: Callable[[], object]) -> None:
 
 
 def serve(listener: socket.socket, state_dir: str) -> NoReturn:
-    """Serve until the sandbox is to end; never returns."""
+    """Run the guest until the sandbox shall end."""
     log = os.open(os.path.join(state_dir, "log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     for fd, target in ((null, 0), (log, 1), (log, 2)):
@@ -251,7 +249,7 @@ def serve(listener: socket.socket, state_dir: str) -> NoReturn:
     confine.become_subreaper()
     loop = Loop()
     GuestDaemon(loop, listener, state_dir)
-    gc.freeze()  # what is here now stays: collections need not look at it, nor forked parents copy it
+    gc.freeze()  # these objects live for ever: collections skip them, and forked parents don't copy their pages
     gc.enable()
     loop.run()
     os._exit(0)

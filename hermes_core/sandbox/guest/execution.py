@@ -1,4 +1,4 @@
-"""One command of a slot: its pipes, its output (captured, streamed or kept in a ring), its input, its time limit."""
+"""One command of a slot: its pipes, its output (captured, streamed, or kept in a ring), its input, its time limit."""
 
 from __future__ import annotations
 
@@ -30,26 +30,27 @@ if TYPE_CHECKING:
         """The slot of a command."""
 
         drains: Drains
-        """Pipes that ended commands have left to other processes."""
+        """Pipes that ended commands left open in other processes."""
 
         def stop(self, identity: str, grace: float) -> None:
-            """Send TERM to a command and what it started, and KILL after so many seconds."""
+            """Send TERM to a command and the processes that it started, and KILL after `grace` seconds."""
 
         def last_resort(self, execution: Execution) -> None:
             """Empty the slot, because even KILL did not end the command."""
 
 
 DRAIN_LIMIT = 2 << 20
-"""Maximum number of bytes read after a command has ended. A pipe holds fewer, so all that it wrote is read."""
+"""Maximum number of bytes read after a command has ended. A pipe holds less, so all output of the command is read."""
 LAST_RESORT_S = 3.0
+"""How long after KILL the slot is emptied, if the command has not ended."""
 _HUNG_UP_S = 0.1
-"""Seconds between looks at a terminal that no program has open."""
+"""The time between two reads of a terminal that no program has open."""
 _LITTLE, _REST_S = 1 << 10, 0.002
-"""After so few bytes, and at the start of a stream, output is read only in so many seconds. Otherwise, a program that
-writes line by line wakes us, the channel and the driver for each line, and a short command for its output and its end.
-"""
+"""After a read of fewer than 1024 bytes, and at the start of a stream, the next read is 2 ms later. Otherwise, each
+line that a program writes would wake us, the channel and the driver; and a short command would wake us twice, for its
+output and for its end."""
 _HELD_S = 0.05
-"""Seconds for which a possible beginning of a secret is held back, if somebody may be following the output."""
+"""How long a possible beginning of a secret is held back, if somebody may be following the output."""
 _DRY, _CLOSED, _FULL, _SPENT = "dry", "closed", "full", "spent"
 
 
@@ -57,28 +58,28 @@ class Stdio(Value):
     """The standard streams of a command."""
 
     mode: str
-    """Where standard output goes: `capture` keeps its head and tail, `ring` its last bytes, and `stream` sends it to
-    the driver piece by piece."""
+    """Where standard output goes: `capture` keeps its head and tail, `ring` keeps its last bytes, and `stream` sends it
+    to the driver piece by piece."""
     limit: int
-    """Maximum number of bytes that are kept."""
+    """Maximum number of bytes kept."""
     merge: bool
-    """Whether standard error goes the same way, in the order written."""
+    """Whether standard error is merged into standard output, in the order written."""
     pty: tuple[int, int] | None
-    """Rows and columns of the terminal that takes the place of all three; then `merge` means nothing."""
+    """Rows and columns of the terminal that replaces all three streams; `merge` then has no effect."""
     masked: tuple[bytes, ...]
-    """Values that are masked in the output."""
+    """The secrets that are masked in the output."""
 
 
 class Execution:
     """A command from its start to its result.
 
     Args:
-        owner: its slot.
-        identity: the id of the request that it answers.
-        on_end: called once, when it has ended and its output is read.
+        owner: the command's slot.
+        identity: the id of the request.
+        on_end: called once, when the command has ended and its output is read.
 
     Raises:
-        OSError: there are no more descriptors.
+        OSError: there are no descriptors left.
     """
 
     def __init__(
@@ -115,9 +116,9 @@ class Execution:
         self._child_fds: list[int] = []
         self.sinks = [self._sink(stdio.mode, stdio.limit)]
         if stdio.pty is not None:
-            return  # the slot's parent sends our end of the terminal when it has started the command
+            return  # the slot's parent will send our end of the terminal
         if not stdio.merge:
-            # Only standard output is streamed: the outcome of a file operation comes on standard error.
+            # Only standard output is streamed. A file operation writes its outcome to standard error.
             self.sinks.append(self._sink("capture" if stdio.mode == "stream" else stdio.mode, stdio.limit))
         if self.fetches:
             return
@@ -142,26 +143,25 @@ class Execution:
 
     def _sink(self, mode: str, limit: int) -> Sink:
         if mode == "stream":
-            return Stream(self.id, self._outlet.send, self._outlet.congested)
+            return Stream(self.id, self._outlet.send, self._outlet.is_congested)
         return Rolling(limit) if mode == "ring" else HeadTail(min(limit, CAPTURE_LIMIT))
 
     @property
     def fetches(self) -> bool:
-        """Return whether the slot's parent makes its pipes, because the guest may be unable to send any."""
+        """Return whether the slot's parent makes the command's pipes, because we may be unable to send descriptors."""
         return self._takes_pipes and self.pty is None
 
     @property
     def stream(self) -> Stream | None:
-        """Return the stream to the driver, if its output is streamed."""
+        """Return the stream to the driver; None if the output is not streamed."""
         return self.sinks[0] if isinstance(self.sinks[0], Stream) else None
 
     def descriptors(self, wants_input: bool) -> list[int]:
-        """Return the descriptors of the command's pipes: input if it has any, output, errors. None for a terminal.
-
-        `spawned` closes them.
+        """Return the command's ends of its pipes: input (if `wants_input`), output, errors. `close_sent_fds` closes
+        them. The list is empty if the slot's parent makes the pipes or a terminal.
 
         Raises:
-            OSError: there are no more.
+            OSError: there are no descriptors left.
         """
         if self.pty is not None:
             self.stdin = Input(self._loop, None, self.id, self._outlet.send, terminal=True)
@@ -179,14 +179,14 @@ class Execution:
         self._child_fds.append(reader)
         return [reader, *outputs]
 
-    def spawned(self) -> None:
-        """Close the command's descriptors, of which the slot's parent now has copies. Idempotent."""
+    def close_sent_fds(self) -> None:
+        """Close the command's ends of its pipes, because the slot's parent has copies now. Idempotent."""
         for fd in self._child_fds:
             os.close(fd)
         self._child_fds = []
 
-    def started(self, pid: int, fds: list[int]) -> None:
-        """Record that the slot's parent has started it, and take the guest's ends of its streams from `fds`."""
+    def record_start(self, pid: int, fds: list[int]) -> None:
+        """Record that the slot's parent has started the command, and take our ends of its pipes out of `fds`."""
         self.pid = pid
         if self.fetches:
             for sink in self.sinks[: len(fds)]:
@@ -201,7 +201,7 @@ class Execution:
             self.on_start()
 
     def resize(self, rows: int, columns: int) -> None:
-        """Give its terminal another size. Raises OSError."""
+        """Resize its terminal. Raises OSError."""
         for master in self._open:
             terminal.resize(master, rows, columns)
         self.pty = (rows, columns)
@@ -209,7 +209,7 @@ class Execution:
     # --- its end ----------------------------------------------------------------------------------------------------
 
     def limit_time(self, seconds: float, grace: float) -> None:
-        """Stop it after this many seconds, and say that its time was up."""
+        """Stop the command after some seconds, and set `timed_out`."""
 
         def expire() -> None:
             self.timed_out = True
@@ -218,54 +218,55 @@ class Execution:
         self._timers.append(self._loop.later(seconds, expire))
 
     def stop(self, grace: float) -> None:
-        """End the command and what it started: TERM, the grace period, KILL; empty the slot if even that fails."""
+        """End the command and the processes that it started: TERM, `grace` seconds later KILL, and if even that fails,
+        empty the slot."""
         if self.ended or self.status is not None:
             return
         self._stopping = True
         if not self.handed_over:
-            self.exited(int(signal.SIGKILL))
+            self.record_exit(int(signal.SIGKILL))
             return
         self._owner.stop(self.id, grace)
         self._timers.append(self._loop.later(grace + LAST_RESORT_S, lambda: self._owner.last_resort(self)))
 
-    def exited(self, status: int) -> None:
-        """Record the command's wait status. The result is complete once the pipes are drained."""
+    def record_exit(self, status: int) -> None:
+        """Record the command's wait status. The result is complete when the pipes are drained."""
         if self.status is None and not self.ended:
             self.status = status
-            self._settled()
+            self._stop_timers()
             self._finish_if_drained()
 
-    def killed_with_slot(self, error: dict[str, str] | None = None) -> None:
-        """Record that the slot was emptied while it ran, or lost because of `error`. What its pipes hold is kept."""
+    def end_with_slot(self, error: dict[str, str] | None = None) -> None:
+        """End the command, because its slot was emptied, or was lost with `error`. Read what its pipes still hold."""
         if self.ended:
             return
         self.error = error
         if self.status is None:
             self.status = int(signal.SIGKILL)
-            self._settled()
+            self._stop_timers()
         for fd in list(self._open):
             if self._pump(fd, DRAIN_LIMIT) == _FULL and self.error is None:
                 self.error = {"kind": "command", "code": "killed", "message": "the slot's processes were killed"}
         self._end()
 
-    def failed(self, error: dict[str, str]) -> None:
-        """Record that it could not be started."""
+    def fail(self, error: dict[str, str]) -> None:
+        """Record that the command could not be started."""
         if self.status is None and not self.ended:
             if self._stopping:
                 self.status = int(signal.SIGKILL)
             else:
                 self.error = error
-            self._settled()
+            self._stop_timers()
             self._end()
 
-    def _settled(self) -> None:
+    def _stop_timers(self) -> None:
         self.duration = time.monotonic() - self.began
         for timer in [*self._timers, *filter(None, [self._rest])]:
             timer.cancel()
         self._timers = []
 
     def _finish_if_drained(self) -> None:
-        """After the exit, keep what the pipes hold, and don't wait for what other processes write later."""
+        """After the exit, read what the pipes hold. Don't wait for output that other processes may write later."""
         drained = True
         for fd in list(self._open):
             sink = self._open[fd]
@@ -280,11 +281,11 @@ class Execution:
 
     def _end(self) -> None:
         self.ended = True
-        self._let_go()
+        self._release()
         self._on_end(self)
 
-    def _let_go(self) -> None:
-        self.spawned()
+    def _release(self) -> None:
+        self.close_sent_fds()
         if self.stdin is not None:
             self.stdin.close()
         if self.spool is not None:
@@ -293,7 +294,7 @@ class Execution:
             self._keep_held(fd)
             self._unwatch(fd)
             del self._open[fd]
-            # A child that the command left behind may hold the pipe: closing our end would kill it with SIGPIPE.
+            # A child of the command may still hold the pipe. If we closed our end, SIGPIPE would kill the child.
             self._owner.drains.add(fd)
 
     def _close_all(self) -> None:
@@ -302,7 +303,7 @@ class Execution:
             os.close(fd)
 
     def outcome(self) -> dict[str, Any]:
-        """Return the header's fields that tell how it ended."""
+        """Return the fields of an answer's header that say how the command ended."""
         fields: dict[str, Any] = {"duration": self.duration, "timed_out": self.timed_out}
         if self.spool is not None:
             fields["spool"] = self.spool.path
@@ -316,7 +317,7 @@ class Execution:
     # --- its output -------------------------------------------------------------------------------------------------
 
     def resume(self) -> None:
-        """Resume paused reading, as there may be room again."""
+        """Read from paused pipes again, because there may be room."""
         for fd in list(self._paused):
             self._paused.discard(fd)
             self._watch(fd)
@@ -344,7 +345,7 @@ class Execution:
             self._read_later(_REST_S)
 
     def _read_later(self, seconds: float) -> None:
-        """Read no output until then, unless the command ends first."""
+        """Read output again after `seconds`, or when the command ends."""
         for fd in self._open:
             self._loop.remove(fd)
         if self._rest is not None:
@@ -363,7 +364,8 @@ class Execution:
         self._outlet.pause(self.resume)
 
     def _pump(self, fd: int, budget: int) -> str:
-        """Read until the budget is spent; says whether it was, or the pipe is dry or closed, or the sink full."""
+        """Read up to `budget` bytes. Return why it stopped: the pipe is dry or closed, the sink is full, or the budget
+        is spent."""
         sink = self._open[fd]
         while budget > 0:
             room = sink.room() if isinstance(sink, Stream) else CHUNK
@@ -375,9 +377,9 @@ class Execution:
                 if isinstance(sink, Rolling) and fd in self._masks and self._masks[fd].holds:
                     self._loop.later(_HELD_S, lambda: self._keep_held(fd))
                 return _DRY
-            except OSError:  # a terminal that no program has open
+            except OSError:  # EIO of a terminal that no program has open
                 if self.status is None and not self.ended:
-                    # Programs may reopen it, so we don't hang it up before the command ends.
+                    # Programs may open it again, so we keep it until the command ends.
                     self._read_later(_HUNG_UP_S)
                     return _CLOSED
                 data = b""
@@ -400,6 +402,6 @@ class Execution:
                 self.on_output()
 
     def _keep_held(self, fd: int) -> None:
-        """Keep held-back bytes: what looked like the beginning of a secret seems to be none."""
+        """Keep the bytes that were held back, because they seem to be no beginning of a secret."""
         if fd in self._masks and fd in self._open:
             self._keep(self._open[fd], self._masks[fd].rest())

@@ -1,6 +1,7 @@
-"""File operations, each run in a forked child of the slot's parent with the slot's rights: data on 0 and 1.
+"""File operations. Each runs in a child of the slot's parent, with the rights of the slot.
 
-The outcome is one JSON object on standard error: `{"ok": true, ...}` or `{"code": ..., "message": ...}`.
+Data is read from standard input and written to standard output. The outcome is one JSON object on standard error:
+`{"ok": true, ...}` or `{"code": ..., "message": ...}`.
 """
 
 from __future__ import annotations
@@ -38,50 +39,50 @@ CODES = {
     errno.EINVAL: "invalid",
     errno.ENXIO: "not_a_file",
 }
-"""The stable words for what the kernel refuses."""
+"""The stable code for each errno."""
 
 
 def run(name: str, args: Mapping[str, Any]) -> int:
-    """Run the operation `name`; the exit status."""
-    signal.signal(signal.SIGTERM, _interrupted)
+    """Run the operation `name`, and return the exit status."""
+    signal.signal(signal.SIGTERM, _interrupt)
     try:
         result = dict(_OPERATIONS[name](**args), ok=True)
     except ArchiveRefused as error:
         result = {"code": error.code, "message": str(error)}
     except OSError as error:
-        about = error.filename2 or error.filename or args.get("path", name)  # of a renaming the new name
-        text = "%s: %s" % (error.strerror or error, about)
+        path = error.filename2 or error.filename or args.get("path", name)  # for a rename, the new name
+        text = "%s: %s" % (error.strerror or error, path)
         result = {"code": CODES.get(error.errno or 0, "failed"), "message": text}
     except (ValueError, OverflowError, RecursionError) as error:
         result = {"code": "invalid", "message": str(error)}
     if result.get("ok"):
-        _begun.clear()
+        _undo_steps.clear()
     else:
-        _take_back()
+        _undo()
     write_all(2, json.dumps(result).encode("ascii"))
     return 0 if result.get("ok") else 1
 
 
-_begun: list[Callable[[], object]] = []
-"""What takes back what an operation has done so far; each can be called again, and too late."""
+_undo_steps: list[Callable[[], object]] = []
+"""Functions that undo what the operation has done so far. Each may be called twice, or without anything to undo."""
 
 
-def _take_back() -> None:
-    for step in _begun:
+def _undo() -> None:
+    for step in _undo_steps:
         try:
             step()
-        except OSError:  # done already
+        except OSError:  # there is nothing to undo
             pass
 
 
-def _interrupted(_number: int, _frame: object) -> NoReturn:
-    """End a cancelled operation; wherever that finds it, even in the middle of this."""
-    _take_back()
+def _interrupt(_number: int, _frame: object) -> NoReturn:
+    """End a cancelled operation. As a signal handler, it may also interrupt `_undo`."""
+    _undo()
     os._exit(128 + signal.SIGTERM)
 
 
 def _read(path: str, offset: int, limit: int) -> Outcome:
-    # Non-blocking: a named pipe in the place of a file must not hold us.
+    # Non-blocking, because the path may be a named pipe, and opening that would wait for a writer.
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     info = os.fstat(fd)
     if stat.S_ISDIR(info.st_mode):
@@ -126,16 +127,16 @@ def _write(path: str, size: int, mode: int | None, append: bool) -> Outcome:
 def _append(target: str, size: int, mode: int | None) -> None:
     fd = os.open(target, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     before = os.fstat(fd).st_size
-    _begun.append(lambda: os.ftruncate(fd, before))
+    _undo_steps.append(lambda: os.ftruncate(fd, before))
     _copy_in(fd, size)
     if mode is not None:
         os.fchmod(fd, mode)
 
 
 def _overwrite(target: str, size: int, mode: int | None) -> None:
-    """Change a file in place, so that its other names show the change and its directory need not be writable.
+    """Change a file in place, because it has other names, or its directory is not writable.
 
-    A full disk or a cut stream leaves the old file as it was: we first receive all data, then reserve room for it.
+    We first receive all data, then reserve room for it. So a full disk or a cut stream leaves the old file unchanged.
     """
     data = bytearray()
     while len(data) < size:
@@ -145,10 +146,10 @@ def _overwrite(target: str, size: int, mode: int | None) -> None:
         data += piece
     fd = os.open(target, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     before = os.fstat(fd).st_size
-    _begun.append(lambda: os.ftruncate(fd, before))
+    _undo_steps.append(lambda: os.ftruncate(fd, before))
     if size:
         os.posix_fallocate(fd, 0, size)
-    _begun.clear()
+    _undo_steps.clear()  # from here on, the old content is overwritten
     write_all(fd, bytes(data))
     os.ftruncate(fd, size)
     if mode is not None:
@@ -156,9 +157,9 @@ def _overwrite(target: str, size: int, mode: int | None) -> None:
 
 
 def _replace(target: str, size: int, mode: int | None, path: str) -> None:
-    """Replace a file completely or not at all: a full disk or a cut stream leaves the old file as it was."""
+    """Replace a file atomically. A full disk or a cut stream leaves the old file unchanged."""
     temporary = os.path.join(os.path.dirname(target), ".hermes-%d-%s" % (os.getpid(), os.urandom(4).hex()))
-    _begun.append(lambda: os.unlink(temporary))
+    _undo_steps.append(lambda: os.unlink(temporary))
     try:
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     except OSError as error:
@@ -170,13 +171,12 @@ def _replace(target: str, size: int, mode: int | None, path: str) -> None:
 
 
 def _copy_in(fd: int, size: int) -> None:
-    left = size
-    while left:
-        data = os.read(0, min(BLOCK, left))
+    while size:
+        data = os.read(0, min(BLOCK, size))
         if not data:
-            raise ArchiveRefused("failed", "the data ended %d bytes early" % left)
+            raise ArchiveRefused("failed", "the data ended %d bytes early" % size)
         write_all(fd, data)
-        left -= len(data)
+        size -= len(data)
 
 
 def _describe(path: str, name: str) -> dict[str, Any]:
@@ -208,13 +208,13 @@ def _list(path: str, recursive: bool, max_entries: int) -> Outcome:
             relative = os.path.join(prefix, name)
             try:
                 entry = _describe(os.path.join(path, relative), relative)
-            except OSError:  # gone meanwhile, or its directory may be listed but not searched
+            except OSError:  # it was removed meanwhile, or its directory may be listed but not searched
                 continue
             entries.append(entry)
             if recursive and entry["kind"] == "dir":
                 pending.append(relative)
     entries.sort(key=lambda entry: entry["path"])
-    # Through standard output: a long listing does not fit the outcome's bound.
+    # Not in the outcome, whose size is limited.
     write_all(1, json.dumps(entries).encode("ascii"))
     return {}
 
@@ -230,7 +230,7 @@ def _remove(path: str, recursive: bool) -> Outcome:
 
 
 def _clear(path: str, keep: list[str], others: list[str], swept: list[str], uid: int | None) -> Outcome:
-    """Empty a slot's directories; and, where its user is no other slot's, remove what is that user's elsewhere."""
+    """Empty a slot's directories, except `keep` in the first. With `uid`, also remove that user's files in `swept`."""
     for folder in [path] + others:
         for name in os.listdir(folder):
             if folder != path or name not in keep:
@@ -243,13 +243,13 @@ def _clear(path: str, keep: list[str], others: list[str], swept: list[str], uid:
 
 
 def _remove_own(folder: str, uid: int) -> None:
-    """Remove the user's entries of a directory of everybody's, as their owner, whom no mode of theirs stops."""
+    """Remove the user's entries in a shared directory. We are their owner, so their modes can't stop us."""
     for name in os.listdir(folder):
         entry = os.path.join(folder, name)
         try:
             if os.lstat(entry).st_uid == uid:
                 _remove(entry, True)
-        except OSError:  # it holds what is another user's, who may be changing it
+        except OSError:  # it holds files of another user, or that user changes it at this moment
             continue
 
 

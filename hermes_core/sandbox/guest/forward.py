@@ -1,4 +1,4 @@
-"""Forwards: a slot's loopback port, whose connections the guest carries over the driver's channel."""
+"""Forwards: a port of a slot's loopback whose connections the guest carries over the driver's channel."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     Error = dict[str, str]
 
 CONNECTED = b"\1"
-"""The first byte of a carrier's stream, once it has a connection."""
+"""The first byte of a carrier's stream: it has a connection."""
 _AGAIN_S = 0.1
-"""How long no connection is accepted after that has failed: there are no descriptors, say."""
+"""The pause after a connection could not be accepted, for example because there are no descriptors left."""
 
 
 def _error(code: str, message: str) -> Error:
@@ -32,9 +32,9 @@ def _error(code: str, message: str) -> Error:
 
 
 class Carrier:
-    """One connection, or the wait for one: what its program sends goes to the driver, and the driver's bytes to it.
+    """Waits for one connection of a program, and carries its bytes to the driver and the driver's bytes to it.
 
-    It ends by itself when both directions have. `on_end(carrier)` is called once; `error` is why it was reset.
+    It ends when both directions have ended, or when it is reset because of `error`. Then `on_end(carrier)` is called.
     """
 
     cancel_grace = 0.0
@@ -42,8 +42,8 @@ class Carrier:
     def __init__(self, loop: Loop, outlet: Outlet, identity: str, on_end: Callable[[Carrier], object]) -> None:
         self.ended = False
         self.error: Error | None = None
-        self.stream = Stream(identity, outlet.send, outlet.congested)
-        self.stdin = Input(loop, None, identity, outlet.send, on_end=self._written)
+        self.stream = Stream(identity, outlet.send, outlet.is_congested)
+        self.stdin = Input(loop, None, identity, outlet.send, on_end=self._on_input_end)
         self._loop = loop
         self._outlet = outlet
         self._on_end = on_end
@@ -52,24 +52,24 @@ class Carrier:
         self._paused = False
 
     def connect(self, sock: socket.socket) -> None:
-        """Take a connection. Raises OSError: there are no descriptors for it."""
-        writer = fcntl.fcntl(sock.fileno(), fcntl.F_DUPFD_CLOEXEC, 0)  # each direction is watched by its own
+        """Take a connection. Raises OSError if there are no descriptors left."""
+        writer = fcntl.fcntl(sock.fileno(), fcntl.F_DUPFD_CLOEXEC, 0)  # the loop takes one handler a descriptor
         self._sock = sock
         self.stream.feed(CONNECTED)
         self.stdin.connect(writer)
         self._loop.add(sock.fileno(), select.POLLIN, self._readable)
 
     def resume(self) -> None:
-        """Resume paused reading, as there may be room again."""
+        """Read again, because there may be room."""
         if self._paused and self._sock is not None and not self.ended:
             self._paused = False
             self._loop.add(self._sock.fileno(), select.POLLIN, self._readable)
 
     def stop(self, _grace: float) -> None:
-        """Reset the connection, as the driver wants no more of it."""
-        self.failed(_error("cancelled", "the connection was closed by the driver"))
+        """Reset the connection, because the driver cancelled it."""
+        self.fail(_error("cancelled", "the connection was closed by the driver"))
 
-    def failed(self, error: Error) -> None:
+    def fail(self, error: Error) -> None:
         """Reset the connection. Idempotent."""
         if not self.ended:
             self.error = error
@@ -89,7 +89,7 @@ class Carrier:
         except BlockingIOError:
             return
         except OSError as error:
-            self.failed(_error("reset", "the program broke the connection: %s" % error))
+            self.fail(_error("reset", "the program broke the connection: %s" % error))
             return
         if data:
             self.stream.feed(data)
@@ -99,17 +99,17 @@ class Carrier:
         self.stream.end()
         self._end_if_over()
 
-    def _written(self, whole: bool) -> None:
-        """Tell the program that nothing more comes, if it has got all; else it takes no more."""
+    def _on_input_end(self, whole: bool) -> None:
+        """Shut down our direction if the program has received all input. Otherwise, it stopped reading: reset."""
         if self.ended or self._sock is None:
             return
         if not whole:
-            self.failed(_error("reset", "the program takes no more"))
+            self.fail(_error("reset", "the program takes no more"))
             return
         self._writing = False
         try:
             self._sock.shutdown(socket.SHUT_WR)
-        except OSError:  # it is gone, having got all
+        except OSError:  # the program has closed it, after it received everything
             pass
         self._end_if_over()
 
@@ -124,19 +124,20 @@ class Carrier:
             self._loop.remove(self._sock.fileno())
             if self._writing:
                 peers.reset(self._sock)
-            else:  # what the program has not received yet goes on its way
+            else:  # the kernel still delivers what was written
                 self._sock.close()
         self._on_end(self)
 
 
 class ForwardListener:
-    """A listening socket that the slot's parent has made, until it is stopped or the slot is emptied.
+    """A listening socket, made by the slot's parent. It is open until it is stopped or the slot is emptied.
 
-    To the slot it is one of its executions. No connection is accepted before a carrier waits for it: the others wait in
-    the kernel. `on_end(forward)` is called once; `error` is why.
+    The slot treats it like an execution. A connection is accepted only when a carrier waits for it; others wait in the
+    kernel.
 
     Args:
-        guard: says which connections are served, one after the other.
+        guard: decides which connections are served, one at a time.
+        on_end: called once, with this object. Its `error` says why it ended.
     """
 
     cancel_grace = 0.0
@@ -155,30 +156,30 @@ class ForwardListener:
         self.error: Error = {}
         self.began = time.monotonic()
         self.port = 0
-        self.stream = Stream(identity, outlet.send, outlet.congested)
-        """Says which port it is."""
+        self.stream = Stream(identity, outlet.send, outlet.is_congested)
+        """Carries the number of the port."""
         self._loop = loop
         self._outlet = outlet
         self._guard = guard
         self._on_end = on_end
         self._listener: socket.socket | None = None
         self._guarded: socket.socket | None = None
-        """A connection that the guard has not judged yet."""
+        """A connection about which the guard has not decided yet."""
         self._waiting: collections.OrderedDict[Carrier, None] = collections.OrderedDict()
         self._connected: set[Carrier] = set()
 
-    # --- what the slot, its link and the requests tell an execution ------------------------------------------------
+    # --- what the slot, its link and the requests call on an execution ----------------------------------------------
 
-    def spawned(self) -> None:
-        """Do nothing: nothing was sent along."""
+    def close_sent_fds(self) -> None:
+        """Do nothing: no descriptors were sent."""
 
     def resume(self) -> None:
-        """Do nothing: what the stream says is short."""
+        """Do nothing: the stream is too short to be paused."""
 
-    def exited(self, _status: int) -> None:
+    def record_exit(self, _status: int) -> None:
         """Do nothing: there is no process."""
 
-    def started(self, _pid: int | None, fds: list[int]) -> None:
+    def record_start(self, _pid: int | None, fds: list[int]) -> None:
         """Take the listening socket out of the list `fds`."""
         if self.ended:
             return
@@ -186,21 +187,21 @@ class ForwardListener:
             self._listener = socket.socket(fileno=fds.pop(0))
             self._listener.setblocking(False)
             self.port = self._listener.getsockname()[1]
-        except (OSError, IndexError) as error:  # there was no descriptor for it
-            self.failed({"kind": "infra", "code": "resources", "message": "no port could be taken over: %s" % error})
+        except (OSError, IndexError) as error:  # there were no descriptors left
+            self.fail({"kind": "infra", "code": "resources", "message": "no port could be taken over: %s" % error})
         else:
             self.stream.feed(b"%d" % self.port)
 
     def stop(self, _grace: float) -> None:
-        """Close the port and reset its connections, as the driver wants no more of it."""
-        self.failed(_error("cancelled", "the forward was closed by the driver"))
+        """Close the port and reset its connections, because the driver cancelled it."""
+        self.fail(_error("cancelled", "the forward was closed by the driver"))
 
-    def killed_with_slot(self, error: Error | None = None) -> None:
-        """Close it likewise, as the slot was emptied, or lost because of `error`."""
-        self.failed(error or _error("killed", "the slot's processes were killed, and its forwards closed"))
+    def end_with_slot(self, error: Error | None = None) -> None:
+        """Do the same, because the slot was emptied, or was lost with `error`."""
+        self.fail(error or _error("killed", "the slot's processes were killed, and its forwards closed"))
 
-    def failed(self, error: Error) -> None:
-        """Close it because of an error. Idempotent."""
+    def fail(self, error: Error) -> None:
+        """Close the port and reset its connections because of an error. Idempotent."""
         if self.ended:
             return
         self.ended = True
@@ -211,7 +212,7 @@ class ForwardListener:
         if self._guarded is not None:
             peers.reset(self._guarded)
         for carrier in [*self._waiting, *self._connected]:
-            carrier.failed(error)
+            carrier.fail(error)
         self._on_end(self)
 
     # --- connections ------------------------------------------------------------------------------------------------
@@ -219,19 +220,19 @@ class ForwardListener:
     def carry(self, identity: str, on_end: Callable[[Carrier], object]) -> Carrier:
         """Return a carrier that waits for the next connection."""
 
-        def ended(carrier: Carrier) -> None:
+        def finish(carrier: Carrier) -> None:
             self._waiting.pop(carrier, None)
             self._connected.discard(carrier)
             self._watch()
             on_end(carrier)
 
-        carrier = Carrier(self._loop, self._outlet, identity, ended)
+        carrier = Carrier(self._loop, self._outlet, identity, finish)
         self._waiting[carrier] = None
         self._watch()
         return carrier
 
     def _watch(self) -> None:
-        """Wait for connections for as long as carriers do."""
+        """Accept connections while carriers wait for them and the guard is idle."""
         if self._listener is None or self.ended:
             return
         if self._waiting and self._guarded is None:
@@ -252,9 +253,9 @@ class ForwardListener:
         sock.setblocking(False)
         self._guarded = sock
         self._watch()
-        self._guard(sock, self._judged)
+        self._guard(sock, self._on_verdict)
 
-    def _judged(self, served: bool) -> None:
+    def _on_verdict(self, served: bool) -> None:
         if self._guarded is None or self.ended:
             return
         sock, self._guarded = self._guarded, None

@@ -1,4 +1,4 @@
-"""What the guest does beside serving: the heartbeat for the watchdog; searching and removing, at leisure."""
+"""The heartbeat for the watchdog, and processes that search and remove files while the guest goes on serving."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
     from .loop import Loop
 
 _USUAL = ("/tmp", "/var/tmp", "/dev/shm", "/dev/mqueue", "/run/lock")
-"""Where the world-writable directories of a system usually are."""
+"""The usual world-writable directories of a system."""
 
 END = "end"
-"""What the heartbeat file holds when the sandbox is to end."""
+"""The content of the heartbeat file that makes the watchdog end the sandbox."""
 
 
 class Heartbeat:
-    """The file that the sandbox's watchdog reads: its first line changes for as long as a driver is heard.
+    """The file that the sandbox's watchdog reads. Its first line changes with each beat.
 
-    Behind the changing number stands the sandbox's time to live in seconds, for `hermes-rl reap`. It is written in
-    place, in one piece of the same length: a disk that a slot has filled must not stop the heart.
+    The line holds a number that grows, and the sandbox's time to live in seconds, for `hermes-rl reap`. It always has
+    the same length and is overwritten in place, so that it can be written on a full disk too.
     """
 
     def __init__(self, path: str) -> None:
@@ -36,36 +36,36 @@ class Heartbeat:
         self._beats = 0
 
     def beat(self, ttl_s: float) -> None:
-        """Record that a driver was heard. Raises OSError."""
+        """Record a sign of life of the driver. Raises OSError."""
         self._beats += 1
         os.pwrite(self._fd, b"%020d %020d\n" % (self._beats, ttl_s), 0)
 
     def end(self) -> None:
-        """Let the watchdog end the sandbox now. Raises OSError."""
+        """Make the watchdog end the sandbox. Raises OSError."""
         os.pwrite(self._fd, END.encode("ascii") + b"\n", 0)
 
 
 class Trash:
-    """Removes what slots have discarded, in a process of its own that lives as long as the guest.
+    """Removes what slots have discarded, in another process that lives as long as the guest.
 
     Args:
-        path: the directory of what is discarded.
-        first: called before each removal, there.
+        path: the directory with the discarded files.
+        before_removal: called in that process before each removal.
     """
 
-    def __init__(self, path: str, first: Callable[[], object]) -> None:
+    def __init__(self, path: str, before_removal: Callable[[], object]) -> None:
         self._path = path
-        self._first = first
+        self._before_removal = before_removal
         self._bell: int | None = None
         self._pid = 0
 
     def empty(self) -> None:
-        """Start to remove what the trash holds. Raises OSError."""
+        """Start to remove what is in the trash. Raises OSError."""
         try:
             self._ring()
         except BlockingIOError:
-            return  # rung often enough
-        except BrokenPipeError:  # something has killed it
+            return  # the pipe is full, so the process will wake anyway
+        except BrokenPipeError:  # the process was killed
             self._stop()
             self._ring()
 
@@ -84,7 +84,7 @@ class Trash:
             self._bell = None
 
     def close(self) -> None:
-        """End the process and remove all that is left, here and now."""
+        """End the process, and remove in our own process whatever remains."""
         if self._bell is not None:
             self._stop()
             try:
@@ -98,7 +98,7 @@ class Trash:
         os.set_blocking(reader, True)
         while os.read(reader, 4096):
             try:
-                self._first()
+                self._before_removal()
             except OSError as error:
                 complain("before emptying the trash: %s" % error)
             self._remove_all()
@@ -111,12 +111,12 @@ class Trash:
                     removal.remove_tree(path)
                 else:
                     os.unlink(path)
-            except OSError as error:  # tried again with what is discarded next
+            except OSError as error:  # the next removal tries again
                 complain("%s was not removed: %s" % (path, error))
 
 
 class WritableSearch:
-    """Finds the world-writable directories once, in a process of its own; whoever needs them waits for it."""
+    """Finds the world-writable directories once, in another process."""
 
     LIMIT_S = 10.0
 
@@ -124,17 +124,17 @@ class WritableSearch:
         self._loop = loop
         self._waiting: list[Callable[[], object]] = []
         self._pid: int | None = None
-        self.found: list[str] = []
-        """Those that are known."""
+        self.paths: list[str] = []
+        """The usual ones that exist, until the search has ended; then all of them."""
 
     def begin(self, skip: Collection[str]) -> None:
-        """Begin the search, `skip` and what is below left out. Raises OSError."""
+        """Begin the search. `skip` and all directories below are left out. Raises OSError."""
         reader, writer = os.pipe2(os.O_CLOEXEC)
         try:
             self._pid = confine.run_detached(lambda: _search(writer, skip), keep=writer)
         finally:
             os.close(writer)
-        self.found = [path for path in _USUAL if os.path.isdir(path) and path not in skip]
+        self.paths = [path for path in _USUAL if os.path.isdir(path) and path not in skip]
         data = bytearray()
 
         def read(_events: int) -> None:
@@ -148,20 +148,20 @@ class WritableSearch:
         self._loop.add(reader, select.POLLIN, read)
 
     def when_done(self, call: Callable[[], object]) -> None:
-        """Call once the result is there: at once if it is."""
+        """Call when the search has ended; immediately if it has, or was never begun."""
         if self._pid is not None:
             self._waiting.append(call)
         else:
             call()
 
     def stop(self) -> None:
-        """Do without what is still to be found. Idempotent."""
+        """End the search early. Idempotent."""
         if self._pid is not None:
             os.kill(self._pid, signal.SIGKILL)
 
     def _finish(self, data: bytes) -> None:
         try:
-            self.found = json.loads(data.decode("ascii"))
+            self.paths = json.loads(data.decode("ascii"))
         except ValueError:
             complain("the search for world-writable directories failed")
         self._pid = None

@@ -1,7 +1,6 @@
-"""The roots of slots that are root of their own: overlays over the sandbox's system, which no write of a slot reaches.
+"""The root directories of slots that are root: overlays over the sandbox's system, so a slot can't change the system.
 
-Runs in the guest, as root: Python >= 3.7, a few light modules of the standard library. Each failed call is an
-`OSError` that names it.
+Each failed call raises an OSError that names the call.
 """
 
 from __future__ import annotations
@@ -41,30 +40,35 @@ _SKELETON = {
     "/var/log": 0o755,
     "/var/tmp": 0o1777,
 }
-"""The directories of an ordinary root and their modes, for a root that is put together of system directories."""
-_OF_THE_SANDBOX = ("hosts", "hostname", "resolv.conf")
-"""Files in /etc that a container's runtime mounts over its image. Each slot gets copies."""
+"""Directories and modes for a root directory that is assembled from system directories."""
+_NETWORK_FILES = ("hosts", "hostname", "resolv.conf")
+"""Files in /etc that a container runtime mounts over the image. Each slot gets copies."""
 _NETWORK_FILE_BYTES = 64 << 10
 
 _FIRST_ID, _BLOCKS = 2_150_000_000, 32_000
-"""Above the user ids of slots. Each sandbox has a block of `_IDS` there, as far as there are blocks."""
+"""Above the user ids of slots, each sandbox gets a block of `_IDS` ids. After 32,000 sandboxes, blocks are reused."""
 _IDS = 65_536
 
 
 class IdMap:
-    """Which ids of the sandbox are those of a slot's user namespace: lines for uid_map, and where its root is in it."""
+    """Maps the ids of a slot's user namespace to ids of the sandbox.
+
+    Args:
+        lines: the lines for uid_map and gid_map.
+        root: the sandbox's id of the slot's root.
+    """
 
     def __init__(self, lines: str, root: int) -> None:
         self.lines = lines
         self.root = root
 
     def outside(self, number: int) -> int:
-        """Return the sandbox's id for one of an image's; ids without one become root's."""
+        """Return the sandbox's id for an id in an image. Ids that are not mapped become root's."""
         return number if self.root == 0 else self.root + (number if number < _IDS else 0)
 
 
-def shifted_ids(first: int) -> IdMap:
-    """Return a map to ids that nobody else has: root in a slot is nobody outside.
+def shift_ids(first: int) -> IdMap:
+    """Return a map to ids that no one else has. A slot's root is then an ordinary user outside.
 
     Args:
         first: the first user id of the sandbox's slots.
@@ -85,31 +89,31 @@ def id_maps(first: int, same: bool) -> list[IdMap]:
 
     Args:
         first: the first user id of the sandbox's slots.
-        same: whether root of a slot may be the sandbox's own root outside, without its capabilities. The roots of
-            containers need that: most are overlays, which can't be mounted with other ids.
+        same: whether a slot's root may have the id of the sandbox's root, without its capabilities. Containers need
+            that, because most of their root directories are overlays, which can't be mounted with other ids.
     """
-    return [shifted_ids(first), *([same_ids()] if same else [])]
+    return [shift_ids(first), *([same_ids()] if same else [])]
 
 
 def import_for_slots() -> None:
-    """Import what the slots' parents may need: in a root that is a slot's own, nothing may be imported any more."""
+    """Import all modules that slots' parents may need, because they can import none in the slot's root directory."""
     for encoding in ("ascii", "latin-1", "utf-8"):
         codecs.lookup(encoding)
     for name in ("bz2", "gzip", "lzma", "zlib"):
         try:
             __import__(name)
-        except ImportError:  # a Python without it
+        except ImportError:  # this Python was built without it
             continue
 
 
 def import_nothing_more() -> None:
-    """Import no module from a file any more: a slot that is root can write to all that are there."""
+    """Import no more modules from files: a slot that is root could have replaced them."""
     sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not PathFinder]
     sys.path[:] = []
 
 
 class Layer:
-    """A directory of a slot's root that lies over directories of the sandbox, the uppermost first."""
+    """A directory `target` of a slot's root: an overlay over directories of the sandbox, the topmost first."""
 
     def __init__(self, target: str, lowers: list[str], owner: tuple[int, int], mode: int) -> None:
         self.target = target
@@ -119,36 +123,41 @@ class Layer:
 
 
 class Layers:
-    """What the roots of a sandbox's slots start from: made once, by `make_layers`, and never changed.
+    """What the root directories of all slots start from. `make_layers` makes it once, and it never changes.
 
     Args:
-        ids: those of the slots' user namespaces.
-        found: the directories, parents first.
-        binds: what the roots show besides, read-only.
-        of_container: they start from the root of a container, whose runtime mounts files over it.
+        ids: the ids of the slots' user namespaces.
+        layers: the overlays, parents first.
+        binds: what else the root directories show, read-only.
+        of_container: whether they start from the root of a container, whose runtime mounts files over it.
     """
 
-    def __init__(self, ids: IdMap, found: list[Layer], binds: list[Bind], of_container: bool = False) -> None:
+    def __init__(self, ids: IdMap, layers: list[Layer], binds: list[Bind], of_container: bool = False) -> None:
         self.ids = ids
         self.binds = binds
-        self._found = found
+        self._layers = layers
         self._copies_network_files = of_container
 
     def mount(self, new_root: str, place: str) -> bool:
-        """Mount a slot's root at `new_root`, with what it has changed in `place`; whether a slot has lived there.
+        """Mount a slot's root directory at `new_root`, in a mount namespace of the caller's own.
 
-        The caller has a mount namespace of its own.
+        Args:
+            new_root: where to mount.
+            place: the directory that holds the slot's changes.
+
+        Returns:
+            Whether a slot has used `place` before.
         """
         fresh = not os.path.isdir(place)
         if fresh:
             os.mkdir(place, 0o700)
-        for number, layer in enumerate(self._found):
+        for number, layer in enumerate(self._layers):
             upper, work = (os.path.join(place, "%d-%s" % (number, name)) for name in ("upper", "work"))
             if not os.path.isdir(upper):
                 os.mkdir(upper)
                 os.chown(upper, *layer.owner)
                 os.chmod(upper, layer.mode)
-            remove_tree(work)  # it remembers that the last mount was not synced
+            remove_tree(work)  # a `volatile` overlay leaves a mark in it, and can't be mounted again with that
             os.mkdir(work)
             os.chown(work, self.ids.root, self.ids.root)
             options = "lowerdir=%s,upperdir=%s,workdir=%s,%s"
@@ -163,7 +172,7 @@ class Layers:
     def _copy_network_files(self, folder: str) -> None:
         if os.path.islink(folder) or not os.path.isdir(folder):
             return
-        for name in _OF_THE_SANDBOX:
+        for name in _NETWORK_FILES:
             try:
                 with open("/etc/" + name, "rb") as file:
                     content = file.read(_NETWORK_FILE_BYTES)
@@ -185,17 +194,16 @@ def make_layers(
     places: Iterable[str],
     ids: IdMap,
 ) -> Layers:
-    """Make the layers of a sandbox's roots, and try them.
+    """Make the layers of the slots' root directories, and try to mount them.
 
     Args:
-        directory: a new directory for what has to be made, which slots can't reach, on the disk of their files.
-        root: the directory that the roots start from; None puts them together of the system directories that are
-            visible here.
-        visible: more paths to show, read-only, with what every user may read of them.
-        unreadable: files and directories in the system directories that not every user may read. They are not shown,
-            as root of a slot may read all that is there.
-        places: directories to be there, to mount on.
-        ids: of the slots' user namespaces. Where they are not the sandbox's own, the layers are mounted with them.
+        directory: the path of a new directory for the layers, on the disk of the slots' files, where slots can't reach.
+        root: the directory that the slots' roots start from. None assembles them from the system directories here.
+        visible: more paths to show, read-only.
+        unreadable: files and directories in the system directories that not every user may read. They are hidden,
+            because root of a slot may read everything that it sees.
+        places: directories that must exist in the slots' roots, to mount on.
+        ids: the ids of the slots' user namespaces. If they differ from the sandbox's, the layers are mounted with them.
 
     Raises:
         OSError: the kernel can't do that here.
@@ -241,7 +249,7 @@ class _LayerMaker:
             os.close(self._namespace)
 
     def over_one(self, root: str, visible: Iterable[str]) -> Layers:
-        """Return the layers over one directory. What is mounted below it is not shown."""
+        """Return the layers over one directory. Mounts below it are not shown."""
         device = os.stat(root).st_dev
         binds = []
         for path in visible:
@@ -255,10 +263,10 @@ class _LayerMaker:
             self._furnish(upper, "/tmp", _SKELETON["/tmp"])
         for source, path, _ in binds:
             self._mount_point(root, upper, path, os.path.isdir(source))
-        return Layers(self._ids, [self._layer("/", [upper, self._shown(root)], root)], binds, root == "/")
+        return Layers(self._ids, [self._layer("/", [upper, self._with_ids(root)], root)], binds, root == "/")
 
     def over_system(self, visible: Iterable[str], unreadable: Sequence[str]) -> Layers:
-        """Return the layers over the system's directories, each with what is to be hidden in it."""
+        """Return the layers over the system's directories, with the unreadable paths hidden."""
         skeleton = self._new("skeleton")
         tops = [path for path in _TOPS if os.path.isdir(path) and not os.path.islink(path)]
         for path, mode in _SKELETON.items():
@@ -272,22 +280,22 @@ class _LayerMaker:
             self._link(text, skeleton + path)
         for path in self._places:
             self._furnish(skeleton, path, 0o755)
-        found, binds = [self._layer("/", [skeleton], skeleton)], []
+        layers, binds = [self._layer("/", [skeleton], skeleton)], []
         for top in tops:
             hidden = self._new("hidden")
             binds += self._hide(top, hidden, unreadable)
-            found.append(self._layer(top, [hidden, self._shown(top)], top))
+            layers.append(self._layer(top, [hidden, self._with_ids(top)], top))
         for path in visible:
             if os.path.exists(path) and not is_below(os.path.realpath(path), tops):
                 binds.append((os.path.realpath(path), os.path.abspath(path), False))
                 if not is_below(os.path.abspath(path), tops):
                     self._mount_point(skeleton, skeleton, os.path.abspath(path), os.path.isdir(path))
-        return Layers(self._ids, found, binds)
+        return Layers(self._ids, layers, binds)
 
     def _layer(self, target: str, lowers: list[str], like: str) -> Layer:
         info = os.stat(like)
-        made = is_below(like, [self._directory])  # its owner is one of outside already
-        owner = (info.st_uid, info.st_gid) if made else (self._outside(info.st_uid), self._outside(info.st_gid))
+        is_ours = is_below(like, [self._directory])  # then its owner is mapped already
+        owner = (info.st_uid, info.st_gid) if is_ours else (self._outside(info.st_uid), self._outside(info.st_gid))
         return Layer(target, lowers, owner, stat.S_IMODE(info.st_mode))
 
     def _outside(self, number: int) -> int:
@@ -301,16 +309,16 @@ class _LayerMaker:
         os.chmod(path, 0o755)
         return path
 
-    def _shown(self, source: str) -> str:
-        """Return where a directory is to be seen with the slots' ids."""
+    def _with_ids(self, source: str) -> str:
+        """Mount a directory with the slots' ids, if they differ from ours. Return where it is mounted."""
         if self._namespace is None:
             return source
-        target = self._new("shown")
+        target = self._new("mapped")
         mounts.mount_with_ids(source, target, self._namespace)
         return target
 
     def _furnish(self, folder: str, path: str, mode: int) -> None:
-        """Make a directory of root's, and its parents."""
+        """Make a directory that belongs to the slots' root, and its parents."""
         self._mount_point(folder, folder, path)
         os.chmod(folder + path, mode)
 
@@ -319,7 +327,7 @@ class _LayerMaker:
         os.chown(path, self._ids.root, self._ids.root, follow_symlinks=False)
 
     def _mount_point(self, top: str, layer: str, path: str, directory: bool = True) -> None:
-        """Make something to mount on in a layer over `top`. Where a link is in the way there, nothing is made."""
+        """Make a mount point in a layer over `top`. If a path in `top` is a link, nothing is made."""
         names = path.strip("/").split("/")
         for number, name in enumerate(names, 1):
             top, layer = os.path.join(top, name), os.path.join(layer, name)
@@ -336,12 +344,12 @@ class _LayerMaker:
             if os.path.isdir(top):
                 self._copy_owner(top, layer)
 
-    # --- what root of a slot shall not see of a host ----------------------------------------------------------------
+    # --- hiding parts of a host from the root of a slot -------------------------------------------------------------
 
     def _hide(self, top: str, hidden: str, unreadable: Sequence[str]) -> list[Bind]:
-        """Cover in the layer `hidden` what is masked below `top`, and what is `unreadable` there.
+        """Hide in the layer `hidden` what lies below `top` and is masked by a tmpfs or `unreadable`.
 
-        What else is mounted there is returned, to be bound again: an overlay does not show it.
+        Return binds for all other mounts below `top`, because an overlay shows no mounts below its lower layers.
         """
         binds = []
         self._copy_owner(top, hidden)
@@ -361,16 +369,16 @@ class _LayerMaker:
         return binds
 
     def _cover(self, top: str, hidden: str, path: str) -> None:
-        """Let there be nothing at a path: a device with the number 0 says so to an overlay."""
+        """Hide a path. For an overlay, a device with the number 0 means that there is nothing."""
         try:
             target = self._parents(top, hidden, path)
-        except FileNotFoundError:  # its directory has been removed since it was found, and it with it
+        except FileNotFoundError:  # its directory was removed since the search
             return
         if not os.path.lexists(target):
             os.mknod(target, stat.S_IFCHR, 0)
 
     def _empty(self, top: str, hidden: str, path: str) -> None:
-        """Let there be an empty directory at a path."""
+        """Replace a path by an empty directory."""
         target = self._parents(top, hidden, path)
         if os.path.lexists(target):
             return
@@ -380,7 +388,7 @@ class _LayerMaker:
         os.setxattr(target, "trusted.overlay.opaque", b"y")
 
     def _parents(self, top: str, hidden: str, path: str) -> str:
-        """Return where a path below `top` is in the layer, with its parents made."""
+        """Make the parents of a path below `top` in the layer. Return the path in the layer."""
         names = path[len(top) + 1 :].split("/")
         source, target = top, hidden
         for name in names[:-1]:
@@ -399,7 +407,7 @@ class _LayerMaker:
         os.chmod(target, stat.S_IMODE(info.st_mode))
 
     def _write_shadows(self, hidden: str) -> None:
-        """Write lists of passwords that has none, for all users and groups: without them nobody can become another."""
+        """Write shadow files without passwords for all users and groups. Without these files, `su` and others fail."""
         for source, name, line in (("passwd", "shadow", "%s:*:19000:0:99999:7:::"), ("group", "gshadow", "%s:*::")):
             with open("/etc/" + source, encoding="utf-8", errors="surrogateescape") as file:
                 names = [row.split(":")[0] for row in file if ":" in row]

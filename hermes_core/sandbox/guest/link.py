@@ -1,4 +1,4 @@
-"""The guest's end of one slot parent: its fork, what goes to it and comes from it, and its death."""
+"""The guest's end of the connection to a slot's parent: forks it, talks to it, and sees it die."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Spawn:
-    """One command on its way to a slot's parent: its message in parts, and the descriptors that go with the last."""
+    """One command on its way to a slot's parent: its message in parts, and the descriptors sent with the last part."""
 
     def __init__(self, execution: Execution | ForwardListener, parts: list[bytes], fds: list[int]) -> None:
         self.execution = execution
@@ -36,20 +36,23 @@ class Spawn:
 
 
 def out_of_resources(error: OSError) -> dict[str, str]:
-    """Return a command's error for when the guest itself failed, which is never the slot's fault."""
+    """Return the error for a command that the guest could not start. It is never the slot's fault."""
     return {"kind": "infra", "code": "resources", "message": "the guest could not start it: %s" % error}
 
 
 class Link:
-    """One life of a slot's parent. `on_message(message, fds)`, then `on_death()` once, until `drop`.
+    """A slot's parent from its fork to its death.
 
-    A descriptor that came with a message is whose who takes it from the list; the others are closed.
+    With namespaces, the forked process makes them and exits. Then the parent is its child, the init of the pid
+    namespace: when the parent dies, the kernel kills all processes of the slot.
 
-    With namespaces, the process that is forked makes them and leaves; the parent is its child, the init of the pid
-    namespace, whose death is the death of all in it.
+    Args:
+        on_message: called with each message and its descriptors. It removes those that it keeps from the list; the
+            others are closed.
+        on_death: called once after the last message, unless `drop` was called.
 
     Raises:
-        OSError: it could not be forked.
+        OSError: the fork failed.
     """
 
     def __init__(
@@ -82,21 +85,21 @@ class Link:
         self._init: int | None = None
         self.pid: int | None = pid
         loop.add(ours.fileno(), select.POLLIN, self._on_socket)
-        loop.watch(pid, self._maker_ended if plan.has_namespaces else self._ended, since)
+        loop.watch(pid, self._on_maker_end if plan.has_namespaces else self._on_end, since)
 
     def kill(self) -> None:
-        """Send SIGKILL to the parent. `on_death` is called once it is reaped."""
+        """Send SIGKILL to the parent. `on_death` is called when it is reaped."""
         self._killed = True
         if self.pid is not None:
             os.kill(self.pid, signal.SIGKILL)
 
     def wake(self) -> None:
-        """Let it run if the slot's processes have stopped it."""
+        """Continue the parent, in case the slot's processes have stopped it."""
         if self.pid is not None:
             os.kill(self.pid, signal.SIGCONT)
 
     def drop(self) -> list[Spawn]:
-        """Let go of it, dead or alive, without further calls; what has not been sent yet."""
+        """Give up the parent, dead or alive; nothing is called any more. Return the commands that were not sent."""
         self._dropped = True
         self._loop.remove(self._sock.fileno())
         self._sock.close()
@@ -123,20 +126,20 @@ class Link:
                     self._send_parts(entry)
             except BlockingIOError:
                 break
-            except (BrokenPipeError, ConnectionError):  # it is dead, and what is left goes to the next one
+            except (BrokenPipeError, ConnectionError):  # the parent is dead; `drop` returns what was not sent
                 return
             except OSError as error:
                 if isinstance(entry, Spawn):
-                    entry.execution.failed(out_of_resources(error))
+                    entry.execution.fail(out_of_resources(error))
             self._outbox.popleft()
             if isinstance(entry, Spawn):
-                entry.execution.spawned()
+                entry.execution.close_sent_fds()
         if self._blocked != bool(self._outbox):
             self._blocked = not self._blocked
             self._loop.change(self._sock.fileno(), select.POLLIN | (select.POLLOUT if self._blocked else 0))
 
     def _send_parts(self, spawn: Spawn) -> None:
-        """Send what is left of it, unless the command has ended: then the parent drops what it has."""
+        """Send the remaining parts of a command, unless it has ended. The parent drops an incomplete message."""
         if spawn.execution.ended:
             return
         while spawn.sent < len(spawn.parts):
@@ -146,7 +149,7 @@ class Link:
         spawn.execution.handed_over = True
 
     def take(self, pipes: list[tuple[int, bool]]) -> list[int]:
-        """Open the parent's ends of pipes as our own. Raises OSError."""
+        """Open pipes that the parent holds, given as (descriptor, writable). Raises OSError."""
         taken: list[int] = []
         try:
             for number, writable in pipes:
@@ -177,7 +180,7 @@ class Link:
             except (OSError, ValueError):
                 message, fds = None, []
             try:
-                if message is None:  # it is dying; or what it says makes no sense, and then it shall
+                if message is None:  # the parent is dying, or sent nonsense, and then it shall die
                     self._loop.remove(self._sock.fileno())
                     self.kill()
                     return
@@ -191,20 +194,20 @@ class Link:
 
     def _meet_init(self, pid: int) -> None:
         self._init = pid
-        self.pid = None if self._loop.reaped(pid, self._since) else pid
-        self._loop.watch(pid, self._ended, self._since)
+        self.pid = None if self._loop.was_reaped(pid, self._since) else pid
+        self._loop.watch(pid, self._on_end, self._since)
         if self._killed:
             self.kill()
 
-    def _maker_ended(self, _status: int) -> None:
+    def _on_maker_end(self, _status: int) -> None:
         if self._init is None:
-            self.pid = None  # reaped: its number is nobody's now, or a stranger's
+            self.pid = None  # it was reaped, so another process may get its pid
         self._read()
         if self._init is None:
-            self._ended(_status)
+            self._on_end(_status)
 
-    def _ended(self, _status: int) -> None:
+    def _on_end(self, _status: int) -> None:
         self.pid = None
-        self._read()  # what it had still to say
+        self._read()  # messages that it sent before its death
         if not self._dropped:
             self._on_death()

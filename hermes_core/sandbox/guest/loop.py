@@ -1,4 +1,4 @@
-"""The guest's event loop: descriptors, timers, and children's deaths, one thread."""
+"""The guest's event loop: descriptors, timers, and the ends of children, in one thread."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _STALE_TIMERS = 256
 
 
 class Timer:
-    """A call that is due once; `cancel()` makes it never happen."""
+    """A call that happens once, at the monotonic time `due`, unless it is cancelled."""
 
     __slots__ = ("_loop", "call", "due")
 
@@ -31,20 +31,20 @@ class Timer:
         self.call: Callable[[], object] | None = call
 
     def cancel(self) -> None:
-        """Forget it."""
+        """Cancel the call. Idempotent."""
         if self.call is not None:
             self.call = None
-            self._loop.timer_cancelled()
+            self._loop.count_cancelled()
 
 
 class Loop:
-    """Calls back when a descriptor is ready, a time has come, or a child has ended.
+    """Calls back when a descriptor is ready, a timer is due, or a child has ended.
 
-    Callbacks run one after the other from `run`, never from within another one. They must stand a spurious call for
-    a descriptor: it may have been closed and opened anew since the kernel was asked.
+    `run` makes all calls, one after the other. A handler may be called although its descriptor is not ready, because
+    the number may have been closed and reused since `poll` returned.
 
-    By poll, not epoll: what epoll watches is counted by user, and a slot of our own user could leave us no room for
-    more. At the hundred descriptors of a busy guest it costs three microseconds.
+    We use poll, because the kernel limits the descriptors in epolls per user, so a slot with our own user id could use
+    up our share. With the hundred descriptors of a busy guest, poll costs three microseconds.
     """
 
     def __init__(self) -> None:
@@ -78,17 +78,17 @@ class Loop:
             self._poll.unregister(fd)
 
     def after(self, call: Callable[[], object]) -> None:
-        """Call once, after all that is ready now has been served: what can be done for all of it at once."""
+        """Call once at the end of this round of the loop, when all ready descriptors have been handled."""
         self._after.append(call)
 
     def later(self, seconds: float, call: Callable[[], object]) -> Timer:
-        """Call once, in so many seconds."""
+        """Call once after some seconds."""
         timer = Timer(self, time.monotonic() + seconds, call)
         heapq.heappush(self._timers, (timer.due, next(self._order), timer))
         return timer
 
-    def timer_cancelled(self) -> None:
-        """Count a timer that will not be called; time limits of commands that ended must not pile up until due."""
+    def count_cancelled(self) -> None:
+        """Count a cancelled timer. When many have been cancelled, they are all removed, long before they are due."""
         self._cancelled += 1
         if self._cancelled > _STALE_TIMERS and self._cancelled > len(self._timers) // 2:
             self._timers = [entry for entry in self._timers if entry[2].call is not None]
@@ -96,10 +96,10 @@ class Loop:
             self._cancelled = 0
 
     def watch(self, pid: int, call: Callable[[int], object], since: float) -> None:
-        """Call `call(status)` once the child `pid` has been reaped.
+        """Call `call(status)` when the child `pid` has been reaped.
 
-        It may have been already: a process becomes our child by its parent's death, or before we learn its pid. `since`
-        is a monotonic time at which it had not ended, so that it is not taken for an earlier one of the same pid.
+        It may have been reaped already, if it became our child when its parent died, or before we knew its pid.
+        `since` is a monotonic time at which the child was alive; earlier children had the same pid by chance.
         """
         status, when = self._unclaimed.pop(pid, (0, -1.0))
         if when >= since:
@@ -108,7 +108,7 @@ class Loop:
             self._watched[pid] = call
 
     def reap(self) -> None:
-        """Reap every child that has ended; orphans of dead slot parents come here too, as the guest is subreaper."""
+        """Reap all children that have ended, also orphans of dead slot parents, because the guest is subreaper."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -125,12 +125,12 @@ class Loop:
             while len(self._unclaimed) > _UNCLAIMED:
                 self._unclaimed.popitem(last=False)
 
-    def reaped(self, pid: int, since: float) -> bool:
-        """Return whether this unwatched child has ended."""
+    def was_reaped(self, pid: int, since: float) -> bool:
+        """Return whether this child, which nobody watches, was reaped after the monotonic time `since`."""
         return self._unclaimed.get(pid, (0, -1.0))[1] >= since
 
     def stop(self) -> None:
-        """Return from `run` after this callback."""
+        """Make `run` return after the current callback."""
         self._running = False
 
     def run(self) -> None:
@@ -153,7 +153,7 @@ class Loop:
         self.reap()
 
     def _timeout(self) -> int:
-        """Return the milliseconds to the next timer, rounded up so that we never wake before it with nothing to do."""
+        """Return the milliseconds until the next timer, rounded up, so that we never wake too early."""
         while self._timers and self._timers[0][2].call is None:
             heapq.heappop(self._timers)
             self._cancelled -= 1

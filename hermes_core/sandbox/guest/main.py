@@ -1,4 +1,4 @@
-"""The guest's entry: become the bridge to the daemon that is there already, or start it first."""
+"""The guest's entry point: becomes the bridge between a channel and the daemon, and starts the daemon if needed."""
 
 from __future__ import annotations
 
@@ -16,25 +16,26 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 NO_GUEST = 4
-"""The exit status that says: there is no guest to join, so its slots are gone."""
-_LAST_WORDS = 4000
+"""The exit status for a guest that can't be joined because it has ended. Its slots are gone."""
+_LOG_TAIL = 4000
+"""Bytes of the guest's log that are reported when it has died."""
 
 
 def main(state_dir: str, join: bool) -> None:
-    """Connect this process's standard input and output to the sandbox's one daemon, started if not `join`."""
+    """Connect our standard input and output to the sandbox's one daemon. Unless `join`, start it if there is none."""
     os.makedirs(state_dir, mode=0o700, exist_ok=True)
     os.chmod(state_dir, 0o700)
     with open(os.path.join(state_dir, "lock"), "a") as lock:
-        # Two channels opened at once must not start two daemons.
+        # Two channels that are opened at once must not start two daemons.
         fcntl.flock(lock, fcntl.LOCK_EX)
         sock = _connect(state_dir)
         if sock is None:
             if join or _has_ended(state_dir):
-                sys.stderr.write(_last_words(state_dir))
+                sys.stderr.write(_log_tail(state_dir))
                 sys.exit(NO_GUEST)
             sock = _start(state_dir)
     if bridge(sock) and not _has_ended(state_dir):
-        sys.stderr.write(_last_words(state_dir))
+        sys.stderr.write(_log_tail(state_dir))
 
 
 def _has_ended(state_dir: str) -> bool:
@@ -45,11 +46,11 @@ def _has_ended(state_dir: str) -> bool:
         return False
 
 
-def _last_words(state_dir: str) -> str:
+def _log_tail(state_dir: str) -> str:
     try:
         with open(os.path.join(state_dir, "log"), "rb") as file:
             file.seek(0, os.SEEK_END)
-            file.seek(max(0, file.tell() - _LAST_WORDS))
+            file.seek(max(0, file.tell() - _LOG_TAIL))
             return file.read().decode("utf-8", "replace")
     except OSError:
         return ""
@@ -72,7 +73,7 @@ def _connect(state_dir: str) -> socket.socket | None:
 
 
 def _by_short_name(call: Callable[[str], object], state_dir: str) -> None:
-    """Use a short name by the directory's descriptor, as a socket's address is at most 108 bytes long."""
+    """Call with a short path of the socket: a socket's address has at most 108 bytes, and `state_dir` may be longer."""
     fd = os.open(state_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         call("/proc/self/fd/%d/guest.sock" % fd)
@@ -93,7 +94,7 @@ def _start(state_dir: str) -> socket.socket:
         try:
             os.setsid()
             if os.fork() == 0:
-                from .daemon import serve  # a bridge that only joins has no need of it
+                from .daemon import serve  # slow to import, and a bridge that only joins doesn't need it
 
                 serve(listener, state_dir)
         except BaseException:
@@ -107,20 +108,20 @@ def _start(state_dir: str) -> socket.socket:
     os.wait()
     sock = _connect(state_dir)
     if sock is None:
-        sys.stderr.write(_last_words(state_dir))
+        sys.stderr.write(_log_tail(state_dir))
         sys.exit("the guest ended as soon as it was started")
     return sock
 
 
 def bridge(sock: socket.socket) -> bool:
-    """Give our standard input and output to the daemon, and stay until one side ends; whether the daemon has died.
+    """Pass our standard input and output to the daemon, and wait until one side ends. Return whether the daemon died.
 
-    The daemon reads and writes them itself: copying here would be two more processes to wake for each frame.
+    The daemon reads and writes the descriptors itself. A bridge that copies would have to be woken for each frame.
     """
     descriptors.send(sock, b"\0", (0, 1))
     poll = select.poll()
     poll.register(sock.fileno(), select.POLLIN)
     for fd in (0, 1):
-        poll.register(fd, 0)  # no more than whether its other end is gone
+        poll.register(fd, 0)  # only to learn that the other end is gone
     ready = dict(poll.poll())
-    return sock.fileno() in ready and not sock.recv(1)
+    return sock.fileno() in ready and not sock.recv(1)  # a daemon that lets go of us sends a byte first

@@ -1,4 +1,4 @@
-"""Secrets that only the sandbox knows, masked in what its commands write."""
+"""Masks secrets that only the sandbox knows in the output of commands."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 SHORTEST = 8
-"""Bytes of a secret at least: shorter ones would mask half of every log."""
+"""Minimum length of a secret in bytes. Shorter values would mask too much of every log."""
 
 
 def values_of(names: Iterable[str], environment: Mapping[bytes, bytes]) -> tuple[bytes, ...]:
-    """Return these variables' values, and each line of values that have several; the longest first."""
-    found: set[bytes] = set()
+    """Return the values of these variables, and each line of values with several lines, the longest first."""
+    values: set[bytes] = set()
     for name in names:
         value = environment.get(name.encode("utf-8", "surrogateescape"), b"")
-        found.update(part.strip() for part in (value, *value.splitlines()))
-    return tuple(sorted((value for value in found if len(value) >= SHORTEST), key=lambda value: (-len(value), value)))
+        values.update(part.strip() for part in (value, *value.splitlines()))
+    return tuple(sorted((value for value in values if len(value) >= SHORTEST), key=lambda value: (-len(value), value)))
 
 
 class Mask:
-    """Writes `*` over each byte of the values in a stream, wherever its pieces are cut.
+    """Replaces each byte of the secrets in a stream by `*`, also if a secret is spread over several pieces.
 
-    As many bytes go out as came in, so that offsets stay true. What may be the beginning of a value is held back until
-    the next piece, or `rest`.
+    The number of bytes stays the same, so offsets stay true. A possible beginning of a secret is held back until the
+    next piece, or `rest`.
     """
 
     def __init__(self, values: tuple[bytes, ...]) -> None:
@@ -36,23 +36,23 @@ class Mask:
 
     @property
     def holds(self) -> bool:
-        """Return whether something is held back."""
+        """Return whether bytes are held back."""
         return bool(self._held)
 
     def feed(self, data: bytes) -> bytes:
-        """Take the stream's next piece, and return what can be passed on."""
+        """Take the next piece of the stream, and return the bytes that are complete."""
         masked = self._pattern.sub(_stars, self._held + data)
-        cut = len(masked) - self._begun(masked)
+        cut = len(masked) - self._partial_length(masked)
         self._held = masked[cut:]
         return masked[:cut]
 
     def rest(self) -> bytes:
-        """Return what is held back, as nothing more comes for now."""
+        """Return the bytes that were held back."""
         held, self._held = self._held, b""
         return held
 
-    def _begun(self, data: bytes) -> int:
-        """Return the length of the longest end of `data` that a value begins with."""
+    def _partial_length(self, data: bytes) -> int:
+        """Return the length of the longest suffix of `data` that is a proper prefix of a secret."""
         for length in range(min(self._longest - 1, len(data)), 0, -1):
             end = data[-length:]
             if any(value.startswith(end) for value in self._values):
@@ -60,5 +60,5 @@ class Mask:
         return 0
 
 
-def _stars(found: re.Match[bytes]) -> bytes:
-    return b"*" * len(found.group())
+def _stars(match: re.Match[bytes]) -> bytes:
+    return b"*" * len(match.group())

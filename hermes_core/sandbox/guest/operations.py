@@ -1,4 +1,4 @@
-"""What the driver's requests do: slots are opened and recycled, commands are run."""
+"""The operations of the driver's requests on slots: opening and recycling them, running commands, and forwards."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from .site import Site
 
 _LONGEST_ARGUMENT = 100 << 10
-"""The kernel takes 128 KiB: a longer script comes in by descriptor 9, which is closed before its first line."""
+"""In bytes; the kernel's limit is 128 KiB. A longer script is read from descriptor 9, which is closed first."""
 _CANCEL_GRACE_S = 5.0
-"""For a cancelled file operation to take its temporary file away."""
+"""The time for a cancelled file operation to remove its temporary file."""
 _LONG_SCRIPT = 'eval "exec 9<&-\n$(cat <&9)"'
 
 
 class Operations:
-    """The operations on slots, each of which answers its request. They raise Refusal."""
+    """The operations on slots. Each answers its request, or raises Refusal."""
 
     def __init__(self, site: Site, slots: dict[int, GuestSlot], requests: RequestTable) -> None:
         self.requests = requests
@@ -38,7 +38,7 @@ class Operations:
 
     def by_name(self) -> dict[str, Operation]:
         """Return the operations by name."""
-        names = ("open_slot", "recycle", "crowded", "exec", "listen", "carry")
+        names = ("open_slot", "recycle", "check_disk", "exec", "listen", "carry")
         return {name: getattr(self, "_" + name) for name in names}
 
     def slot(self, header: Header) -> GuestSlot:
@@ -56,27 +56,27 @@ class Operations:
         slot = self._slots.get(index)
         if slot is None:
             slot = self._slots[index] = GuestSlot(self._site, index)
-        slot.open(self._settles(request, {"workspace": slot.workspace.path}))
+        slot.open(self._replier(request, {"workspace": slot.workspace.path}))
 
     def _recycle(self, request: GuestRequest, header: Header, _body: bytes) -> None:
         wipe = bool(header["wipe"])
-        self.slot(header).recycle(wipe, self._settles(request, {}), forget=wipe or bool(header.get("forget")))
+        self.slot(header).recycle(wipe, self._replier(request, {}), forget=wipe or bool(header.get("forget")))
 
-    def _crowded(self, request: GuestRequest, header: Header, _body: bytes) -> None:
-        self.requests.reply(request, {"crowded": self.slot(header).crowded})
+    def _check_disk(self, request: GuestRequest, header: Header, _body: bytes) -> None:
+        self.requests.reply(request, {"crowded": self.slot(header).is_crowded})
 
-    def _settles(self, request: GuestRequest, result: Header) -> Callable[[Error | None], None]:
-        def settle(error: Error | None) -> None:
+    def _replier(self, request: GuestRequest, result: Header) -> Callable[[Error | None], None]:
+        """Return a function that answers with its argument, an error, or with `result` if that is None."""
+
+        def reply(error: Error | None) -> None:
             self.requests.reply(request, result if error is None else {"error": error})
 
-        return settle
+        return reply
 
     def _exec(self, request: GuestRequest, header: Header, body: bytes) -> None:
         mode, merge = header.get("mode", "capture"), bool(header.get("merge"))
         slot = self.slot(header)
-        execution = self.prepare(
-            slot, request, header, mode, merge, lambda ended: self._reply_execution(request, ended)
-        )
+        execution = self.prepare(slot, request, header, mode, merge, lambda each: self._reply_execution(request, each))
         self.launch(slot, execution, header, body)
         if header.get("timeout") is not None and not execution.ended:
             execution.limit_time(header["timeout"], header.get("grace", 2.0))
@@ -90,11 +90,11 @@ class Operations:
         merge: bool,
         on_end: Callable[[Execution], object],
     ) -> Execution:
-        """Return a command of the slot that is yet to be launched. Raises Refusal, OSError."""
-        if slot.broken:
+        """Make a command of the slot, to be launched. `on_end` is called when it has ended. Raises Refusal, OSError."""
+        if slot.is_broken:
             raise Refusal(**slot.error)
 
-        def ended(execution: Execution) -> None:
+        def finish(execution: Execution) -> None:
             del slot.executions[execution.id]
             on_end(execution)
 
@@ -104,15 +104,15 @@ class Operations:
             limit=header.get("limit", 1 << 20),
             merge=merge,
             pty=None if rows_and_columns is None else (int(rows_and_columns[0]), int(rows_and_columns[1])),
-            # What is read of a file is not masked, because it may be written back.
+            # The content of a file is not masked, because the agent may write it back.
             masked=() if "builtin" in header else self._site.masked,
         )
-        execution = Execution(self._site, slot, request.identity, stdio, ended)
+        execution = Execution(self._site, slot, request.identity, stdio, finish)
         slot.executions[execution.id] = request.execution = execution
         return execution
 
     def launch(self, slot: GuestSlot, execution: Execution, header: Header, body: bytes) -> None:
-        """Start a command; `body` is the script, if there is one, and then the first of the input."""
+        """Start a command. `body` holds the script, if there is one, and then the beginning of its input."""
         if "builtin" in header:
             execution.cancel_grace = _CANCEL_GRACE_S
         if header.get("spool"):
@@ -120,7 +120,7 @@ class Operations:
                 execution.spool = Spool(slot.workspace.spool_file(), slot.uid)
             except OSError as error:
                 code = "no_space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "failed"
-                execution.failed({"kind": "command", "code": code, "message": "no file for the output: %s" % error})
+                execution.fail({"kind": "command", "code": code, "message": "no file for the output: %s" % error})
                 return
         size = header.get("script", 0)
         message, as_file = self._message(slot, header, body[:size])
@@ -136,7 +136,7 @@ class Operations:
         return os.path.join(slot.workspace.path, cwd) if cwd else slot.workspace.path
 
     def _message(self, slot: GuestSlot, header: Header, script: bytes) -> tuple[Header, bytes]:
-        """Return the message for the slot's parent, and a script to be sent by descriptor."""
+        """Return the message for the slot's parent, and the script if it is too long for an argument."""
         message: Header = {"cwd": self.directory(slot, header)}
         if "builtin" in header:
             message.update(builtin=header["builtin"], args=header["args"])
@@ -145,7 +145,7 @@ class Operations:
             return message, b""
         env = message["env"] = dict(slot.environment(), **(header.get("env") or {}))
         if "LANG" not in env:
-            # Text is UTF-8. By LANG every program would open a dozen files, for what C.UTF-8 has in common with C.
+            # Text is UTF-8. With LANG instead of LC_CTYPE, every program would open a dozen files of the locale.
             env.setdefault("LC_CTYPE", "C.UTF-8")
         if header.get("pty") is not None:
             env.setdefault("TERM", terminal.TYPE)
@@ -161,23 +161,23 @@ class Operations:
     # --- forwards ---------------------------------------------------------------------------------------------------
 
     def _listen(self, request: GuestRequest, header: Header, _body: bytes) -> None:
-        """Open a forward: its stream says the port, and its end is the answer."""
+        """Open a forward. Its stream carries the port's number. The request is answered when the forward ends."""
         slot = self.slot(header)
-        if slot.broken:
+        if slot.is_broken:
             raise Refusal(**slot.error)
 
-        def ended(forward: ForwardListener) -> None:
+        def finish(forward: ForwardListener) -> None:
             slot.executions.pop(forward.id, None)
             self.requests.refuse(request, forward.error)
 
-        forward = ForwardListener(self._site.loop, self._site.outlet, request.identity, slot.guard(), ended)
+        forward = ForwardListener(self._site.loop, self._site.outlet, request.identity, slot.guard(), finish)
         request.execution = forward
         slot.listen(forward, header["port"])
 
     def _carry(self, request: GuestRequest, header: Header, _body: bytes) -> None:
-        """Carry the next connection to a port, from its first byte to its end."""
+        """Carry the next connection to a port. The request is answered when the connection ends."""
 
-        def ended(carrier: Carrier) -> None:
+        def finish(carrier: Carrier) -> None:
             if carrier.error is not None:
                 self.requests.refuse(request, carrier.error)
             else:
@@ -185,7 +185,7 @@ class Operations:
 
         for forward in self.slot(header).executions.values():
             if isinstance(forward, ForwardListener) and forward.port == header["port"]:
-                request.execution = forward.carry(request.identity, ended)
+                request.execution = forward.carry(request.identity, finish)
                 return
         raise Refusal("command", "closed", "the forward is closed")
 
@@ -196,10 +196,10 @@ class Operations:
             self.requests.refuse(request, execution.error)
             return
         header = execution.outcome()
-        header["out"], kept = [], b""
+        header["out"], body = [], b""
         for sink in execution.sinks:
             data = sink.value() if isinstance(sink, HeadTail) else b""
             truncated = isinstance(sink, HeadTail) and sink.truncated
             header["out"].append([len(data), sink.total, truncated])
-            kept += data
-        self.requests.reply(request, header, kept)
+            body += data
+        self.requests.reply(request, header, body)

@@ -1,7 +1,7 @@
-"""The slot's resident parent: forked off the guest, inside the slot's user and namespaces, it spawns every command.
+"""The slot's parent: a process that was forked from the guest, has the slot's user and namespaces, and starts commands.
 
-It talks to the guest over a SEQPACKET socket: spawn requests come with descriptors, starts and exits go back. Spawning
-is `posix_spawn`, as forking Python is what costs (3.7 ms against 1.7); built-in file operations are forked.
+It talks to the guest over a SEQPACKET socket: requests come with descriptors, starts and exits go back. Commands are
+started by `posix_spawn`, in 1.7 ms; forking Python would take 3.7 ms. Only built-in file operations are forked.
 """
 
 from __future__ import annotations
@@ -25,26 +25,27 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
 _PART = 48 << 10
-"""A longer message comes in parts, as a datagram of the socket is bounded."""
+"""A longer message is sent in parts, because the size of a datagram is limited."""
 _FIRST, _NEXT, _LAST = b"\0", b"\1", b"\2"
-"""What parts begin with; a message that is whole begins otherwise, and one that was begun before is dropped then."""
+"""The first byte of a part. A datagram that begins otherwise is a whole message, and discards an unfinished one."""
 _STREAMS = (0, 1, 2)
 SCRIPT_FD = 9
-"""Where a command finds a script that is too long for an argument."""
+"""The descriptor from which a command reads a script that is too long for an argument."""
 
 _SHOWN = 1000
-"""Characters of a name that could not be used, in what is said about it."""
+"""Maximum number of characters of a name in an error message."""
 _MESSAGE = 96 << 10
 _OWN_FDS = 100
-"""Our own descriptors are moved up to here, out of the way of those that commands get."""
+"""Our own descriptors have at least this number, so that they don't collide with those of commands."""
 _PORT_CODES = {errno.EADDRINUSE: "in_use", errno.EACCES: "permission"}
 _BACKLOG = 128
-"""Connections to a forward that wait in the kernel."""
+"""Maximum number of connections to a forward that wait in the kernel."""
 _LOOK_AGAIN_S = 0.02
-_KILLING_S = 1.0
-_LOOKS = 3
+"""The time between two looks at a command that is being ended."""
+_KILLING_S, _LOOKS = 1.0, 3
+"""Kill a command's processes until so many looks in a row find none, for at most a second."""
 _NEVER = 1 << 62
-"""A start in clock ticks that no process has."""
+"""A start time in clock ticks that no process has."""
 
 
 class _NoDirectory(OSError):
@@ -52,7 +53,7 @@ class _NoDirectory(OSError):
 
 
 def receive_message(sock: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
-    """Return one message and its descriptors (close-on-exec), or (None, []) when the other side is gone."""
+    """Receive one message and its descriptors (close-on-exec). (None, []): the other side is gone."""
     data, fds = descriptors.receive(sock, _MESSAGE)
     return (json.loads(data.decode("ascii")) if data else None), fds
 
@@ -71,7 +72,7 @@ def in_parts(message: bytes) -> list[bytes]:
 
 
 class _Command:
-    """One running command: its id, its mark, and, once it is to end, by when."""
+    """One command: its id, its mark, and, when it shall end, the monotonic time at which it is killed."""
 
     __slots__ = ("deadline", "identity", "left", "mark", "start", "status")
 
@@ -82,26 +83,26 @@ class _Command:
         self.start = 0
         self.status: int | None = None
         self.left: set[int] | None = None
-        """Of one that has ended: what it had left running, and we have signalled."""
+        """For an ended command: the pids that it left running and that were signalled."""
 
 
 class Parent:
-    """Spawns, ends and reaps the commands of one slot, until the guest's end of the socket closes.
+    """Starts, ends and reaps the commands of one slot, until the guest closes its end of the socket.
 
     Args:
-        owns_all: all that a `kill(-1)` of ours reaches is the slot's, as it has a user or a namespace of its own.
+        owns_all: whether our `kill(-1)` reaches only processes of the slot, because it has a user or a pid namespace.
     """
 
     def __init__(self, sock: socket.socket, owns_all: bool) -> None:
-        self._sock = _moved_up(sock)
+        self._sock = _move_up(sock)
         self._owns_all = owns_all
         self._running: dict[int, _Command] = {}
         self._ghosts = 0
-        self._begun: list[bytes] = []
+        self._parts: list[bytes] = []
         self._untaken: dict[str, list[int]] = {}
-        """By command: our ends of its pipes, until the guest has taken them."""
+        """By the id of a command: our ends of its pipes, until the guest has opened them."""
         self._folder = os.getcwd()
-        # The place of the script's descriptor stays taken: none that is received may be there already.
+        # Occupy the number of the script's descriptor, so that no descriptor that we receive gets it.
         os.dup2(0, SCRIPT_FD, inheritable=False)
         wake_read, wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._wake = fcntl.fcntl(wake_read, fcntl.F_DUPFD_CLOEXEC, _OWN_FDS)
@@ -109,21 +110,21 @@ class Parent:
         os.close(wake_read)
         os.close(wake_write)
         for number in processes.ALL_SIGNALS:
-            # A slot that signals all that it can reach should not lose its parent by a mere TERM.
+            # A program that sends TERM to every process it can reach must not end the slot's parent.
             signal.signal(number, signal.SIG_IGN)
         signal.signal(signal.SIGCHLD, lambda *_: None)
 
     def ready(self) -> None:
-        """Say that commands can come."""
+        """Report that commands can be started."""
         self._tell({"ready": True})
 
     def serve(self) -> NoReturn:
-        """Answer the guest's requests; ends with the process."""
+        """Serve the guest's requests until the process exits."""
         poll = select.poll()
         poll.register(self._sock, select.POLLIN)
         poll.register(self._wake, select.POLLIN)
         while True:
-            for fd, _ in poll.poll(self._patience()):
+            for fd, _ in poll.poll(self._timeout_ms()):
                 if fd == self._wake:
                     os.read(self._wake, 4096)
                     self._reap()
@@ -132,7 +133,7 @@ class Parent:
             for pid in [pid for pid, command in self._running.items() if command.deadline is not None]:
                 self._advance(pid)
 
-    def _patience(self) -> int | None:
+    def _timeout_ms(self) -> int | None:
         ending = any(command.deadline is not None for command in self._running.values())
         return int(_LOOK_AGAIN_S * 1000) if ending else None
 
@@ -141,12 +142,12 @@ class Parent:
         try:
             if not data:
                 self._leave()
-            whole = self._joined(data)
-            if not whole:
+            text = self._join(data)
+            if not text:
                 return
-            message = json.loads(whole.decode("ascii"))
+            message = json.loads(text.decode("ascii"))
             if "taken" in message:
-                self._let_go(message["taken"])
+                self._close_pipes(message["taken"])
             elif "end" in message:
                 self._end(message["end"], message["grace"], message.get("mark"))
             elif "listen" in message:
@@ -159,23 +160,23 @@ class Parent:
             for fd in fds:
                 os.close(fd)
 
-    def _joined(self, data: bytes) -> bytes:
-        """Return the message that a datagram is or completes, or no bytes if more is to come."""
-        kind, rest = data[:1], data[1:]
+    def _join(self, data: bytes) -> bytes:
+        """Return the message that this datagram completes; empty if more parts are to come."""
+        kind, part = data[:1], data[1:]
         if kind not in (_NEXT, _LAST):
-            self._begun = []
+            self._parts = []
         if kind not in (_FIRST, _NEXT, _LAST):
             return data
-        self._begun.append(rest)
-        return b"".join(self._begun) if kind == _LAST else b""
+        self._parts.append(part)
+        return b"".join(self._parts) if kind == _LAST else b""
 
     def _leave(self) -> NoReturn:
-        """Exit because the guest is gone: nothing of the slot may outlive it."""
+        """Exit because the guest is gone. No process of the slot may outlive it."""
         self._kill_everything()
         os._exit(0)
 
     def _tell(self, message: dict[str, Any], fds: list[int] | None = None) -> bool:
-        """Send a message; False if the kernel lets no more descriptors of this user be sent."""
+        """Send a message. Return False if the kernel lets this user send no more descriptors."""
         try:
             descriptors.send(self._sock, encode_message(message), fds or ())
         except OSError as error:
@@ -194,23 +195,23 @@ class Parent:
                 wants_input, outputs = message["pipes"]
                 pipes = self._pipes(message["id"], wants_input, outputs, fds)
             if "pty" not in message and len(fds) < len(_STREAMS):
-                # In the slot's own /dev, where a mode can't be changed for others.
+                # Opened here and not by the guest, so that it is the device in the slot's own /dev.
                 fds.insert(0, os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
             if "script" in message:
                 fds.append(descriptors.memory_file(message["script"].encode("latin-1"), self._folder))
             pid = self._spawn(message, fds, self._terminal(message, ends))
         except OSError as error:
-            self._let_go(message["id"])
-            what = error.filename or message.get("builtin") or message["argv"][0]
-            code = "no_pty" if what == terminal.DEVICE else files.CODES.get(error.errno or 0, "spawn")
+            self._close_pipes(message["id"])
+            name = error.filename or message.get("builtin") or message["argv"][0]
+            code = "no_pty" if name == terminal.DEVICE else files.CODES.get(error.errno or 0, "spawn")
             if isinstance(error, _NoDirectory) and code != "spawn":
                 code = "cwd_" + code
-            # Cut, as a name of any length would not go through the socket.
-            text = "%s: %s" % (error.strerror or error, what[:_SHOWN])
+            # The name is cut, because the size of a message is limited.
+            text = "%s: %s" % (error.strerror or error, name[:_SHOWN])
             self._tell({"failed": message["id"], "code": code, "message": text})
         except (ValueError, TypeError) as error:
-            # A variable's name with "=" in it, say, or a word that has no bytes in this system's encoding.
-            self._let_go(message["id"])
+            # For example, a variable's name contains "=", or a word can't be encoded.
+            self._close_pipes(message["id"])
             self._tell({"failed": message["id"], "code": "invalid", "message": "not a command: %s" % error})
         else:
             if not self._tell({"started": message["id"], "pid": pid, "pipes": pipes}, ends[:1]):
@@ -225,18 +226,19 @@ class Parent:
                 os.close(fd)
 
     def _pipes(self, identity: str, wants_input: bool, outputs: int, fds: list[int]) -> list[tuple[int, bool]]:
-        """Make the pipes of a command, its ends of them added to `fds`; ours, and whether they are for writing.
+        """Create the command's pipes. Append its ends to `fds`, and return ours as (descriptor, writable).
 
-        Where slots share the guest's user it can send us none: the kernel counts descriptors that are on their way by
-        user, and a slot can keep more there than anyone may send. It opens ours instead, which `taken` lets us close.
+        If slots share the guest's user, the guest may be unable to send us pipes: the kernel limits the descriptors in
+        flight per user, and a slot can use up that limit. So the guest opens our ends through /proc, and then sends
+        `taken`, after which we close them.
         """
         ours: list[tuple[int, bool]] = []
-        kept = self._untaken.setdefault(identity, [])
+        untaken = self._untaken.setdefault(identity, [])
         for writable in (*(False for _ in range(outputs)), *(True for _ in range(wants_input))):
             reader, writer = os.pipe2(os.O_CLOEXEC)
             mine, theirs = (writer, reader) if writable else (reader, writer)
             fds.append(theirs)
-            kept.append(mine)
+            untaken.append(mine)
             ours.append((mine, writable))
         if wants_input:
             fds.insert(0, fds.pop())
@@ -244,13 +246,14 @@ class Parent:
             fds.append(os.dup(fds[-1]))
         return ours
 
-    def _let_go(self, identity: str) -> None:
+    def _close_pipes(self, identity: str) -> None:
+        """Close our ends of a command's pipes."""
         for fd in self._untaken.pop(identity, []):
             os.close(fd)
 
     @staticmethod
     def _terminal(message: dict[str, Any], ends: list[int]) -> str | None:
-        """Return the path of a new terminal, if the command gets one, and add its two ends to the list."""
+        """Open a terminal if the command gets one. Append both ends to `ends`, and return the path."""
         if "pty" not in message:
             return None
         try:
@@ -265,7 +268,7 @@ class Parent:
             os.chdir(message["cwd"])
         except OSError as error:
             text = "cannot change to the working directory (%s)" % error.strerror
-            # A file operation's directory is always the workspace: to its caller, it is the path that is not there.
+            # A file operation always runs in the workspace. So its caller learns that the path does not exist.
             kind = OSError if "builtin" in message else _NoDirectory
             raise kind(error.errno, text, message["cwd"]) from error
         if "builtin" in message:
@@ -276,18 +279,18 @@ class Parent:
             return self._fork_and_execute(path, argv, env, fds, tty)
         actions: list[tuple[Any, ...]] = [(os.POSIX_SPAWN_DUP2, *pair) for pair in _places(fds, tty)]
         if tty is not None:
-            # The first terminal that the leader of a new session opens is the session's.
-            own = (os.POSIX_SPAWN_OPEN, 0, tty, os.O_RDWR, 0)
-            actions += [own, (os.POSIX_SPAWN_DUP2, 0, 1), (os.POSIX_SPAWN_DUP2, 0, 2)]
+            # The leader of a new session opens its first terminal. That becomes the session's controlling terminal.
+            open_tty = (os.POSIX_SPAWN_OPEN, 0, tty, os.O_RDWR, 0)
+            actions += [open_tty, (os.POSIX_SPAWN_DUP2, 0, 1), (os.POSIX_SPAWN_DUP2, 0, 2)]
         try:
             return os.posix_spawn(
                 path, argv, env, file_actions=actions, setsid=True, setsigmask=(), setsigdef=processes.ALL_SIGNALS
             )
-        except NotImplementedError:  # a C library whose posix_spawn makes no sessions
+        except NotImplementedError:  # a C library without POSIX_SPAWN_SETSID
             return self._fork_and_execute(path, argv, env, fds, tty)
 
     def _fork(self, fds: list[int], tty: str | None, body: Callable[[], int]) -> int:
-        # A TERM that comes early waits: as long as signals are ignored, it would be lost.
+        # Signals are blocked until the child has default handlers. An ignored TERM would be lost; a blocked one waits.
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, processes.ALL_SIGNALS)
         pid = -1
         try:
@@ -304,8 +307,8 @@ class Parent:
                 signal.signal(number, signal.SIG_DFL)
             os.setsid()
             self._sock.close()
-            for untaken in list(self._untaken):
-                self._let_go(untaken)
+            for identity in list(self._untaken):
+                self._close_pipes(identity)
             for fd, target in _places(fds, tty):
                 os.dup2(fd, target)
                 os.close(fd)
@@ -323,7 +326,7 @@ class Parent:
     def _fork_and_execute(
         self, path: str, argv: list[str], env: dict[str, str], fds: list[int], tty: str | None
     ) -> int:
-        """Do what posix_spawn does, for Python 3.7: a failed exec is our own error, not the command's."""
+        """Do what posix_spawn does, for Python 3.7. A failed exec raises OSError here."""
         reader, writer = os.pipe2(os.O_CLOEXEC)
 
         def execute() -> int:
@@ -349,7 +352,7 @@ class Parent:
     # --- listening --------------------------------------------------------------------------------------------------
 
     def _listen(self, identity: str, port: int) -> None:
-        """Listen on a port of our loopback, and hand the socket over to the guest."""
+        """Listen on a port of the slot's loopback, and send the socket to the guest."""
         try:
             with socket.socket() as sock:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -365,9 +368,9 @@ class Parent:
     # --- ending -----------------------------------------------------------------------------------------------------
 
     def _end(self, identity: str, grace: float, mark: str | None) -> None:
-        """Send TERM to a command and all that it started. `_advance` does the rest.
+        """Send TERM to a command and all processes that it started. `_advance` does the rest.
 
-        With `mark` the command may have ended; then the signal goes to what it left running.
+        With `mark`, the command may have ended. Then the signals go to the processes that it left running.
         """
         pid = next((pid for pid, command in self._running.items() if command.identity == identity), None)
         if pid is None and mark is not None:
@@ -383,14 +386,14 @@ class Parent:
                 processes.send_signal(target, signal.SIGCONT)
 
     def _ghost(self, identity: str, mark: str) -> int:
-        """Add an ended command to the running ones, under a negative id, which no process has. Return the id."""
+        """Add an ended command to the running ones, under a negative pid, which no process has. Return that pid."""
         self._ghosts -= 1
         command = self._running[self._ghosts] = _Command(identity, mark)
         command.start, command.status, command.left = _NEVER, 0, set()
         return self._ghosts
 
     def _advance(self, pid: int) -> None:
-        """Check whether all that a command started has ended. Send KILL when its grace period is over."""
+        """If all processes of a command that shall end have ended, report it. Send KILL at the deadline."""
         command = self._running[pid]
         if command.deadline is not None and time.monotonic() >= command.deadline:
             self._kill_family(pid)
@@ -398,7 +401,7 @@ class Parent:
             return  # what ended while we looked may have forked a process that we have not seen
         command.deadline = None
         if command.status is not None:
-            self._ended(pid, command.status)
+            self._report_end(pid, command.status)
 
     def _family(self, leader: int) -> list[int]:
         command = self._running[leader]
@@ -407,26 +410,25 @@ class Parent:
             command.start = processes.start_of(leader)
         others = len(self._running) > 1
 
-        def adopted(pid: int, process: processes.Process) -> bool:
+        def is_orphan(pid: int, process: processes.Process) -> bool:
             if pid in self._running:
                 return False
             mark = processes.mark_of(pid)
             if mark is not None:
                 return mark == command.mark
-            # Without a mark it is a guess, made only when nothing else runs that could have started it.
+            # Without a mark we guess, but only if no other command runs that could have started the process.
             return not others and process.start >= command.start
 
-        found = processes.family(leader, command.start, adopted)
-        if unreaped and leader not in found:
-            # It is between its spawn and the end of its exec. Where others' processes are hidden, /proc hides it until
-            # then: it may not be dumped, as we may not.
-            found.insert(0, leader)
+        pids = processes.family(leader, command.start, is_orphan)
+        if unreaped and leader not in pids:
+            # Until its exec, the leader is not dumpable, as we are not. So a /proc with `hidepid` hides it.
+            pids.insert(0, leader)
         if command.left is not None:
-            command.left.update(found)
-        return found
+            command.left.update(pids)
+        return pids
 
     def _kill_family(self, pid: int) -> None:
-        """Kill all that a command has started. One look can miss what forks while we look, so several have to agree."""
+        """Kill all processes of a command. One look can miss a process that forks, so several looks must find none."""
         until = time.monotonic() + _KILLING_S
         targets = self._family(pid)
         first, looks, forks = frozenset(targets), 0, False
@@ -445,8 +447,8 @@ class Parent:
             self._kill_at_rest(pid)
 
     def _kill_at_rest(self, pid: int) -> None:
-        """Kill what starts processes faster than we can walk them: stop everything here, look, and let the others go
-        on."""
+        """Kill processes that fork faster than we can list them: stop all processes of the slot, kill those of the
+        command, and continue the others."""
         if not self._owns_all:
             if len(self._running) == 1:
                 self._kill_everything()
@@ -485,9 +487,9 @@ class Parent:
                 continue
             command.status = status
             if command.deadline is None and tell:
-                self._ended(pid, status)
+                self._report_end(pid, status)
 
-    def _ended(self, pid: int, status: int) -> None:
+    def _report_end(self, pid: int, status: int) -> None:
         command = self._running.pop(pid)
         if command.left is None:
             self._tell({"exit": command.identity, "status": status})
@@ -496,11 +498,11 @@ class Parent:
 
 
 def _places(fds: list[int], tty: str | None) -> list[tuple[int, int]]:
-    """Return where a command finds its descriptors, without its input and output if it has a terminal."""
+    """Return pairs of a descriptor and its number in the command. With a terminal, 0, 1 and 2 are not among them."""
     return list(zip(fds, (SCRIPT_FD,) if tty is not None else (*_STREAMS, SCRIPT_FD)))
 
 
-def _moved_up(sock: socket.socket) -> socket.socket:
+def _move_up(sock: socket.socket) -> socket.socket:
     moved = socket.socket(fileno=fcntl.fcntl(sock.fileno(), fcntl.F_DUPFD_CLOEXEC, _OWN_FDS))
     sock.close()
     return moved
@@ -517,7 +519,7 @@ def _find(name: str, path: str) -> str:
 
 
 def close_all_but(keep: set[int]) -> None:
-    """Close every descriptor of the guest's that a slot must never hold."""
+    """Close all descriptors except these: a slot must have none of the guest's."""
     last = max(int(name) for name in os.listdir("/proc/self/fd"))
     start = 0
     for fd in [*sorted(keep), last + 1]:
@@ -527,6 +529,6 @@ def close_all_but(keep: set[int]) -> None:
 
 
 def flush_streams() -> None:
-    """Flush what the guest has buffered, so that a fork does not write it twice."""
+    """Flush the output streams, so that a forked child does not write their buffers again."""
     sys.stdout.flush()
     sys.stderr.flush()

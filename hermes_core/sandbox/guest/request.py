@@ -1,4 +1,4 @@
-"""The driver's requests: each is done once, and answered as often as it is asked."""
+"""The driver's requests: each is carried out once, and answered as often as the driver repeats it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX_REQUESTS = 8192
 
 
 class GuestRequest:
-    """One request by its id: asked again, it is answered again, never done twice."""
+    """One request, by its id. When the driver repeats it, only its answer is repeated."""
 
     __slots__ = ("execution", "identity", "on_cancel", "reply", "timer")
 
@@ -35,7 +35,7 @@ class GuestRequest:
 
 
 class RequestTable:
-    """Keeps every request until the driver has confirmed its answer. `operations` says what each does, by name."""
+    """Keeps every request until the driver has confirmed its answer. `operations` carry them out, by name."""
 
     def __init__(self, outlet: Outlet, loop: Loop) -> None:
         self.operations: dict[str, Operation] = {}
@@ -43,25 +43,25 @@ class RequestTable:
         self._loop = loop
         self._requests: dict[str, GuestRequest] = {}
 
-    def known(self) -> list[str]:
-        """Return the ids of all requests that are not confirmed yet."""
+    def ids(self) -> list[str]:
+        """Return the ids of all requests whose answers are not confirmed."""
         return list(self._requests)
 
     def hold_streams(self) -> None:
-        """Hold the streams, as there is a new channel to the same driver."""
+        """Hold the streams, because there is a new channel to the same driver."""
         for request in self._requests.values():
             if request.execution is not None and request.execution.stream is not None:
                 request.execution.stream.hold()
 
     def forget(self) -> None:
-        """Forget all requests, as their driver is gone for good. Background processes that have begun stay."""
+        """Forget all requests, because their driver is gone for good. Running background processes stay."""
         requests, self._requests = self._requests, {}
         for request in requests.values():
             if request.reply is None:
                 self._cancel(request)
 
     def handle(self, header: Header, body: bytes) -> None:
-        """Do, repeat or steer one request."""
+        """Handle one frame: a new request, a repeated one, or a frame that concerns an earlier request."""
         op = header.get("op")
         if op == "ack":
             for identity in header["ids"]:
@@ -75,13 +75,13 @@ class RequestTable:
             if request is not None:
                 self._steer(str(op), request, header, body)
         elif request is not None:
-            self._again(request, header)
+            self._repeat(request, header)
         else:
             request = self._requests[identity] = GuestRequest(identity)
             self._begin(request, header, body)
 
     def reply(self, request: GuestRequest, header: Header, data: bytes = b"") -> None:
-        """Answer, once; said again until the driver confirms it."""
+        """Answer a request, unless it has an answer. The answer is kept until the driver confirms it."""
         if request.reply is not None:
             return
         if request.timer is not None:
@@ -96,7 +96,7 @@ class RequestTable:
         self.reply(request, {"error": error})
 
     def later(self, seconds: float, call: Callable[[], object]) -> Timer:
-        """Call once, in so many seconds."""
+        """Call once after some seconds."""
         return self._loop.later(seconds, call)
 
     # --- the life of a request --------------------------------------------------------------------------------------
@@ -120,11 +120,11 @@ class RequestTable:
 
     def _fail(self, request: GuestRequest, error: Error) -> None:
         if request.execution is not None:
-            request.execution.failed(error)
+            request.execution.fail(error)
         self.refuse(request, error)
 
-    def _again(self, request: GuestRequest, header: Header) -> None:
-        """Repeat what the driver may have missed, as it asks again after a lost channel."""
+    def _repeat(self, request: GuestRequest, header: Header) -> None:
+        """Send again what the driver may have missed, because it repeats the request on a new channel."""
         execution = request.execution
         if execution is not None and execution.stream is not None:
             execution.stream.resend(header.get("have", 0))
@@ -145,7 +145,7 @@ class RequestTable:
             execution.resume()
 
     def _cancel(self, request: GuestRequest) -> None:
-        """Cancel a request whose answer is no longer wanted: end what it began, even if the answer is on its way."""
+        """End what a request began, even if its answer is on its way."""
         if request.execution is not None:
             request.execution.stop(request.execution.cancel_grace)
         elif request.on_cancel is not None and request.reply is None:

@@ -1,4 +1,4 @@
-"""A slot in the guest: its parent process, its commands, and getting it clean again."""
+"""A slot in the guest: its parent process, its commands, and how it is cleaned."""
 
 from __future__ import annotations
 
@@ -31,25 +31,32 @@ if TYPE_CHECKING:
 
 NEW, STARTING, READY, EMPTYING, BROKEN = "new", "starting", "ready", "emptying", "broken"
 _CLEAN_TIMEOUT_S = _DEATH_TIMEOUT_S = 15.0
-"""How long a reset waits for the proof that a slot is clean, and for the death of its parent. What a slot has made, the
-kernel takes apart at its death: for seconds if there are millions of it. Ended before the driver's own patience is."""
+"""How long a reset with `wipe` waits for the proof that a slot is clean, and for the death of its parent. The kernel
+takes seconds to free the millions of objects that a slot may have made. It is shorter than the driver's patience."""
 _PATIENCE_S = 120.0
-"""The same where what the slot holds is still wanted. Nothing of it runs any more: what has been sent a KILL and still
-counts as a process is only slow to die, having thousands of sockets to close, say."""
+"""The same for a reset that keeps the files. A killed process that is still counted runs no more. It is only slow to
+die, for example because it has thousands of sockets to close."""
 _START_TIMEOUT_S = 30.0
 _FIRST_RETRY_S, _LAST_RETRY_S, _RETRY_REFUSED_S = 0.004, 0.25, 0.1
-"""The pause before the second try, twice as long before each further one, and the longest. What dies does so at once,
-or slowly: each try takes a process."""
-_NOBODY = -1
-_OF_THE_HOST = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
+"""The pause before the second try, the longest pause, and the pause after a refusal. We retry quickly at first, because
+most processes die at once, and double the pause each time, because each try forks."""
+_NO_PROCESS = -1
+_HOST_ERRORS = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 _FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 _REFUSALS = 3
+"""The slot is given up after so many parents that could not be confined."""
 _USER_IN_NAMESPACE = 1000
-"""The slot's user inside a user namespace of its own."""
+"""The slot's user id inside its user namespace."""
 
 
 class _Round:
-    """One way to a ready slot: what is wanted, and who waits for it."""
+    """One attempt to make the slot ready.
+
+    Attributes:
+        wipe: whether its directories are emptied.
+        forget: whether its background processes will not be asked for any more.
+        replies: called at the end, with the error if it failed.
+    """
 
     def __init__(self, wipe: bool, replies: list[Reply], forget: bool = False) -> None:
         self.wipe = wipe
@@ -59,11 +66,11 @@ class _Round:
         self.refusals = 0
         self._pause_s = _FIRST_RETRY_S
         self.dirty = False
-        """Whether the last try found something of an earlier lease alive."""
+        """Whether the last try found a living process of an earlier lease."""
 
     @property
     def patience(self) -> float:
-        """Return the seconds until the slot is given up."""
+        """Return the seconds after which the slot is given up."""
         return _CLEAN_TIMEOUT_S if self.wipe else _PATIENCE_S
 
     def next_pause(self) -> float:
@@ -73,10 +80,10 @@ class _Round:
 
 
 class GuestSlot:
-    """One workspace. All of its commands run below one parent process, made anew at each recycling.
+    """A slot: a workspace, and a parent process that starts all of its commands. Recycling replaces the parent.
 
-    NEW → STARTING → READY, and back by way of EMPTYING whenever it is recycled; READY → STARTING when its own processes
-    have killed the parent; STARTING → BROKEN, for good, when no proof that the slot is clean can be had.
+    NEW → STARTING → READY. Recycling: READY → EMPTYING → STARTING. If the slot's own processes kill the parent: READY →
+    STARTING. If the slot can't be made ready and proved clean: STARTING or EMPTYING → BROKEN, which is final.
     """
 
     def __init__(self, site: Site, index: int) -> None:
@@ -89,15 +96,15 @@ class GuestSlot:
         self._name = users.name_in(self._lists or site.lists, self._inner_uid)
         self.drains = Drains(site.loop)
         self.executions: dict[str, Execution | ForwardListener] = {}
-        """What it does, by the requests' ids."""
+        """The running commands and open forwards by the ids of their requests."""
         self.on_forget: Callable[[], object] | None = None
-        """Called when nobody will ask for the background processes any more."""
+        """Called when the background processes will not be asked for any more."""
         self._sweeps: dict[str, list[Callable[[int], object]]] = {}
-        self._asked: dict[int, Callable[[bool], object]] = {}
-        """Who wants to know whether a process of ours has the socket with that inode."""
+        self._socket_answers: dict[int, Callable[[bool], object]] = {}
+        """By the inode of a socket: called with whether a process of the slot has it open."""
         self._state = NEW
-        self._lived_in = False
-        """Whether commands may have changed it since it was empty."""
+        self._was_used = False
+        """Whether commands may have changed the workspace since it was empty."""
         self._link: Link | None = None
         self._waiting: list[Spawn] = []
         self._round = _Round(False, [])
@@ -107,22 +114,22 @@ class GuestSlot:
         """Why it is quarantined."""
 
     @property
-    def broken(self) -> bool:
+    def is_broken(self) -> bool:
         """Return whether it is quarantined."""
         return self._state == BROKEN
 
     @property
-    def crowded(self) -> bool:
-        """Return whether the disk is full of what others have put there."""
+    def is_crowded(self) -> bool:
+        """Return whether the disk is full of other slots' files."""
         slots = 1 if self.index == PREPARE else self.site.config["slots"]
         try:
-            return self.workspace.crowded(slots, self.site.world_writable)
-        except OSError:  # it hides what it has
+            return self.workspace.is_crowded(slots, self.site.world_writable)
+        except OSError:  # the slot made its own files unreadable
             return False
 
     @property
     def _inner_uid(self) -> int | None:
-        """Return the user id that its commands see; None if they run as the sandbox's own user."""
+        """Return the user id of its commands inside its namespaces; None if it is ours."""
         if self.mechanism == "shared":
             return None
         if self.mechanism == "root":
@@ -135,22 +142,22 @@ class GuestSlot:
 
     @property
     def _has_network(self) -> bool:
-        """Return whether it has a network of its own, with nothing but loopback.
+        """Return whether it has a network namespace, with only a loopback.
 
-        The preparation may need the sandbox's (an installer), and slots with a root may be given that.
+        The preparation uses the sandbox's network, which an installer may need. Slots with their own root may share it.
         """
         shares = self.mechanism == "root" and self.site.config["share_network"]
         return self._has_namespaces and self.index != PREPARE and not shares
 
     def guard(self) -> peers.Guard:
-        """Return what tells the connections of its programs on the loopback from those of others.
+        """Return the guard that recognises the connections of the slot's programs on the loopback.
 
         Raises:
-            Refusal: nothing does.
+            Refusal: the slot shares its loopback and its user with others.
         """
         if self._has_network:
             return peers.everybody
-        if self.mechanism == "root":  # the slots have the same users
+        if self.mechanism == "root":  # slots have the same user ids
             return peers.of_processes(self._ask_for_socket)
         if self.uid is not None:
             return peers.of_users(self.uid, self.uid)
@@ -160,7 +167,7 @@ class GuestSlot:
         raise Refusal("command", "unguarded", message)
 
     def _own_lists(self) -> users.Lists | None:
-        """Return the lists of users that only this slot sees."""
+        """Return the lists of users that only this slot sees; None if it sees those of the system."""
         if self.mechanism != "namespace" or self.site.lists is None or self._inner_uid is None:
             return None
         return users.add(self.site.lists, [(self._inner_uid, users.NAME, self.workspace.home)])
@@ -168,7 +175,7 @@ class GuestSlot:
     # --- getting it ready -------------------------------------------------------------------------------------------
 
     def open(self, reply: Reply) -> None:
-        """Make the slot ready for its first lease; idempotent."""
+        """Make the slot ready for its first lease. Idempotent."""
         if self._state == READY:
             reply(None)
         elif self._state == BROKEN:
@@ -180,9 +187,9 @@ class GuestSlot:
             self._round.replies.append(reply)
 
     def recycle(self, wipe: bool, reply: Reply, forget: bool = False) -> None:
-        """Kill everything in the slot, prove it, empty its directories if `wipe`, and have a new parent ready.
+        """Kill all processes of the slot, prove that none is left, empty its directories if `wipe`, and start a parent.
 
-        With `forget`, nobody will ask for the background processes.
+        With `forget`, its background processes are forgotten too.
         """
         if self._state == NEW:
             reply(None)
@@ -198,7 +205,7 @@ class GuestSlot:
             self._next.replies.append(reply)
 
     def close(self) -> None:
-        """Kill everything for good; used when the sandbox ends. May be called again until `dead`."""
+        """Kill all processes of the slot, because the sandbox ends. Call it again until `dead`."""
         self._closing = True
         self._abandon(forget=True, error={"kind": "infra", "code": "ended", "message": "the sandbox has ended"})
         self._kill()
@@ -208,29 +215,29 @@ class GuestSlot:
         """Return whether the slot's parent is gone."""
         return self._link is None
 
-    def _empty(self, wanted: _Round) -> None:
+    def _empty(self, round_: _Round) -> None:
         self._state = EMPTYING
-        self._round = wanted
-        self._abandon(forget=wanted.forget)
+        self._round = round_
+        self._abandon(forget=round_.forget)
         self._kill()
         if self._link is None:
             self._start()
             return
-        # Otherwise the parent's death, seen by the loop, goes on from here.
-        patience = _DEATH_TIMEOUT_S if wanted.wipe else _PATIENCE_S
-        self.site.loop.later(patience, lambda: self._give_up_on(wanted, patience))
+        # `_parent_died` goes on from here.
+        patience = _DEATH_TIMEOUT_S if round_.wipe else _PATIENCE_S
+        self.site.loop.later(patience, lambda: self._give_up_on(round_, patience))
 
-    def _give_up_on(self, wanted: _Round, patience: float) -> None:
-        if self._state == EMPTYING and self._round is wanted:
+    def _give_up_on(self, round_: _Round, patience: float) -> None:
+        if self._state == EMPTYING and self._round is round_:
             self._break("unclean", "its processes were not dead %d s after they had been killed" % patience)
 
     def _abandon(self, forget: bool, error: Error | None = None) -> None:
-        """End what runs here, as killed or with an error; `forget`: nobody will ask for the background processes."""
+        """End all executions, as killed or with an error. With `forget`, forget the background processes."""
         for execution in list(self.executions.values()):
-            execution.killed_with_slot(error)
+            execution.end_with_slot(error)
         self._waiting = []
-        self._asked.clear()
-        self._swept(list(self._sweeps), 0)
+        self._socket_answers.clear()
+        self._report_sweeps(list(self._sweeps), 0)
         self.drains.close()
         if forget and self.on_forget is not None:
             self.on_forget()
@@ -245,22 +252,22 @@ class GuestSlot:
             self._link.kill()
 
     def _kill_descendants(self) -> None:
-        """Kill the descendants that can be found. Without an own user or namespace that is best effort, no proof."""
+        """Kill the descendants that we find. Without a user or namespace of its own, that proves nothing."""
         mark = self._mark("")
 
-        def ours(pid: int, _process: processes.Process) -> bool:
+        def has_mark(pid: int, _process: processes.Process) -> bool:
             return (processes.mark_of(pid) or "").startswith(mark)
 
-        leader = (self._link.pid if self._link is not None else None) or _NOBODY
-        for _ in range(50):
-            targets = [pid for pid in processes.family(leader, 0, ours) if pid != leader]
+        leader = (self._link.pid if self._link is not None else None) or _NO_PROCESS
+        for _ in range(50):  # a process may fork while we look
+            targets = [pid for pid in processes.family(leader, 0, has_mark) if pid != leader]
             if not targets:
                 return
             for pid in targets:
                 processes.send_signal(pid, signal.SIGKILL)
 
     def _start(self) -> None:
-        """Start a new parent, which proves that nothing of the slot runs, and empty the directories."""
+        """Start a new parent. It proves that no process of the slot runs, and empties the directories if asked to."""
         self._state = STARTING
         if self._round.wipe:
             self.site.when_searched(self._fork)
@@ -272,14 +279,14 @@ class GuestSlot:
             return
         self._round.dirty = False
         try:
-            link = self._link = Link(self.site.loop, self._plan(), self._heard, self._parent_died)
+            link = self._link = Link(self.site.loop, self._plan(), self._on_message, self._parent_died)
         except OSError as error:
             self._retry("fork failed: %s" % error)
             return
         self.site.loop.later(_START_TIMEOUT_S, lambda: self._hurry(link))
 
     def _hurry(self, link: Link) -> None:
-        """Kill a parent that took too long to get ready. Its death leads to the next try, or ends the last."""
+        """Kill a parent that takes too long to start. `_parent_died` tries again or gives up."""
         if self._link is link and self._state == STARTING:
             link.kill()
 
@@ -301,15 +308,14 @@ class GuestSlot:
             visible=[*site.config["visible_paths"], sys.base_prefix],
             scratch=site.scratch,
             wipe=self._round.wipe,
-            swept=[*site.world_writable, *removal.find_open(self._others())],
+            swept=[*site.world_writable, *removal.find_open(self._other_workspaces())],
         )
 
-    def _others(self) -> list[str]:
-        """Return the other slots' workspaces."""
+    def _other_workspaces(self) -> list[str]:
         return [workspace.path for index, workspace in self.site.workspaces.items() if index != self.index]
 
     def _retry(self, reason: str) -> None:
-        """Try again in a moment, as it is not clean or started yet, until it must be given up."""
+        """Try again after a pause, or give the slot up."""
         if time.monotonic() - self._round.since > self._round.patience:
             code = "unclean" if self._round.dirty else "unready"
             self._break(code, "the slot could not be made ready within %d s: %s" % (self._round.patience, reason))
@@ -320,7 +326,7 @@ class GuestSlot:
 
     def _became_ready(self) -> None:
         self._state = READY
-        self._lived_in = True
+        self._was_used = True
         if self._round.wipe:
             self.site.empty_trash()
         replies, self._round.replies = self._round.replies, []
@@ -330,13 +336,13 @@ class GuestSlot:
         for reply in replies:
             reply(None)
         if self._next is not None and self._state == READY:
-            wanted, self._next = self._next, None
-            wanted.since = time.monotonic()
-            self._empty(wanted)
+            round_, self._next = self._next, None
+            round_.since = time.monotonic()
+            self._empty(round_)
 
     def _break(self, code: str, reason: str) -> None:
-        """Quarantine it. `unclean`: something of its last lease is alive, or keeps us from entering it. `unready`: it
-        lacks what we provide."""
+        """Quarantine the slot. `unclean`: a process of its last lease is alive, or its files keep the parent from
+        starting. `unready`: the sandbox can't provide what it needs."""
         self._state = BROKEN
         error = self.error = {"kind": "infra", "code": code, "message": reason}
         self._abandon(forget=True, error=error)
@@ -348,70 +354,70 @@ class GuestSlot:
 
     # --- what the parent says ---------------------------------------------------------------------------------------
 
-    def _heard(self, message: dict[str, Any], fds: list[int]) -> None:
+    def _on_message(self, message: dict[str, Any], fds: list[int]) -> None:
         if "ready" in message:
             if self._state == STARTING:
                 self._became_ready()
         elif "dirty" in message:
-            self._round.dirty = True  # it leaves by itself, and its death leads to the next try
+            self._round.dirty = True  # this parent exits, and then `_parent_died` tries again
         elif "refused" in message:
             self._round.refusals += 1
-            self.site.empty_trash()  # what was discarded may take the room that is wanting
+            self.site.empty_trash()  # discarded files may fill the disk
             if self._round.refusals >= _REFUSALS:
-                self._break(self._blamed(message["errno"]), "it could not be confined: %s" % message["refused"])
+                self._break(self._error_code(message["errno"]), "it could not be confined: %s" % message["refused"])
         elif "socket" in message:
-            self._heard_of_socket(message["socket"], message["held"])
+            self._on_socket_answer(message["socket"], message["held"])
         else:
-            self._heard_of_command(message, fds)
+            self._on_command_message(message, fds)
 
-    def _blamed(self, number: int | None) -> str:
-        """Return the code for a slot that can't be entered: what is in it is to blame, if the host is not."""
-        of_host = number in _OF_THE_HOST or (number in _FULL_DISK and self.crowded)
-        return "unclean" if self._lived_in and not self._round.wipe and not of_host else "unready"
+    def _error_code(self, number: int | None) -> str:
+        """Return the code for a parent that failed with this errno: `unclean` if the slot's own files are the cause."""
+        is_host_error = number in _HOST_ERRORS or (number in _FULL_DISK and self.is_crowded)
+        return "unclean" if self._was_used and not self._round.wipe and not is_host_error else "unready"
 
-    def _heard_of_socket(self, inode: int, held: bool) -> None:
-        answer = self._asked.pop(inode, None)
+    def _on_socket_answer(self, inode: int, held: bool) -> None:
+        answer = self._socket_answers.pop(inode, None)
         if answer is not None:
             answer(held)
 
-    def _heard_of_command(self, message: dict[str, Any], fds: list[int]) -> None:
+    def _on_command_message(self, message: dict[str, Any], fds: list[int]) -> None:
         identity = message.get("started") or message.get("exit") or message.get("failed") or ""
         if "swept" in message:
-            self._swept([message["swept"]], message["count"])
+            self._report_sweeps([message["swept"]], message["count"])
         execution = self.executions.get(identity)
         pipes = self._take_pipes(execution, message)
         if execution is None:
             return
         if "started" in message:
-            execution.started(message["pid"], pipes or fds)
+            execution.record_start(message["pid"], pipes or fds)
         elif "exit" in message:
-            execution.exited(message["status"])
+            execution.record_exit(message["status"])
         else:
-            execution.failed({"kind": "command", "code": message["code"], "message": message["message"]})
+            execution.fail({"kind": "command", "code": message["code"], "message": message["message"]})
 
     def _take_pipes(self, execution: Execution | ForwardListener | None, message: dict[str, Any]) -> list[int]:
-        """Take our ends of a command's pipes, if its parent has made them."""
+        """Open our ends of a command's pipes, if the slot's parent has made them."""
         if not message.get("pipes") or self._link is None:
             return []
-        taken: list[int] = []
+        fds: list[int] = []
         if execution is not None and not execution.ended:
             try:
-                taken = self._link.take(message["pipes"])
-            except ProcessLookupError:  # the parent is dead; that will be heard of
+                fds = self._link.take(message["pipes"])
+            except ProcessLookupError:  # the parent is dead, and `_parent_died` will be called
                 pass
             except OSError as error:
                 self.stop(execution.id, 0.0)
-                execution.failed(out_of_resources(error))
+                execution.fail(out_of_resources(error))
         self._link.send(encode_message({"taken": message["started"]}))
-        return taken
+        return fds
 
     def _parent_died(self) -> None:
         link = self._link
         if link is None:
             return
         self._link = None
-        self._asked.clear()
-        self._swept(list(self._sweeps), 0)
+        self._socket_answers.clear()
+        self._report_sweeps(list(self._sweeps), 0)
         self._waiting = link.drop() + self._waiting
         if self._closing or self._state == BROKEN:
             return
@@ -421,15 +427,15 @@ class GuestSlot:
             alive = "something of an earlier lease is not dead yet"
             self._retry(alive if self._round.dirty else "its parent process died")
         else:
-            # The slot's own processes killed it: their doing, a matter of the command, never of the infrastructure.
+            # The slot's own processes killed it. That is an error of the command, never one of the infrastructure.
             self._round = _Round(False, [])
             self._bury_commands()
             self._start()
 
     def _bury_commands(self) -> None:
-        """End or watch the commands of a dead parent. As we are subreaper, we learn of the end of those that live on.
+        """End the commands of a dead parent, or watch those that live on: as we are subreaper, they are our children.
 
-        If the slot has its own user, they have to end before a new parent can be proved alone.
+        If the slot has its own user, all are killed, because a new parent must be the only process of that user.
         """
         if self.mechanism == "user" and self.uid is not None:
             self.site.kill_user(self.uid)
@@ -437,11 +443,11 @@ class GuestSlot:
             if execution.ended or not execution.handed_over:
                 continue
             if execution.pid is None or self._has_namespaces:
-                execution.killed_with_slot()
-            elif self._is_ours(execution.pid) or self.site.loop.reaped(execution.pid, execution.began):
-                self.site.loop.watch(execution.pid, execution.exited, execution.began)
+                execution.end_with_slot()
+            elif self._is_ours(execution.pid) or self.site.loop.was_reaped(execution.pid, execution.began):
+                self.site.loop.watch(execution.pid, execution.record_exit, execution.began)
             else:
-                execution.killed_with_slot()
+                execution.end_with_slot()
 
     @staticmethod
     def _is_ours(pid: int) -> bool:
@@ -462,9 +468,9 @@ class GuestSlot:
         return self.workspace.environment(self._name or users.NAME, site.shell, home, tmp, site.config["env"], inherit)
 
     def belongings(self) -> dict[str, Any]:
-        """Return where the slot's files are, for `clear`: its directories, and other places its user can write to."""
+        """Return the arguments of `files._clear`: the slot's directories, and others that its user can write to."""
         workspace, own_tmp = self.workspace, self._has_namespaces
-        homes = [] if self.mechanism == "root" else [workspace.home]  # that of root is a part of its image
+        homes = [] if self.mechanism == "root" else [workspace.home]  # root's home is part of its image
         return {
             "path": workspace.path,
             "others": [*homes, "/tmp" if own_tmp else workspace.tmp],
@@ -476,7 +482,7 @@ class GuestSlot:
         return "%s/%d/%s" % (self.site.instance, self.index, identity)
 
     def spawn(self, execution: Execution, message: dict[str, Any], wants_input: bool, script: bytes = b"") -> None:
-        """Make the parent start a command. A long script is sent by descriptor, as an argument's size is limited."""
+        """Make the parent start a command. A `script` that is too long for an argument is passed by a descriptor."""
         if self._state == NEW:
             self.open(lambda _error: None)
         message["id"] = execution.id
@@ -489,25 +495,25 @@ class GuestSlot:
         try:
             fds = execution.descriptors(wants_input)
         except OSError as error:
-            execution.failed(out_of_resources(error))
+            execution.fail(out_of_resources(error))
             return
         if execution.fetches:
             message["pipes"] = [wants_input, len(execution.sinks)]
         self._hand_over(Spawn(execution, in_parts(encode_message(message)), fds))
 
     def listen(self, forward: ForwardListener, port: int) -> None:
-        """Make the parent listen on a port of the slot's loopback; 0 is any."""
+        """Make the parent listen on a port of the slot's loopback. 0 is any free port."""
         self.executions[forward.id] = forward
         if self._state == NEW:
             self.open(lambda _error: None)
         self._hand_over(Spawn(forward, in_parts(encode_message({"id": forward.id, "listen": port})), []))
 
     def _ask_for_socket(self, inode: int, answer: Callable[[bool], object]) -> None:
-        """Ask the parent, who sees the slot's processes alone, whether one of them has this socket."""
+        """Ask the parent, which sees only the slot's processes, whether one of them has this socket."""
         if self._link is None or self._state != READY:
             answer(False)
             return
-        self._asked[inode] = answer
+        self._socket_answers[inode] = answer
         self._link.send(encode_message({"socket": inode}))
 
     def _hand_over(self, spawn: Spawn) -> None:
@@ -519,26 +525,26 @@ class GuestSlot:
             self._waiting.append(spawn)
 
     def stop(self, identity: str, grace: float) -> None:
-        """Send TERM to a command and what it started, KILL after the grace period."""
+        """Send TERM to a command and the processes that it started, and KILL after `grace` seconds."""
         if self._link is not None and self._state == READY:
             self._link.wake()
             self._link.send(encode_message({"end": identity, "grace": grace}))
 
-    def sweep(self, identity: str, grace: float, done: Callable[[int], object]) -> None:
-        """Stop likewise what an ended command left running, then call `done` with the number of those processes."""
+    def sweep(self, identity: str, grace: float, answer: Callable[[int], object]) -> None:
+        """Stop the processes that an ended command left running. Then call `answer` with their number."""
         if self._link is None or self._state != READY:
-            done(0)  # nothing of it can have lived through that
+            answer(0)  # recycling kills them all
             return
-        self._sweeps.setdefault(identity, []).append(done)
+        self._sweeps.setdefault(identity, []).append(answer)
         self._link.wake()
         self._link.send(encode_message({"end": identity, "grace": grace, "mark": self._mark(identity)}))
 
-    def _swept(self, identities: list[str], count: int) -> None:
+    def _report_sweeps(self, identities: list[str], count: int) -> None:
         for identity in identities:
-            for done in self._sweeps.pop(identity, []):
-                done(count)
+            for answer in self._sweeps.pop(identity, []):
+                answer(count)
 
     def last_resort(self, execution: Execution) -> None:
-        """Empty the slot, as even KILL brought no exit: the parent does not answer (the slot may have stopped it)."""
+        """Empty the slot, because even KILL did not end a command. Maybe the slot has stopped its own parent."""
         if not execution.ended and execution.status is None:
             self.recycle(False, lambda _error: None)

@@ -1,4 +1,4 @@
-"""What a command's pipes are connected to: a resumable stream each way, a file, or nothing but a drain."""
+"""What the guest connects to a command's pipes: resumable streams in both directions, a spool file, or a drain."""
 
 from __future__ import annotations
 
@@ -20,54 +20,55 @@ if TYPE_CHECKING:
 
 
 class Stream:
-    """Passes output on in numbered pieces, as far as the reader has given credit; keeps what is not confirmed.
+    """Sends output in pieces with offsets, as far as the reader has given credit. Keeps the pieces until they are
+    confirmed, to send them again on another channel.
 
     Args:
-        identity: the request's.
+        identity: the id of the request.
         send: sends a frame.
-        congested: whether the channel is busy.
+        is_congested: returns whether too many bytes wait for the channel.
     """
 
-    def __init__(self, identity: str, send: Send, congested: Callable[[], bool]) -> None:
+    def __init__(self, identity: str, send: Send, is_congested: Callable[[], bool]) -> None:
         self._identity = identity
         self._send_frame = send
-        self._congested = congested
-        self._kept: collections.deque[tuple[int, bytes]] = collections.deque()
+        self._is_congested = is_congested
+        self._unconfirmed: collections.deque[tuple[int, bytes]] = collections.deque()
         self._credit = WINDOW
         self._held = False
         self._ended = False
         self.total = 0
 
     def room(self) -> int:
-        """Return how many bytes may be fed now: none while the reader is behind or the channel is busy."""
-        return 0 if self._held or self._congested() else min(CHUNK, self._credit - self.total)
+        """Return how many bytes may be fed now: none if the reader is slow or the channel is congested."""
+        return 0 if self._held or self._is_congested() else min(CHUNK, self._credit - self.total)
 
     def feed(self, data: bytes) -> None:
-        """Take what was read and pass it on."""
-        self._kept.append((self.total, data))
+        """Send the next piece of output."""
+        self._unconfirmed.append((self.total, data))
         self._send(self.total, data)
         self.total += len(data)
 
     def end(self) -> None:
-        """Say that no more will be fed, before the request itself ends."""
+        """Mark the end of the stream. The request itself goes on."""
         self._ended = True
         self._send_frame({"ev": "out", "id": self._identity, "off": self.total, "eof": True}, b"")
 
     def confirm(self, offset: int) -> None:
-        """Note that the reader has taken everything before `offset`."""
+        """Record that the reader has everything before `offset`."""
         self._credit = max(self._credit, offset + WINDOW)
-        while self._kept and self._kept[0][0] + len(self._kept[0][1]) <= offset:
-            self._kept.popleft()
+        while self._unconfirmed and self._unconfirmed[0][0] + len(self._unconfirmed[0][1]) <= offset:
+            self._unconfirmed.popleft()
 
     def hold(self) -> None:
-        """Hold the stream on a new channel until the reader has said what it has."""
+        """Send nothing on a new channel until `resend` says what the reader has."""
         self._held = True
 
     def resend(self, offset: int) -> None:
-        """Pass on again what the reader, who has everything before `offset`, may have missed."""
+        """Send everything from `offset` on again."""
         self._held = False
         self.confirm(offset)
-        for start, data in self._kept:
+        for start, data in self._unconfirmed:
             self._send(start, data)
         if self._ended:
             self.end()
@@ -77,12 +78,12 @@ class Stream:
 
 
 class Input:
-    """Feeds standard input from numbered pieces; says how much was taken, so that the writer never runs ahead.
+    """Writes standard input from pieces with offsets. Tells the driver how much the process has taken.
 
     Args:
-        fd: the pipe; None if it comes later, by `connect`.
-        terminal: what comes is a terminal.
-        on_end: called with whether all was taken, when nothing more can be written.
+        fd: the pipe, or None if `connect` will pass it.
+        terminal: whether `connect` will pass a terminal.
+        on_end: called when nothing more can be written, with whether all input was written.
     """
 
     def __init__(
@@ -109,20 +110,20 @@ class Input:
         self._taken = 0
 
     def add(self, offset: int, data: bytes, eof: bool) -> None:
-        """Add a piece from the driver, without what was received before. A piece behind a gap is dropped."""
+        """Add a piece from the driver. Bytes that were received before, and pieces behind a gap, are dropped."""
         if offset > self.received:
             return
         if offset < self.received:
-            self._tell()  # The word that it was taken may have been lost with a channel.
-        fresh = data[self.received - offset :]
-        self.received += len(fresh)
+            self._tell()  # the confirmation may have been lost with a channel
+        piece = data[self.received - offset :]
+        self.received += len(piece)
         self._eof = self._eof or eof
-        if fresh:
-            self._pending.append(fresh)
+        if piece:
+            self._pending.append(piece)
         self._push()
 
     def connect(self, fd: int) -> None:
-        """Connect the pipe for what was received, or the terminal to type it into."""
+        """Take the pipe or the terminal to write to."""
         if self._closed:
             os.close(fd)
         else:
@@ -130,16 +131,16 @@ class Input:
             self._push()
 
     def pending(self) -> int:
-        """Return how many bytes from the driver the process has not read yet."""
+        """Return how many received bytes were not written yet."""
         return self.received - self._taken
 
     @property
-    def closed(self) -> bool:
-        """Return whether nothing can be written any more: we ended it, or nobody reads it."""
+    def is_closed(self) -> bool:
+        """Return whether nothing can be added any more: the input has ended, or nobody reads it."""
         return self._closed or (self._eof and not self._terminal)
 
     def close(self) -> None:
-        """End the input. What was not read counts as taken, as nobody will read it. Idempotent."""
+        """End the input. All received bytes count as taken, because nobody will read them. Idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -181,37 +182,37 @@ class Input:
             self._tell()
 
     def _end(self) -> None:
-        """End the input after all was passed on. A terminal gets the end-of-file key, as closing would hang it up."""
+        """End the input when all is written. A terminal gets the end-of-file key, because closing would hang it up."""
         if not self._terminal or self._fd is None:
             self.close()
             return
         key = terminal.end_of_file(self._fd)
         try:
-            # In the middle of a line the first one ends what there is of it, and only the second the file.
+            # In the middle of a line, the first key only flushes the line, and the second one is end-of-file.
             os.write(self._fd, key if self._last in b"\r\n" else key + key)
         except BlockingIOError:
             self._watch(True)
             return
-        except OSError:  # no program has it open any more
+        except OSError:  # no program has the terminal open any more
             pass
-        self._eof, self._last = False, b"\n"
+        self._eof, self._last = False, b"\n"  # more input may follow, as after Ctrl-D in a shell
         self._watch(False)
 
     def _tell(self) -> None:
         self._send({"ev": "taken", "id": self._identity, "off": self._taken}, b"")
 
-    def _watch(self, wanted: bool) -> None:
-        if self._fd is None or wanted == self._watching:
+    def _watch(self, watching: bool) -> None:
+        if self._fd is None or watching == self._watching:
             return
-        self._watching = wanted
-        if wanted:
+        self._watching = watching
+        if watching:
             self._loop.add(self._fd, select.POLLOUT, self._push)
         else:
             self._loop.remove(self._fd)
 
 
 class Spool:
-    """The whole of a command's output in a file that the slot can read but not change.
+    """A file with the whole output of a command, which the slot can read but not change.
 
     Raises:
         OSError: the file can't be made.
@@ -228,7 +229,7 @@ class Spool:
             os.chown(path, -1, gid)
 
     def write(self, data: bytes) -> None:
-        """Add bytes, up to the limit; a full disk ends the file, never the command."""
+        """Add bytes, up to the limit. A full disk ends the file, never the command."""
         if self._fd is None:
             return
         try:
@@ -239,16 +240,16 @@ class Spool:
             self.close()
 
     def close(self) -> None:
-        """Close the stream, as the command has ended. Idempotent."""
+        """Close the file. Idempotent."""
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
 
 
 class Drains:
-    """Reads and forgets what processes that a command left behind write, so that they neither block nor get SIGPIPE.
+    """Reads and drops the output of processes that a command left running, so that they neither block nor get SIGPIPE.
 
-    At a bounded rate for all of them together: nobody's forgotten `yes` shall keep the guest busy.
+    The rate of all of them together is bounded, so that a forgotten `yes` does not keep the guest busy.
     """
 
     MOST = 64
@@ -262,7 +263,7 @@ class Drains:
         self._resting = False
 
     def add(self, fd: int) -> None:
-        """Drain `fd` (non-blocking, watched by nobody) from now on. The oldest is closed when there are too many."""
+        """Drain `fd`, which is non-blocking and not in the loop. If there are too many, the oldest is closed."""
         if len(self._fds) >= self.MOST:
             self._drop(self._fds[0])
         self._fds.append(fd)
@@ -270,7 +271,7 @@ class Drains:
             self._watch(fd)
 
     def close(self) -> None:
-        """Let go of all of them."""
+        """Close all of them."""
         for fd in list(self._fds):
             self._drop(fd)
 
@@ -287,7 +288,7 @@ class Drains:
             data = os.read(fd, CHUNK)
         except BlockingIOError:
             return
-        except OSError:  # a terminal that nobody has open any more
+        except OSError:  # EIO of a terminal that no program has open
             data = b""
         if not data:
             self._drop(fd)

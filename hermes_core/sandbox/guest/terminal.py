@@ -1,4 +1,4 @@
-"""Pseudo-terminals: opened by the slot's parent with the slot's rights, driven by the guest from the other end."""
+"""Pseudo-terminals. The slot's parent opens them, with the rights of the slot, and the guest has the other end."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import struct
 import termios
 
 TYPE = "xterm-256color"
-"""What programs are told that their terminal is (`TERM`), unless the caller says so."""
+"""The value of `TERM`, unless the caller sets it."""
 DEVICE = "/dev/ptmx"
 _SIZE = struct.Struct("4H")
 
 
 def open_pair(rows: int, columns: int) -> tuple[int, int, str]:
-    """Open a terminal: return our end, the program's end, and its path, by which a session makes it its own.
+    """Open a terminal. Return our end, the program's end, and the path of the latter.
 
     Raises:
-        OSError: no terminal is available here.
+        OSError: no terminal is available.
     """
     ours, theirs = os.openpty()
     try:
@@ -30,12 +30,12 @@ def open_pair(rows: int, columns: int) -> tuple[int, int, str]:
 
 
 def resize(fd: int, rows: int, columns: int) -> None:
-    """Give the terminal a size in characters; its programs get SIGWINCH if it is another one. Raises OSError."""
+    """Set the size of a terminal in characters. If it changes, the programs get SIGWINCH. Raises OSError."""
     fcntl.ioctl(fd, termios.TIOCSWINSZ, _SIZE.pack(rows, columns, 0, 0))
 
 
 def end_of_file(fd: int) -> bytes:
-    """Return the end-of-file key: Ctrl-D, unless its programs have chosen another one."""
+    """Return the end-of-file key of a terminal: Ctrl-D, unless a program has set another key."""
     try:
         key = termios.tcgetattr(fd)[6][termios.VEOF]
     except termios.error:

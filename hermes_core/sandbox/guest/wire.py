@@ -1,4 +1,4 @@
-"""Frames: a length-prefixed JSON header and raw bytes, the same both ways (used by the guest and by the driver)."""
+"""Frames between guest and driver, in both directions: a length-prefixed JSON header, then raw bytes."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _LENGTH = struct.Struct(">I")
 MAX_HEADER = 4 << 20
 MAX_DATA = 16 << 20
 CHUNK = 64 << 10
-"""Bytes of one piece of a stream: small enough that a neighbour's answer never waits long behind it."""
+"""Maximum size of one piece of a stream in bytes: small, so that a neighbour's answer never waits long behind it."""
 WINDOW = 256 << 10
-"""Bytes of a stream that may be under way without the receiver's word."""
+"""Maximum number of bytes of a stream that are sent and not confirmed."""
 CAPTURE_LIMIT = 2 << 20
-"""Bytes of one stream that an answer carries at most: it is one frame, for which neighbours wait."""
+"""Maximum number of bytes of one stream in an answer. An answer is one frame, and neighbours wait until it is sent."""
 
 
 class Refusal(Exception):
-    """A request that cannot be done; `kind` is an ErrorKind's word."""
+    """A request that is refused. `kind` is the value of an ErrorKind."""
 
     def __init__(self, kind: str, code: str, message: str) -> None:
         super().__init__(message)
@@ -31,7 +31,7 @@ class Refusal(Exception):
 
 
 def beat_interval_s(ttl_s: float) -> float:
-    """Return the seconds between a driver's heartbeats to a sandbox that waits this long for it."""
+    """Return the seconds between a driver's heartbeats to a sandbox with this time to live."""
     return max(0.2, min(5.0, ttl_s / 6))
 
 
@@ -41,14 +41,14 @@ def silence_s(ttl_s: float) -> float:
 
 
 class FrameError(Exception):
-    """The bytes on the channel are not frames: something else is talking."""
+    """The bytes on the channel are not frames."""
 
 
 def encode(header: Mapping[str, Any], data: bytes = b"") -> bytes:
-    """Return one frame: two 32-bit big-endian lengths, the header as JSON, the data as it is.
+    """Return one frame: two 32-bit big-endian lengths, the header as JSON, the data.
 
     Raises:
-        FrameError: it is larger than the other side accepts.
+        FrameError: the frame is larger than the other side accepts.
     """
     text = json.dumps(header, separators=(",", ":")).encode("ascii")
     if len(text) > MAX_HEADER or len(data) > MAX_DATA:
@@ -57,23 +57,23 @@ def encode(header: Mapping[str, Any], data: bytes = b"") -> bytes:
 
 
 class Decoder:
-    """Cuts a byte stream into frames. Holds at most one incomplete frame; sizes are bounded."""
+    """Cuts a byte stream into frames. Keeps at most one incomplete frame, of bounded size."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[tuple[dict[str, Any], bytes]]:
-        """Add bytes; the list of (header, data) that are complete now.
+        """Add bytes. Return (header, data) of each frame that is complete now.
 
         Raises:
-            FrameError: this is not a frame; nothing that comes after it can be understood.
+            FrameError: the bytes are not a frame, and so all that follows is unreadable too.
         """
         self._buffer += data
         frames = []
         start = 0
         with memoryview(self._buffer) as view:
             while len(view) - start >= _LENGTH.size:
-                # As soon as can be: who says "hello" and no more is not to be waited for.
+                # Before the second length has arrived: a peer that only says "hello" sends no more bytes to wait for.
                 if _LENGTH.unpack_from(view, start)[0] > MAX_HEADER:
                     raise FrameError("not a frame: %r" % bytes(view[start : start + 40]))
                 if len(view) - start < _LENGTHS.size:

@@ -1,4 +1,4 @@
-"""A slot's directories: where they are, who owns them, and how they become empty."""
+"""A slot's directories: where they are, who owns them, and how they are emptied."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ PREPARE = -1
 """The index of the preparation user's slot."""
 _PRIVATE = ".slots"
 _SCARCE = 10
-"""Less than one part in so many being free is too little for the trash to wait."""
+"""With less than a tenth of the disk free, discarded files are removed at once."""
 _FULL = 100
-"""With less than one part in so many being free, a disk is full."""
+"""With less than a hundredth of the disk free, it counts as full."""
 _COUNTED = 50_000
-"""Files that are counted at most: a slot with more has filled the disk itself."""
+"""Maximum number of a slot's files that are counted. A slot with more has filled the disk itself."""
 _LOOKED_AT = 200_000
-"""Files of all slots that are looked at most, in directories of everybody's: the guest does nothing else meanwhile."""
+"""Maximum number of files, of all slots, that are looked at in shared directories. The guest can't serve meanwhile."""
 _SPARES = 10
-"""Empty directories kept ready: what two resets take. On a large, well-filled disk one mkdir takes a millisecond."""
+"""The number of empty directories kept ready, enough for two resets. On a large, full disk a mkdir takes 1 ms."""
 
 
 class Workspace:
@@ -34,7 +34,7 @@ class Workspace:
     Args:
         base: the directory of all workspaces, as seen from the guest.
         index: the slot's number, or `PREPARE`.
-        uid: the user (and group) that owns them; None is ours.
+        uid: the user (and group) that owns them. None is ours.
     """
 
     def __init__(self, base: str, index: int, uid: int | None) -> None:
@@ -48,14 +48,14 @@ class Workspace:
         self.tmp = os.path.join(self._private, "tmp")
         self.spool = os.path.join(self._private, "spool")
         self.changes = os.path.join(self._private, "root")
-        """What a slot with a root of its own has changed there."""
+        """The changes of a slot to its own root directory."""
 
     def make(self) -> None:
-        """Make what is missing. Raises OSError."""
+        """Make the directories that are missing, and set all owners and modes. Raises OSError."""
         self._directory(self._private, 0o700, None)
         for path in (self.path, self.home, self.tmp):
             self._directory(path, 0o700, self.uid)
-        # The slot reads its spooled output and can't change it; other slots' users can't get through to it.
+        # The slot can read its spooled output but not change it. Other slots' users can't reach it.
         self._directory(self.spool, 0o755, None)
         os.chmod(self._private, 0o755 if self.uid is None else 0o750)
         if self.uid is not None:
@@ -66,7 +66,7 @@ class Workspace:
             self._directory(os.path.join(self.path, "private"), 0o700, self.uid)
 
     def _directory(self, path: str, mode: int, uid: int | None) -> None:
-        if os.path.islink(path):  # put there by the preparation user, whose directory some of them are in
+        if os.path.islink(path):  # the preparation user may have put it into its own directory
             os.unlink(path)
         if not os.path.isdir(path) and not self._take_spare(path):
             os.mkdir(path)
@@ -75,22 +75,20 @@ class Workspace:
             os.chown(path, uid, uid)
 
     def _take_spare(self, path: str) -> bool:
-        """Put one of the directories that were made beforehand there; False if there is none."""
+        """Rename one of the spare directories to `path`. Return False if there is none."""
         shelf = _spares(self._base)
         for name in os.listdir(shelf):
             try:
                 os.rename(os.path.join(shelf, name), path)
             except FileNotFoundError:
-                continue  # another slot was quicker
+                continue  # another slot took it
             return True
         return False
 
     def discard(self) -> None:
-        """Take the directories out of the way at once; what empties the trash may take its time. Raises OSError.
-
-        Where room is scarce they are removed here and now: the next lease shall not find the disk full of them.
-        """
-        discarded = []
+        """Move the directories to the trash. If the disk is almost full, also remove them, so that the next lease does
+        not find it full. Raises OSError."""
+        targets = []
         for number, path in enumerate((self.path, self._private)):
             target = os.path.join(trash(self._base), "%d-%s" % (number, os.urandom(6).hex()))
             try:
@@ -99,25 +97,25 @@ class Workspace:
                 os.rename(path, target)
             except FileNotFoundError:
                 continue
-            discarded.append(target)
+            targets.append(target)
         if _room_is_scarce(self._base):
-            for target in discarded:
+            for target in targets:
                 remove_tree(target)
 
     def remove(self) -> None:
-        """Remove everything of the slot from the disk. Raises OSError."""
+        """Remove the directories. Raises OSError."""
         for path in (self.path, self._private):
             remove_tree(path)
 
-    def crowded(self, slots: int, open_to_all: Iterable[str]) -> bool:
-        """Return whether the disk is full, and not of this slot's files: it has less than half of its part of the disk.
+    def is_crowded(self, slots: int, open_to_all: Iterable[str]) -> bool:
+        """Return whether the disk is full of others' files: this slot uses less than half of its share of the disk.
 
         Args:
-            slots: how many share the disk.
-            open_to_all: other directories where it may have files.
+            slots: the number of slots that share the disk.
+            open_to_all: other directories where the slot may have files.
 
         Raises:
-            OSError: its files can't be counted.
+            OSError: the slot's files can't be counted.
         """
         disk = os.statvfs(self._base)
         if disk.f_bavail * _FULL >= disk.f_blocks and disk.f_favail * _FULL >= disk.f_files:
@@ -132,58 +130,58 @@ class Workspace:
         return True
 
     def _files(self, open_to_all: Iterable[str]) -> Iterator[os.stat_result]:
-        """Yield its files and directories, and those of its user in other directories of the same disk."""
+        """Yield the slot's files and directories, and those of its user in `open_to_all` on the same disk."""
         for top in (self.path, self._private):
             for folder, folders, names in os.walk(top, onerror=_raise):
                 for name in folders + names:
                     yield os.lstat(os.path.join(folder, name))
-        disk, left = os.stat(self._base).st_dev, _LOOKED_AT
+        disk, budget = os.stat(self._base).st_dev, _LOOKED_AT
         for top in open_to_all:
             for folder, folders, names in os.walk(top) if os.stat(top).st_dev == disk else ():
-                left -= len(folders) + len(names)
-                if left < 0:
+                budget -= len(folders) + len(names)
+                if budget < 0:
                     raise OSError(errno.EFBIG, "more files than can be looked at", top)
                 for name in folders + names:
                     try:
                         info = os.lstat(os.path.join(folder, name))
-                    except OSError:  # another slot's, which is at work
+                    except OSError:  # another slot has removed it meanwhile
                         continue
                     if info.st_uid == self.uid:
                         yield info
 
     def spool_file(self) -> str:
-        """Return a new file's path in the spool directory."""
+        """Return the path of a new file in the spool directory."""
         return os.path.join(self.spool, "%s.log" % os.urandom(6).hex())
 
     def show_users(self, lists: users.Lists) -> list[tuple[str, str, bool]]:
-        """Keep these lists of users here; return what shows them in a namespace of its own. Raises OSError."""
+        """Write these lists of users to a directory of the slot. Return the binds that show them. Raises OSError."""
         return users.write_copies(lists, self._private)
 
     def binds(self, own_root: bool = False) -> list[tuple[str, str, bool]]:
-        """Return what a slot's own namespace shows of them: (source, target, writable).
+        """Return the binds of these directories in the slot's mount namespace: (source, target, writable).
 
         Args:
-            own_root: its home and its directories for temporary files are those of a root of its own.
+            own_root: whether the slot has a root directory of its own, with a home and temporary directories.
         """
-        found = [(self.path, self.path, True), (self.spool, self.spool, False)]
+        binds = [(self.path, self.path, True), (self.spool, self.spool, False)]
         if not own_root:
-            found += [(self.home, self.home, True), (self.tmp, "/tmp", True), (self.tmp, "/var/tmp", True)]
+            binds += [(self.home, self.home, True), (self.tmp, "/tmp", True), (self.tmp, "/var/tmp", True)]
         if self.index != PREPARE:
             shared = os.path.join(self._base, "prepared", "shared")
-            found.append((shared, shared, False))
-        return found
+            binds.append((shared, shared, False))
+        return binds
 
     def environment(
-        self, user: str, shell: str, home: str, tmp: str, given: Mapping[str, str], inherit: Iterable[str]
+        self, user: str, shell: str, home: str, tmp: str, variables: Mapping[str, str], inherit: Iterable[str]
     ) -> dict[str, Any]:
         """Return the environment of every command of the slot.
 
         Args:
             user: the name of the slot's user.
             home: the home of the slot's user.
-            tmp: the slot's own directory for temporary files.
-            given: the driver's variables.
-            inherit: which of the sandbox's own it sees.
+            tmp: the slot's directory for temporary files.
+            variables: variables that the driver sets.
+            inherit: names of the sandbox's variables that the slot sees.
         """
         env = {
             "PATH": os.environ.get("PATH", "/usr/local/bin:/usr/bin:/bin"),
@@ -192,7 +190,7 @@ class Workspace:
             "USER": user,
             "LOGNAME": user,
             "SHELL": shell,
-            # What the user is called does not tell git whom to name, and what is prepared belongs to another one.
+            # git refuses to commit without a name, and to read the repositories of the preparation's user.
             "GIT_AUTHOR_NAME": "agent",
             "GIT_AUTHOR_EMAIL": "agent@localhost",
             "GIT_COMMITTER_NAME": "agent",
@@ -204,23 +202,23 @@ class Workspace:
         if "HERMES_SANDBOX_ID" in os.environ:
             env["HERMES_SANDBOX_ID"] = os.environ["HERMES_SANDBOX_ID"]
         env.update((name, os.environ[name]) for name in inherit if name in os.environ)
-        env.update(given)
+        env.update(variables)
         return env
 
 
 def uid_offset(index: int) -> int:
-    """Return where in the sandbox's block of user ids a slot's is."""
-    # The second of the block is never anyone's: what signals a slot's user has it as its real one.
+    """Return the offset of a slot's user id in the sandbox's block of user ids."""
+    # The second id of the block is no slot's: it is our real uid when we kill a slot's processes (`Site.kill_user`).
     return 0 if index == PREPARE else 2 + index
 
 
 def places(base: str) -> list[str]:
-    """Return the directories that a slot's directories are shown in, and that of what is prepared."""
+    """Return the directories that must exist in a slot's root, to mount the slot's and the prepared files in."""
     return [os.path.join(base, _PRIVATE), os.path.join(base, "prepared", "shared")]
 
 
 def slot_users(base: str, first: int, slots: int) -> list[users.User]:
-    """Return the users of a sandbox's slots that have ids of the block from `first` on."""
+    """Return the users of a sandbox's slots. `first` is the first id of the sandbox's block."""
     return [
         (
             first + uid_offset(index),
@@ -236,13 +234,13 @@ def _raise(error: OSError) -> NoReturn:
 
 
 def _room_is_scarce(base: str) -> bool:
-    """Return whether most of the disk's blocks or files are taken."""
+    """Return whether the disk has few free blocks or files."""
     disk = os.statvfs(base)
     return disk.f_bavail * _SCARCE < disk.f_blocks or disk.f_favail * _SCARCE < disk.f_files
 
 
 def trash(base: str) -> str:
-    """Return where discarded directories wait for removal: on the same file system, so that a rename is enough."""
+    """Return the directory for discarded files. It is on the same file system, so a rename moves them there."""
     return os.path.join(base, _PRIVATE, "trash")
 
 
@@ -250,15 +248,15 @@ def _spares(base: str) -> str:
     return os.path.join(base, _PRIVATE, "spares")
 
 
-def stock(base: str) -> None:
-    """Make empty directories for the next resets, which nobody but us has had a hand on. Raises OSError."""
+def make_spares(base: str) -> None:
+    """Make empty directories for the next resets. Only we have ever had access to them. Raises OSError."""
     shelf = _spares(base)
     for _ in range(len(os.listdir(shelf)), _SPARES):
         os.mkdir(os.path.join(shelf, os.urandom(6).hex()), 0o700)
 
 
 def prepare_base(base: str) -> None:
-    """Make the directories that all slots share. Raises OSError."""
+    """Make the base directory, and the directories below it that all slots share. Raises OSError."""
     private = os.path.join(base, _PRIVATE)
     for path, mode in ((base, 0o711), (private, 0o711), (trash(base), 0o700), (_spares(base), 0o700)):
         os.makedirs(path, exist_ok=True)
@@ -266,7 +264,11 @@ def prepare_base(base: str) -> None:
 
 
 def adopt(base: str, uid: int | None) -> None:
-    """Keep of a snapshot what is prepared, and give it to its user here, who may be another one. Raises OSError."""
+    """Take over the base directory of a restored snapshot: keep only the prepared files. Raises OSError.
+
+    Args:
+        uid: the user that the prepared files are given to; None leaves their owner.
+    """
     remove_tree(os.path.join(base, _PRIVATE))
     prepared = os.path.join(base, "prepared")
     if uid is None or os.path.islink(prepared):
@@ -278,7 +280,7 @@ def adopt(base: str, uid: int | None) -> None:
 
 
 def remove_base(base: str) -> None:
-    """Remove what `prepare_base` made, and the base itself if nothing else is in it. Raises OSError."""
+    """Remove what `prepare_base` made, and the base directory if it is empty then. Raises OSError."""
     remove_tree(os.path.join(base, _PRIVATE))
     try:
         os.rmdir(base)

@@ -173,7 +173,7 @@ class GuestClient:
 
     async def crowded(self, index: int) -> bool:
         """Return whether the sandbox's disk is full, and not of the slot's own files. `PREPARE` is the preparation."""
-        header, _ = await self.request({"op": "crowded", "slot": index})
+        header, _ = await self.request({"op": "check_disk", "slot": index})
         return bool(header["crowded"])
 
     # --- requests ---------------------------------------------------------------------------------------------------

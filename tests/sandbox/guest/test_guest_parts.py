@@ -197,7 +197,7 @@ def test_input_takes_each_byte_once(loop):
     stdin.add(3, b"defghi", True)
     stdin.add(0, b"abcdefghi", True)
     assert os.read(reader, 100) == b"abcdefghi" and os.read(reader, 1) == b""
-    assert taken[-1] == 9 and stdin.closed
+    assert taken[-1] == 9 and stdin.is_closed
     os.close(reader)
 
 
@@ -210,7 +210,7 @@ def test_input_that_nobody_reads_counts_as_taken(loop):
     assert 0 < stdin.pending() < 200_000
     os.close(reader)
     run_for(loop, 0.02)
-    assert taken[-1] == 200_000 and stdin.pending() == 0 and stdin.closed
+    assert taken[-1] == 200_000 and stdin.pending() == 0 and stdin.is_closed
     stdin.add(200_000, b"more", False)
     assert taken[-1] == 200_004
 

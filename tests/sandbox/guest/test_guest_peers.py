@@ -45,13 +45,13 @@ def test_the_user_of_an_open_connection(listener: socket.socket, family: int, ad
     sock, _ = listener.accept()
     with client, sock:
         inode = os.fstat(client.fileno()).st_ino
-        assert peers.holder(sock) == (os.geteuid(), inode)
+        assert peers.find_owner(sock) == (os.geteuid(), inode)
         assert has_open_socket(inode)
         client.shutdown(socket.SHUT_WR)
-        assert peers.holder(sock) == (os.geteuid(), inode)
+        assert peers.find_owner(sock) == (os.geteuid(), inode)
         client.close()
         assert not has_open_socket(inode)
-        eventually(lambda: peers.holder(sock), None)
+        eventually(lambda: peers.find_owner(sock), None)
 
 
 @pytest.mark.root
@@ -60,9 +60,9 @@ def test_another_user_s_connection(listener: socket.socket) -> None:
     with subprocess.Popen(["/usr/bin/setpriv", f"--reuid={USER}", "--clear-groups", *argv], stdin=-1) as other:
         sock, _ = listener.accept()
         with sock:
-            assert (peers.holder(sock) or ())[:1] == (USER,)
+            assert (peers.find_owner(sock) or ())[:1] == (USER,)
             other.communicate(b"\n")
-            eventually(lambda: peers.holder(sock), None)
+            eventually(lambda: peers.find_owner(sock), None)
 
 
 def test_one_that_was_reset_is_nobody_s(listener: socket.socket) -> None:
@@ -75,4 +75,4 @@ def test_one_that_was_reset_is_nobody_s(listener: socket.socket) -> None:
     sock, _ = listener.accept()
     with sock:
         peers.reset(client)
-        eventually(lambda: peers.holder(sock), None)
+        eventually(lambda: peers.find_owner(sock), None)

@@ -34,7 +34,7 @@ def shape(slot: Workspace) -> list[tuple[int, int, int]]:
 def test_directories_are_the_same_made_beforehand_or_on_the_spot(base):
     anew = Workspace(str(base), 0, UID)
     anew.make()
-    workspace.stock(str(base))
+    workspace.make_spares(str(base))
     before = len(spares(base))
     ready = Workspace(str(base), 1, UID)
     ready.make()
@@ -46,7 +46,7 @@ def test_directories_are_the_same_made_beforehand_or_on_the_spot(base):
 
 
 def test_a_discarded_workspace_comes_back_empty(base):
-    workspace.stock(str(base))
+    workspace.make_spares(str(base))
     slot = Workspace(str(base), 0, UID)
     slot.make()
     for path in (slot.path, slot.home, slot.tmp, slot.spool):
@@ -57,7 +57,7 @@ def test_a_discarded_workspace_comes_back_empty(base):
 
 
 def test_more_slots_than_spares_are_made_on_the_spot(base):
-    workspace.stock(str(base))
+    workspace.make_spares(str(base))
     slots = [Workspace(str(base), index, UID) for index in range(8)]
     for slot in slots:
         slot.make()
@@ -66,9 +66,9 @@ def test_more_slots_than_spares_are_made_on_the_spot(base):
 
 
 def test_stock_fills_up_and_no_further(base):
-    workspace.stock(str(base))
+    workspace.make_spares(str(base))
     full = len(spares(base))
-    workspace.stock(str(base))
+    workspace.make_spares(str(base))
     assert len(spares(base)) == full > 0
     assert stat.S_IMODE(os.stat(base / ".slots" / "spares").st_mode) == 0o700
 
@@ -77,7 +77,7 @@ def test_making_again_keeps_what_is_there(base):
     slot = Workspace(str(base), 0, UID)
     slot.make()
     Path(slot.path, "mine").write_text("x")
-    workspace.stock(str(base))
+    workspace.make_spares(str(base))
     slot.make()
     assert os.listdir(slot.path) == ["mine"]
 
@@ -89,6 +89,6 @@ def test_a_link_of_the_preparation_user_is_replaced_by_a_directory(base, tmp_pat
     elsewhere.mkdir()
     os.rmdir(os.path.join(prepare.path, "shared"))
     os.symlink(elsewhere, os.path.join(prepare.path, "shared"))
-    workspace.stock(str(base))
+    workspace.make_spares(str(base))
     prepare.make()
     assert stat.S_ISDIR(os.lstat(os.path.join(prepare.path, "shared")).st_mode)
