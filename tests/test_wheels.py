@@ -509,6 +509,10 @@ def test_the_core_alone(core_wheel: Path, dependencies: Path, tmp_path: Path) ->
     assert core.run("hermes-rl", "doctor", "--json").stdout.startswith("{")
     missing = core.run("hermes-rl", "rollout", "swe-smith", "--agent", "nop")
     assert (missing.returncode, "unknown environment 'swe-smith'" in missing.stderr) == (2, True)
+    for asks in (("hermes-rl", "atropos"), ("python", "-c", "from hermes_core.atropos import HermesAgentBaseEnv")):
+        missing = core.run(*asks)
+        assert (missing.returncode != 0, "install" in missing.stderr) == (True, True)
+        assert "hermes-rl-atropos" in missing.stderr
     tasks = tmp_path / "tasks.jsonl"
     tasks.write_text(json.dumps({"id": "a", "prompt": "touch done", "check": "test -f done", "solution": "touch done"}))
     for agent, reward in (("oracle", 1.0), ("nop", 0.0)):

@@ -20,12 +20,12 @@ class Station:
     """One function on a way: where it is, and what it does there."""
 
     function: str
-    """`module:qualified.name`, the module without `hermes_core.`."""
+    """`module:qualified.name`, the module of the core without `hermes_core.`."""
     does: str
 
     @property
     def part(self) -> str:
-        """The part of `hermes_core` that it is in, as the linter's layers name it."""
+        """The part of `hermes_core` that it is in, as the linter's layers name it; or the plugin."""
         return self.function.partition(":")[0].partition(".")[0]
 
 
@@ -50,9 +50,12 @@ REWARD = (
     Station("rollout.rollout:run_rollout", "starts again after an infrastructure failure"),
     Station("runs.group:Rolled.of", "refuses what has no reward or no exact tokens"),
     Station("runs.group:GroupRoller.roll", "gathers a group, replaces what was refused"),
-    Station("atropos.groups:scored_groups", "turns the group into rows of tokens and scores"),
-    Station("atropos.env:HermesAgentBaseEnv.collect_trajectories", "hands the rows to the trainer"),
+    Station("hermes_atropos.groups:scored_groups", "turns the group into rows of tokens and scores"),
+    Station("hermes_atropos.env:HermesAgentBaseEnv.collect_trajectories", "hands the rows to the trainer"),
 )
+
+PLUGIN = "hermes_atropos"
+"""The plugin to which the reward goes."""
 
 LINE, EMPTY, GAP, HEAD, NAMES, COLUMN = 38, 26, 6, 48, 200, 450
 """Pixels: heights of a station, of an empty layer, between layers, above them; widths of names and of a way."""
@@ -61,11 +64,11 @@ BLUE, GREEN, INK, PALE = "#1f5fa8", "#2b7a3d", "#222222", "#f2f4f7"
 
 
 def layers() -> list[list[str]]:
-    """The core's layers from the highest down, as `pyproject.toml` tells import-linter; parts that share one
-    layer are beside each other."""
+    """The plugin, then the core's layers from the highest down, as `pyproject.toml` tells import-linter. Parts that
+    share one layer are beside each other."""
     linter = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
     (contract,) = (each for each in linter["contracts"] if each["type"] == "layers")
-    return [[part.strip() for part in layer.split("|")] for layer in contract["layers"]]
+    return [[PLUGIN], *([part.strip() for part in layer.split("|")] for layer in contract["layers"])]
 
 
 def draw() -> str:

@@ -32,7 +32,6 @@ REFERENCE = {
     "agents/base.py": "api/agents.md",
     "agents/model.py": "api/testing.md",
     "agents/parsers/base.py": "api/agents.md",
-    "atropos/config.py": "settings.md#atropos",
     "runs/options.py": "api/runs.md",
     "records/record.schema.json": "record-schema.md",
     "plugins/hookspecs.py": "hooks.md",
@@ -46,6 +45,7 @@ REFERENCE = {
 PAGES = {
     **COPIED,
     **{f"hermes_core/{path}": f"reference/{page}" for path, page in REFERENCE.items()},
+    "plugins/hermes_atropos/hermes_atropos/flat.py": "reference/settings.md#atropos",
     "plugins/hermes_testing/hermes_testing/scripted_server.py": "reference/api/testing.md",
 }
 

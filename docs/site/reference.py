@@ -5,10 +5,10 @@ import json
 from pathlib import Path
 
 import click
+from hermes_atropos.flat import FlatSettings
 
 import hermes_core
 from hermes_core.agents.base import AgentSettings
-from hermes_core.atropos.flat import FlatSettings
 from hermes_core.cli.main import main
 from hermes_core.cli.settings_table import settings_table
 from hermes_core.datasets.tasks import TaskRow, TasksConfig

@@ -31,7 +31,6 @@ ELSEWHERE = {
     "view": ("hermes_core.cli.view:view", "Open runs in Inspect's viewer, also while they run."),
     "export": ("hermes_core.cli.exports:export", "Write the rollouts of a run as a dataset, or for other tools."),
     "merge": ("hermes_core.cli.exports:merge", "Join runs into one."),
-    "atropos": ("hermes_core.atropos.cli:atropos", "Generate training data for Atropos' RL trainers."),
     "new": ("hermes_core.cli.new:new", "Write a plugin's package: one that works, to change from there."),
     "shell": ("hermes_core.cli.shell:shell", "Open a terminal in a sandbox."),
 }

@@ -57,7 +57,13 @@ def atropos_extra(require: Callable[[str, str | None], None]) -> None:
     require("atropos", f"{', '.join(missing)} not installed; `make setup EXTRAS=atropos`" if missing else None)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        import hermes_core.atropos.env  # noqa: F401
+        import hermes_atropos.env  # noqa: F401
+
+
+@pytest.fixture(autouse=True)
+def _command(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs that a test starts have the command `atropos`, and no other plugin."""
+    monkeypatch.setenv("HERMES_PLUGINS", "atropos")
 
 
 @pytest.fixture(scope="session")
@@ -120,8 +126,7 @@ MakeEnv = Callable[..., Any]
 def make_env(atropos_extra: None, runtime: Runtime, tasks: str, tokenizer_folder: str, tmp_path: Path) -> MakeEnv:
     """`make_env(base_url, server_type="openai", kind=None, **settings)`: an environment, by default that of `tasks`."""
     from atroposlib.envs.server_handling.server_baseline import APIServerConfig
-
-    from hermes_core.atropos import load_environment
+    from hermes_atropos import load_environment
 
     def make(base_url: str, server_type: str = "openai", kind: Any = None, **settings: Any) -> Any:
         kind = kind or load_environment("tasks", runtime)

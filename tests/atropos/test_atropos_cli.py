@@ -18,8 +18,8 @@ from hermes_testing.scripted_server import ScriptedServer
 @pytest.fixture
 def config_of(atropos_extra: None, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """`config_of("--env.x=1", …)`: the environment that the command would run, without running it."""
-    from hermes_core.atropos import commands, env
-    from hermes_core.atropos.metrics import Metrics
+    from hermes_atropos import commands, env
+    from hermes_atropos.metrics import Metrics
 
     made: list[Any] = []
 

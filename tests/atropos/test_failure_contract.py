@@ -24,7 +24,7 @@ async def stuck() -> None:
 @pytest.fixture
 def failing(atropos_extra: None) -> type[Any]:
     """An environment whose items are named after what happens to their rollouts."""
-    from hermes_core.atropos import HermesAgentBaseEnv, HermesAgentEnvConfig
+    from hermes_atropos import HermesAgentBaseEnv, HermesAgentEnvConfig
 
     class Failing(HermesAgentBaseEnv):  # type: ignore[misc, valid-type]
         name = "failing"

@@ -8,10 +8,10 @@ from array import array
 from typing import Any
 
 import pytest
+from hermes_atropos.groups import scored_groups, scored_item
+from hermes_atropos.json_lines import group_json
 
 from hermes_core.agents.base import TurnRecord
-from hermes_core.atropos.groups import scored_groups, scored_item
-from hermes_core.atropos.json_lines import group_json
 from hermes_core.errors import FailureKind, UsageError
 from hermes_core.records.record import Failure, Record
 from hermes_core.records.tokens import MASKED, TokenSequence

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hermes_atropos.trainer import TrainerGone
 
 from hermes_core.agents.endpoint.errors import EndpointDown
-from hermes_core.atropos.trainer import TrainerGone
 from hermes_core.errors import ConfigError, InfraError, PluginError
 
 
@@ -276,7 +276,7 @@ async def test_all_of_a_group_is_sent_while_evaluations_fail(
     caplog: pytest.LogCaptureFixture,
     tmp_path: Path,
 ) -> None:
-    from hermes_core.atropos import load_environment
+    from hermes_atropos import load_environment
 
     more = {
         "generation_params": {"temperature": 1.0},
@@ -326,7 +326,7 @@ async def test_all_of_a_group_is_sent_while_evaluations_fail(
 
 @pytest.mark.usefixtures("atropos_extra")
 def test_what_is_done_counts_what_waits() -> None:
-    from hermes_core.atropos.modes import is_done
+    from hermes_atropos.modes import is_done
 
     class Config:
         group_size, batch_size, total_steps = 2, 4, 10

@@ -19,7 +19,7 @@ from hermes_core.errors import ConfigError, DatasetError, InfraError, PluginErro
 @pytest.fixture
 def subclass(atropos_extra: None) -> type[Any]:
     """A subclass that implements just what it has to."""
-    from hermes_core.atropos import HermesAgentBaseEnv, HermesAgentEnvConfig
+    from hermes_atropos import HermesAgentBaseEnv, HermesAgentEnvConfig
 
     class Greetings(HermesAgentBaseEnv):  # type: ignore[misc, valid-type]
         name = "greetings"
@@ -207,8 +207,7 @@ async def test_one_rollout_as_an_item(make_env: Any, subclass: type[Any]) -> Non
 def test_every_method_of_atropos_is_called_or_refused(subclass: type[Any]) -> None:
     """What a subclass overrides has an effect, or is an error."""
     from atroposlib.envs.base import BaseEnv
-
-    from hermes_core.atropos.contract import INSTEAD
+    from hermes_atropos.contract import INSTEAD
 
     called = """
         add_rollouts_for_wandb add_train_workers cleanup cli collect_trajectories config_init create_rollout_table

@@ -57,8 +57,7 @@ async def test_each_of_the_tasks_is_scored_right(
 ) -> None:
     import hermes_swe_smith
     from atroposlib.envs.server_handling.server_baseline import APIServerConfig
-
-    from hermes_core.atropos import load_environment
+    from hermes_atropos import load_environment
 
     plugins, sandbox = [hermes_swe_smith], dict(LEVEL)
     if backend == "docker":

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hermes_atropos import trainer as module
+from hermes_atropos.trainer import TrainerApi, TrainerGone
 
 from hermes_core.aio import BrokenOff
-from hermes_core.atropos import trainer as module
-from hermes_core.atropos.trainer import TrainerApi, TrainerGone
 from hermes_core.errors import ConfigError
 
 GROUP = {"tokens": [[1, 2]], "masks": [[-100, 2]], "scores": [1.0], "messages": None, "unknown": 1}

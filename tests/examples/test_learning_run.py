@@ -174,7 +174,7 @@ def test_the_parts_fit_together(agent: str, with_torch: None, installed: Path, t
         port = found.getsockname()[1]
     out = tmp_path / "run"
     options = ["--out", out, "--agent", agent, "--steps", "5", "--warm-up", "30", "--port", str(port)]
-    environment = {**os.environ, "PYTHONPATH": str(installed), "HERMES_PLUGINS": "boxes"}
+    environment = {**os.environ, "PYTHONPATH": str(installed), "HERMES_PLUGINS": "atropos,boxes"}
     command = [sys.executable, EXAMPLE / "train.py", *options]
     done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr

@@ -303,7 +303,8 @@ async def test_rollout(tmp_path: Path) -> None:
     assert resumed == dict.fromkeys(lasting, (True, 0, 2 * ITEMS)), "what was done is kept, and the rest is done"
 
 
-async def test_serve(atropos_extra: None, tmp_path: Path) -> None:
+async def test_serve(atropos_extra: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HERMES_PLUGINS", "atropos")
     from hermes_testing.tiny_model.folder import make_tokenizer
     from transformers import AutoTokenizer
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hermes_core.atropos.cli import run_named
+from hermes_core.atropos import run_named
 
 if __name__ == "__main__":
     run_named("swe-smith")

@@ -7,11 +7,10 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel, BeforeValidator, Field
 
+from hermes_core import EnvironmentConfig, RunOptions, SandboxConfig
 from hermes_core.agents.model import ExactSettings, ModelSettings
 from hermes_core.cli.settings_table import meaning
-from hermes_core.environment import EnvironmentConfig
-from hermes_core.runs.options import RolloutOptions, RunOptions
-from hermes_core.sandbox.contract import SandboxConfig
+from hermes_core.runs.options import RolloutOptions
 
 
 class Origin(NamedTuple):

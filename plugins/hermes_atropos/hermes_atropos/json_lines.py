@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hermes_core.errors import OutputError
+from hermes_core import OutputError
 from hermes_core.records.jsonable import json_line
 
 

@@ -11,15 +11,12 @@ from typing import Any, Protocol
 
 from atroposlib.envs.base import BaseEnv
 
-from hermes_core.aio import together
-from hermes_core.atropos.config import HermesAgentEnvConfig
-from hermes_core.atropos.group_workers import GroupWorkers
-from hermes_core.atropos.items import ItemSource
-from hermes_core.atropos.reporting import RolloutReporter
-from hermes_core.atropos.trainer import TrainerApi
-from hermes_core.environment import Item
-from hermes_core.errors import ConfigError, HermesError
-from hermes_core.runs.group import GroupRoller
+from hermes_atropos.config import HermesAgentEnvConfig
+from hermes_atropos.group_workers import GroupWorkers
+from hermes_atropos.items import ItemSource
+from hermes_atropos.reporting import RolloutReporter
+from hermes_atropos.trainer import TrainerApi
+from hermes_core import ConfigError, GroupRoller, HermesError, Item, together
 from hermes_core.runs.runner import STOPPING
 
 log = logging.getLogger(__name__)

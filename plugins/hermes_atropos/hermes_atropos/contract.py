@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 
-from hermes_core.errors import ConfigError
+from hermes_core import ConfigError
 
 _HOOKS = "setup_trajectory_workspace, compute_reward or verify_and_score_trajectory"
 

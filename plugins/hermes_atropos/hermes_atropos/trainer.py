@@ -17,10 +17,9 @@ from typing import Any
 
 import httpx
 
+from hermes_atropos.json_lines import group_json
+from hermes_core import ConfigError, InfraError, SingleFlight, TaskSet
 from hermes_core.agents.endpoint.http import is_loopback
-from hermes_core.aio import SingleFlight, TaskSet
-from hermes_core.atropos.json_lines import group_json
-from hermes_core.errors import ConfigError, InfraError
 
 log = logging.getLogger(__name__)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from hermes_core.environment import Item
-from hermes_core.errors import DatasetError, HermesError, PluginError, describe
+from hermes_core import DatasetError, HermesError, Item, PluginError
+from hermes_core.errors import describe
 
 
 class ItemSource:

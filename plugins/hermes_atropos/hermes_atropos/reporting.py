@@ -9,11 +9,10 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-from hermes_core.agents.base import AgentResult
-from hermes_core.atropos.json_lines import JsonLines
-from hermes_core.atropos.metrics import Metrics, plain_only
-from hermes_core.atropos.wandb_run import WandbRun
-from hermes_core.runs.group import Group, Rolled
+from hermes_atropos.json_lines import JsonLines
+from hermes_atropos.metrics import Metrics, plain_only
+from hermes_atropos.wandb_run import WandbRun
+from hermes_core import AgentResult, Group, Rolled
 
 log = logging.getLogger(__name__)
 

@@ -9,11 +9,9 @@ from typing import Any
 from atroposlib.envs.base import BaseEnvConfig
 from pydantic import ConfigDict, field_validator, model_validator
 
+from hermes_atropos.flat import FlatSettings
+from hermes_core import EnvironmentConfig, RunOptions, SandboxConfig
 from hermes_core.agents.model import ModelSettings
-from hermes_core.atropos.flat import FlatSettings
-from hermes_core.environment import EnvironmentConfig
-from hermes_core.runs.options import RunOptions
-from hermes_core.sandbox.contract import SandboxConfig
 
 _RENAMED = {"acquire_timeout": "acquire_timeout_s", "execution_timeout": "execution_timeout_s"}
 """Users' names for some settings of sandboxes."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import wandb
 
-from hermes_core.errors import ConfigError, InfraError
+from hermes_core import ConfigError, InfraError
 
 
 async def check_login() -> None:

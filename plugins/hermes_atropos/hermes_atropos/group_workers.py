@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 from atroposlib.envs.base import BaseEnv
 
-from hermes_core.atropos.items import ItemSource
-from hermes_core.atropos.metrics import Metrics
-from hermes_core.errors import HermesError
+from hermes_atropos.items import ItemSource
+from hermes_atropos.metrics import Metrics
+from hermes_core import HermesError
 
 log = logging.getLogger(__name__)
 

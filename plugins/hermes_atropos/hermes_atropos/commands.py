@@ -14,14 +14,11 @@ from typing import Any, Protocol
 
 import click
 
+from hermes_core import ConfigError, Runtime, UnknownNameError, say, validated
 from hermes_core.cli.exits import EXIT_INCOMPLETE
 from hermes_core.cli.main import LazyGroup
 from hermes_core.cli.options import DottedCommand, dotted, merged, read_config
 from hermes_core.cli.support import finish
-from hermes_core.errors import ConfigError, UnknownNameError
-from hermes_core.printing import say
-from hermes_core.runtime import Runtime
-from hermes_core.validation import validated
 
 SECTIONS = ("env", "openai")
 
@@ -157,7 +154,7 @@ def _servers(ctx: click.Context, defaults: Any, section: Any) -> list[Any]:
     """Return those of the file, or else of `config_init`, with what was written in the one that there is."""
     from atroposlib.envs.server_handling.server_baseline import APIServerConfig
 
-    from hermes_core.atropos.servers import default_server
+    from hermes_atropos.servers import default_server
 
     base = defaults if isinstance(defaults, list) else [defaults]
     first = base[0] if base and isinstance(base[0], APIServerConfig) else default_server()

@@ -9,18 +9,15 @@ from typing import Any
 from atroposlib.envs.server_handling.server_baseline import APIServerConfig
 from pydantic import SecretStr
 
+from hermes_atropos.config import HermesAgentEnvConfig
+from hermes_core import Agent, AgentSettings, ConfigError, ExactAgent, Runtime, Settings
 from hermes_core.agents.balanced import BalancedAgent
-from hermes_core.agents.base import Agent, AgentSettings
-from hermes_core.agents.exact.agent import ExactAgent
 from hermes_core.agents.exact.factory import checked_chat
 from hermes_core.agents.exact.generate import GenerateServer
 from hermes_core.agents.exact.parser_choice import matching_parser
 from hermes_core.agents.model import ModelAgent, OpenAIServer
-from hermes_core.atropos.config import HermesAgentEnvConfig
-from hermes_core.errors import ConfigError
 from hermes_core.runs.session import agent_on, parsers_with
-from hermes_core.runtime import Runtime
-from hermes_core.settings import Settings, read_dotenv
+from hermes_core.settings import read_dotenv
 
 EXACT = ("vllm", "sglang")
 """Server types that return tokens and logprobs."""

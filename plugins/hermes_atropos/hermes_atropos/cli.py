@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from hermes_core.atropos.commands import Modes, commands, run_alone
-from hermes_core.runtime import Runtime
+from hermes_atropos.commands import Modes, commands, run_alone
+from hermes_core import Runtime
 
 
 def _by_name(runtime: Runtime, name: str | None) -> type[Modes]:
     assert name is not None  # click asks for it
     runtime.environment_class(name)  # a mistyped name is told at once: importing Atropos takes seconds
-    from hermes_core.atropos import load_environment
+    from hermes_atropos import load_environment
 
     return load_environment(name, runtime)
 

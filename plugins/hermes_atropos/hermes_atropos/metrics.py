@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean, pstdev
 from typing import Any
 
+from hermes_core import Group, Rolled
 from hermes_core.records.record import STAGES
 from hermes_core.records.summary import SOLVED
-from hermes_core.runs.group import Group, Rolled
 
 MAX_ERRORS = 50
 """Maximum number of tool errors that are listed one by one."""

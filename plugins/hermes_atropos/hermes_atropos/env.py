@@ -14,22 +14,19 @@ from typing import Any, ClassVar
 from atroposlib.envs.base import BaseEnv
 from atroposlib.envs.server_handling.server_baseline import APIServerConfig
 
-from hermes_core.agents.balanced import BalancedAgent
-from hermes_core.agents.base import MASKED, AgentResult
-from hermes_core.agents.exact.agent import ExactAgent
-from hermes_core.atropos.adapter import AdaptedEnvironment
-from hermes_core.atropos.commands import run_class
-from hermes_core.atropos.config import HermesAgentEnvConfig
-from hermes_core.atropos.contract import check_overrides
-from hermes_core.atropos.display import trajectory_text
-from hermes_core.atropos.group_workers import GroupWorkers
-from hermes_core.atropos.groups import longest, scored_groups, scored_item
-from hermes_core.atropos.items import ItemSource
-from hermes_core.atropos.json_lines import JsonLines, group_json
-from hermes_core.atropos.metrics import lengths
-from hermes_core.atropos.modes import Serving, check_servable, process
-from hermes_core.atropos.reporting import RolloutReporter, evaluating
-from hermes_core.atropos.servers import (
+from hermes_atropos.adapter import AdaptedEnvironment
+from hermes_atropos.commands import run_class
+from hermes_atropos.config import HermesAgentEnvConfig
+from hermes_atropos.contract import check_overrides
+from hermes_atropos.display import trajectory_text
+from hermes_atropos.group_workers import GroupWorkers
+from hermes_atropos.groups import longest, scored_groups, scored_item
+from hermes_atropos.items import ItemSource
+from hermes_atropos.json_lines import JsonLines, group_json
+from hermes_atropos.metrics import lengths
+from hermes_atropos.modes import Serving, check_servable, process
+from hermes_atropos.reporting import RolloutReporter, evaluating
+from hermes_atropos.servers import (
     EXACT,
     checked_servers,
     default_config,
@@ -38,20 +35,31 @@ from hermes_core.atropos.servers import (
     open_servers,
     with_key,
 )
-from hermes_core.atropos.trainer import TrainerApi
-from hermes_core.atropos.wandb_run import WandbRun, check_login
-from hermes_core.environment import Environment, EnvironmentConfig, Item
-from hermes_core.errors import ConfigError, UsageError
+from hermes_atropos.trainer import TrainerApi
+from hermes_atropos.wandb_run import WandbRun, check_login
+from hermes_core import (
+    AgentResult,
+    ConfigError,
+    Environment,
+    EnvironmentConfig,
+    ExactAgent,
+    GroupRoller,
+    Image,
+    Isolation,
+    Item,
+    Runtime,
+    Session,
+    ToolContext,
+    TrainerRun,
+    UsageError,
+    open_session,
+)
+from hermes_core.agents.balanced import BalancedAgent
+from hermes_core.agents.base import MASKED
 from hermes_core.records.jsonable import plain
-from hermes_core.rollout.tool_context import ToolContext
-from hermes_core.runs.group import GroupRoller
 from hermes_core.runs.runner import STOPPING
-from hermes_core.runs.session import Session, Tools, check_scored, open_session, redactor
+from hermes_core.runs.session import Tools, check_scored, redactor
 from hermes_core.runs.stall_watchdog import STALLS
-from hermes_core.runs.trainer import TrainerRun
-from hermes_core.runtime import Runtime
-from hermes_core.sandbox.contract import Isolation
-from hermes_core.sandbox.images import Image
 
 log = logging.getLogger(__name__)
 

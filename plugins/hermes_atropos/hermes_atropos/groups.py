@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hermes_core import Group, Rolled, TokenSequence, UsageError
 from hermes_core.agents.base import MASKED
-from hermes_core.errors import UsageError
-from hermes_core.records.tokens import TokenSequence
-from hermes_core.runs.group import Group, Rolled
 
 _OF_ITEM = ("tokens", "masks", "scores", "messages", "overrides", "inference_logprobs")
 """The fields of a group that an item has too."""

@@ -11,17 +11,24 @@ from typing import Any, ClassVar, NoReturn
 
 from pydantic import Field, create_model
 
-from hermes_core.agents.base import AgentResult
-from hermes_core.atropos.config import HermesAgentEnvConfig
-from hermes_core.atropos.env import HermesAgentBaseEnv
-from hermes_core.environment import Environment, EnvironmentConfig, Item
-from hermes_core.errors import DatasetError, InfraError, UnknownNameError, UsageError
+from hermes_atropos.config import HermesAgentEnvConfig
+from hermes_atropos.env import HermesAgentBaseEnv
+from hermes_core import (
+    AgentResult,
+    DatasetError,
+    Environment,
+    EnvironmentConfig,
+    Group,
+    InfraError,
+    Item,
+    Runtime,
+    ToolContext,
+    UnknownNameError,
+    UsageError,
+)
 from hermes_core.records.summary import SOLVED
-from hermes_core.rollout.tool_context import ToolContext
-from hermes_core.runs.group import Group
 from hermes_core.runs.image_prefetch import Prefetch
 from hermes_core.runs.runner import each
-from hermes_core.runtime import Runtime
 
 _OF_SUBCLASSES = ("dataset_name", "dataset_split", "prompt_field")
 """Settings that subclasses read by themselves, and not every plugin has."""

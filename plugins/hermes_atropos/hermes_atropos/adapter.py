@@ -9,13 +9,18 @@ import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from hermes_core.agents.base import AgentResult
-from hermes_core.environment import Environment, EnvironmentConfig, Item
-from hermes_core.errors import DatasetError, VerifierError
-from hermes_core.handles import RolloutHandle
-from hermes_core.rollout.tool_context import ToolContext
-from hermes_core.sandbox.contract import Isolation
-from hermes_core.sandbox.images import Image
+from hermes_core import (
+    AgentResult,
+    DatasetError,
+    Environment,
+    EnvironmentConfig,
+    Image,
+    Isolation,
+    Item,
+    RolloutHandle,
+    ToolContext,
+    VerifierError,
+)
 
 
 class AdaptedEnvironment(Environment):
