@@ -15,10 +15,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from hermes_agents.program import CommandAgent, CommandSettings
+
 from benchmarks.host import NOT_GRANTED, acquire_all, local_backend
 from benchmarks.measure import Memory, Row, Rows, p50, percentile, span, take_turns, watch_stalls
 from hermes_core.agents.base import AgentSlot, AgentTask
-from hermes_core.agents.program import CommandAgent, CommandSettings
 from hermes_core.sandbox.commands import SlotCommands
 
 NAME = "agent_programs"

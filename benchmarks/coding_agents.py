@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import hermes_agents
+from hermes_agents.program import ProgramAgent, ProgramSettings
 from hermes_testing.scripted_server import FEWEST, Reply, ScriptedServer, call
 
-from hermes_core.agents.program import ProgramAgent, ProgramSettings
 from hermes_core.runs.runner import run_rollouts
 from hermes_core.runtime import Runtime
 from hermes_core.settings import Settings

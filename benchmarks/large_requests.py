@@ -9,11 +9,12 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
+from hermes_agents.program import CommandAgent, CommandSettings
+
 from benchmarks.agent_programs import LEVEL, endpoint
 from benchmarks.host import NOT_GRANTED, acquire_all, local_backend
 from benchmarks.measure import Row, Rows, percentile
 from hermes_core.agents.base import AgentSlot, AgentTask
-from hermes_core.agents.program import CommandAgent, CommandSettings
 from hermes_core.sandbox.commands import SlotCommands
 
 NAME = "large_requests"

@@ -11,40 +11,57 @@ from hermes_core.agents.base import (
     CallRecord as CallRecord,
     CanCheckEndpoint as CanCheckEndpoint,
     InstallableProgram as InstallableProgram,
+    Message as Message,
     StopReason as StopReason,
     ToolAnswer as ToolAnswer,
+    ToolError as ToolError,
     TurnRecord as TurnRecord,
+    Usage as Usage,
 )
 from hermes_core.agents.calls import run_calls as run_calls
-from hermes_core.agents.exact.chat import Chat as Chat
+from hermes_core.agents.endpoint.errors import (
+    BadCompletion as BadCompletion,
+    ContextLengthExceeded as ContextLengthExceeded,
+    ConversationRefused as ConversationRefused,
+    EndpointDown as EndpointDown,
+    HttpRefusal as HttpRefusal,
+    ResponseTooLarge as ResponseTooLarge,
+    as_model_error as as_model_error,
+)
+from hermes_core.agents.endpoint.request import Endpoint as Endpoint
 from hermes_core.agents.exact.agent import ExactAgent as ExactAgent
-from hermes_core.agents.endpoint.errors import BadCompletion as BadCompletion
-from hermes_core.agents.exact.generate import Served as Served, TokenServer as TokenServer
+from hermes_core.agents.exact.chat import Chat as Chat
 from hermes_core.agents.exact.factory import (
     AgentContext as AgentContext,
     CanOpen as CanOpen,
     open_exact_agent as open_exact_agent,
 )
-from hermes_core.agents.loop import CanUseModel as CanUseModel, ChatServer as ChatServer, SharesModel as SharesModel
+from hermes_core.agents.exact.generate import Served as Served, TokenServer as TokenServer
+from hermes_core.agents.loop import (
+    CanUseModel as CanUseModel,
+    ChatServer as ChatServer,
+    KeepsState as KeepsState,
+    SharesModel as SharesModel,
+)
+from hermes_core.agents.model import (
+    ExactSettings as ExactSettings,
+    ModelAgent as ModelAgent,
+    derived_seed as derived_seed,
+)
 from hermes_core.agents.parsers.base import (
     ParsedCall as ParsedCall,
     ParsedText as ParsedText,
     ParseProblem as ParseProblem,
     Parser as Parser,
 )
-from hermes_core.agents.program import (
-    MCP_SERVER as MCP_SERVER,
-    AgentProgram as AgentProgram,
-    ProgramAgent as ProgramAgent,
-    ProgramSettings as ProgramSettings,
-)
-from hermes_core.agents.endpoint.request import Endpoint as Endpoint
+from hermes_core.agents.replies import ModelReply as ModelReply, ToolCall as ToolCall
 from hermes_core.aio import (
     BrokenOff as BrokenOff,
     LoopThread as LoopThread,
     SingleFlight as SingleFlight,
     TaskSet as TaskSet,
     alongside as alongside,
+    cancel as cancel,
     complete as complete,
     together as together,
 )
@@ -60,6 +77,9 @@ from hermes_core.cheats import (
 from hermes_core.cli.options import given_settings as given_settings, setting_option as setting_option
 from hermes_core.cli.progress import progress_for as progress_for, progress_option as progress_option
 from hermes_core.cli.run_command import RunCommand as RunCommand, carry_out as carry_out, chosen_agent as chosen_agent
+from hermes_core.datasets.files import read_rows as read_rows
+from hermes_core.datasets.intake import DatasetConfig as DatasetConfig, Intake as Intake
+from hermes_core.datasets.rows import checked_row as checked_row, load_rows as load_rows, read_jsonl as read_jsonl
 from hermes_core.environment import (
     CanScorePatch as CanScorePatch,
     Environment as Environment,
@@ -69,42 +89,6 @@ from hermes_core.environment import (
     Need as Need,
     Score as Score,
 )
-from hermes_core.datasets.files import read_rows as read_rows
-from hermes_core.runs.external_agent import DrivenRollout as DrivenRollout
-from hermes_core.runs.group import Group as Group, GroupRoller as GroupRoller, Rolled as Rolled
-from hermes_core.datasets.intake import DatasetConfig as DatasetConfig, Intake as Intake
-from hermes_core.rollout.leased_slot import LeasedSlot as LeasedSlot
-from hermes_core.runs.options import RunOptions as RunOptions
-from hermes_core.pytest_runner.run import (
-    PytestReport as PytestReport,
-    ReportStatus as ReportStatus,
-    run_pytest as run_pytest,
-)
-from hermes_core.records.record import Record as Record, record_schema as record_schema
-from hermes_core.soundness.rescore import rescore as rescore
-from hermes_core.rollout.rollout import RolloutContext as RolloutContext
-from hermes_core.datasets.rows import checked_row as checked_row, load_rows as load_rows, read_jsonl as read_jsonl
-from hermes_core.runs.runner import run_rollouts as run_rollouts
-from hermes_core.runs.session import Session as Session, open_session as open_session
-from hermes_core.soundness.verdicts import Finding as Finding, ItemResult as ItemResult
-from hermes_core.rollout.starved import watched as watched
-from hermes_core.records.run_files import LineFile as LineFile
-from hermes_core.records.store import read_records as read_records, write_bytes as write_bytes
-from hermes_core.records.summary import (
-    NoProgress as NoProgress,
-    Progress as Progress,
-    RunSummary as RunSummary,
-    Standing as Standing,
-)
-from hermes_core.records.tokens import TokenSequence as TokenSequence
-from hermes_core.rollout.tool_context import ToolContext as ToolContext
-from hermes_core.runs.trainer import (
-    check_temperature as check_temperature,
-    SharedRun as SharedRun,
-    TrainerRun as TrainerRun,
-    open_trainer_session as open_trainer_session,
-)
-from hermes_core.soundness.validate import Validation as Validation, validate as validate
 from hermes_core.errors import (
     AcquireTimeout as AcquireTimeout,
     ChannelLost as ChannelLost,
@@ -142,6 +126,36 @@ from hermes_core.mcp.servers import McpServer as McpServer
 from hermes_core.plugins.hookspecs import hookimpl as hookimpl
 from hermes_core.plugins.registry import Registrar as Registrar, ToolRegistrar as ToolRegistrar
 from hermes_core.printing import say as say
+from hermes_core.pytest_runner.run import (
+    PytestReport as PytestReport,
+    ReportStatus as ReportStatus,
+    run_pytest as run_pytest,
+)
+from hermes_core.records.record import Record as Record, record_schema as record_schema
+from hermes_core.records.run_files import LineFile as LineFile
+from hermes_core.records.store import read_records as read_records, write_bytes as write_bytes
+from hermes_core.records.summary import (
+    NoProgress as NoProgress,
+    Progress as Progress,
+    RunSummary as RunSummary,
+    Standing as Standing,
+)
+from hermes_core.records.tokens import TokenSequence as TokenSequence
+from hermes_core.rollout.leased_slot import LeasedSlot as LeasedSlot
+from hermes_core.rollout.rollout import RolloutContext as RolloutContext
+from hermes_core.rollout.starved import watched as watched
+from hermes_core.rollout.tool_context import ToolContext as ToolContext
+from hermes_core.runs.external_agent import DrivenRollout as DrivenRollout
+from hermes_core.runs.group import Group as Group, GroupRoller as GroupRoller, Rolled as Rolled
+from hermes_core.runs.options import RunOptions as RunOptions
+from hermes_core.runs.runner import run_rollouts as run_rollouts
+from hermes_core.runs.session import Session as Session, open_session as open_session
+from hermes_core.runs.trainer import (
+    SharedRun as SharedRun,
+    TrainerRun as TrainerRun,
+    check_temperature as check_temperature,
+    open_trainer_session as open_trainer_session,
+)
 from hermes_core.runtime import Runtime as Runtime
 from hermes_core.sandbox.channels.blocking import BlockingStreamChannel as BlockingStreamChannel
 from hermes_core.sandbox.channels.process import AsyncioStreamChannel as AsyncioStreamChannel
@@ -183,8 +197,17 @@ from hermes_core.sandbox.images import (
 )
 from hermes_core.sandbox.pool.checkpoint import Checkpoint as Checkpoint
 from hermes_core.sandbox.pool.preparation import NewSandbox as NewSandbox
+from hermes_core.sandbox.programs import (
+    Flooded as Flooded,
+    LineCutter as LineCutter,
+    ProgramEnded as ProgramEnded,
+    SlotProgram as SlotProgram,
+)
 from hermes_core.settings import Settings as Settings, read_profiles as read_profiles
 from hermes_core.sink import Sink as Sink
+from hermes_core.soundness.rescore import rescore as rescore
+from hermes_core.soundness.validate import Validation as Validation, validate as validate
+from hermes_core.soundness.verdicts import Finding as Finding, ItemResult as ItemResult
 from hermes_core.terminal import cleanup_vm as cleanup_vm, terminal_tool as terminal_tool
 from hermes_core.tool_backend import ToolBackend as ToolBackend
 from hermes_core.tools.base import CallContext as CallContext, Tool as Tool, ToolParams as ToolParams

@@ -76,7 +76,12 @@ API = {
 }
 """The pages of the API: title, first sentence, and the modules of `hermes_core` whose public names are on it."""
 
-OF_MODULES = {"backends": ("hermes_core.sandbox.uids.reserve", "hermes_core.sandbox.uids.UidBlock")}
+OF_MODULES = {
+    "agents": tuple(
+        f"hermes_agents.program.{name}" for name in ("MCP_SERVER", "AgentProgram", "ProgramAgent", "ProgramSettings")
+    ),
+    "backends": ("hermes_core.sandbox.uids.reserve", "hermes_core.sandbox.uids.UidBlock"),
+}
 """What is on a page besides: names that are imported from their modules."""
 
 

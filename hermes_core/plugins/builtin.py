@@ -24,24 +24,12 @@ def hermes_register_backends(registry: Registrar) -> None:
 
 @hookimpl
 def hermes_register_agents(registry: Registrar) -> None:
-    """Register the model loop, programs in the slot, and the two baselines."""
+    """Register the model loop and the two baselines."""
     registry.add(
         "model",
         "hermes_core.agents.exact.factory:make_model",
         summary="Asks an OpenAI-compatible model for tool calls until it is done",
         requires=("a model endpoint",),
-    )
-    registry.add(
-        "program",
-        "hermes_core.agents.program:CommandAgent",
-        summary="Runs any agent that is a program in the sandbox, and answers its model calls",
-        requires=("a model endpoint", "the program in the sandbox"),
-    )
-    registry.add(
-        "acp",
-        "hermes_core.agents.acp:AcpAgent",
-        summary="Runs any agent that speaks the Agent Client Protocol, and answers its model calls",
-        requires=("a model endpoint", "the program in the sandbox"),
     )
     registry.add("oracle", "hermes_core.agents.baselines:OracleAgent", summary="Applies the reference solution")
     registry.add("nop", "hermes_core.agents.baselines:NopAgent", summary="Does nothing")

@@ -21,8 +21,9 @@ from hermes_core.validation import words
 BROUGHT_BY: dict[str, Mapping[str, str]] = {
     "agent": dict.fromkeys(
         (
-            *("aider", "claude", "claude-code", "codex", "gemini", "gemini-cli", "hermes", "hermes-agent", "kimi-code"),
-            *("mini", "mini-swe-agent", "opencode", "pi", "qwen-code", "qwen-coder", "terminus-2"),
+            *("acp", "aider", "claude", "claude-code", "codex", "gemini", "gemini-cli", "hermes", "hermes-agent"),
+            *("kimi-code", "mini", "mini-swe-agent", "opencode", "pi", "program", "qwen-code", "qwen-coder"),
+            "terminus-2",
         ),
         "hermes-rl-agents",
     ),

@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
+from hermes_agents.serving.conversations import AnswerDetails as Answered
+from hermes_agents.serving.conversations import Conversations
 
 from hermes_core.agents.exact.token_tree import TokenTree, TreeRequest, tokens_after
 from hermes_core.agents.exact.wires import Sampled
 from hermes_core.agents.replies import ModelReply, ToolCall
-from hermes_core.agents.serving.conversations import AnswerDetails as Answered
-from hermes_core.agents.serving.conversations import Conversations
 from hermes_core.records.tokens import MASKED, tokens_of
 
 Messages = list[dict[str, Any]]

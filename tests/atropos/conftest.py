@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Callable, Generator
 from pathlib import Path
 from typing import Any
 
+import hermes_agents
 import httpx
 import pytest
 from hermes_testing.scripted_server import Call, ScriptedServer, ToolScript, call
@@ -84,7 +85,8 @@ def tokenizer_folder(tokenizers: Callable[[str], Any]) -> str:
 
 @pytest.fixture
 async def runtime(tmp_path: Path) -> AsyncIterator[Runtime]:
-    async with Runtime(Settings(state_dir=tmp_path / "state"), load_entry_points=False) as one:
+    settings = Settings(state_dir=tmp_path / "state")
+    async with Runtime(settings, load_entry_points=False, plugins=[hermes_agents]) as one:
         yield one
 
 

@@ -16,11 +16,11 @@ from typing import Any
 
 import hermes_agents
 import pytest
+from hermes_agents.program import ProgramAgent
 from hermes_testing.scripted_server import Reply, ScriptedServer, call
 
 from hermes_core.agents.base import AgentResult, AgentTask
 from hermes_core.agents.endpoint.errors import EndpointDown
-from hermes_core.agents.program import ProgramAgent
 from hermes_core.errors import ModelError
 from hermes_core.runs.runner import run_rollouts
 from hermes_core.runtime import Runtime

@@ -17,9 +17,9 @@ import hermes_agents
 import pytest
 from click.testing import CliRunner
 from hermes_agents.packages import NpmPackages, PythonPackages, cache
+from hermes_agents.program import AgentProgram, ProgramAgent
 
 from hermes_core import Registrar, hookimpl
-from hermes_core.agents.program import AgentProgram, ProgramAgent
 from hermes_core.cli.doctor import examine
 from hermes_core.cli.main import main
 from hermes_core.errors import ConfigError, UsageError

@@ -128,7 +128,7 @@ def test_verifiers_rolls_out_the_same_environment(
     require("verifiers", f"{', '.join(missing)} not installed here" if missing else None)
     options = ["--out", tmp_path / "run", "--agent", agent, "--steps", "6"]
     command = [sys.executable, EXAMPLE / "with_verifiers.py", *options]
-    environment = {**os.environ, "PYTHONPATH": str(installed), "HERMES_PLUGINS": "boxes"}
+    environment = {**os.environ, "PYTHONPATH": str(installed), "HERMES_PLUGINS": "agents,boxes"}
     done = subprocess.run(
         [*command, "--warm-up", "30"], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=500
     )
@@ -174,7 +174,7 @@ def test_the_parts_fit_together(agent: str, with_torch: None, installed: Path, t
         port = found.getsockname()[1]
     out = tmp_path / "run"
     options = ["--out", out, "--agent", agent, "--steps", "5", "--warm-up", "30", "--port", str(port)]
-    environment = {**os.environ, "PYTHONPATH": str(installed), "HERMES_PLUGINS": "atropos,boxes"}
+    environment = {**os.environ, "PYTHONPATH": str(installed), "HERMES_PLUGINS": "agents,atropos,boxes"}
     command = [sys.executable, EXAMPLE / "train.py", *options]
     done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr

@@ -15,19 +15,21 @@ import pytest
 
 pytest.importorskip("mcp")
 
+import hermes_agents
+from hermes_agents.program import AgentProgram, ProgramAgent, ProgramSettings
+from hermes_agents.serving import mcp as serving
+from hermes_agents.serving.gateway import Gateway
 from hermes_testing.scripted_server import Reply, ScriptedServer
 from mcp.client.client import Client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
 
-from hermes_core import AgentProgram, Environment, ProgramAgent, ProgramSettings, Runtime, Settings
+from hermes_core import Environment, Runtime, Settings
 from hermes_core.agents.base import AgentSettings, ToolAnswer
-from hermes_core.agents.serving import mcp as serving
-from hermes_core.agents.serving.gateway import Gateway
 from hermes_core.errors import ConfigError
 from hermes_core.mcp.servers import McpServer
 from hermes_core.runs.runner import run_rollouts
-from tests.agents.serving.slot import Model, port_of, reply, task_of
+from tests.coding_agents.serving.slot import Model, port_of, reply, task_of
 from tests.mcp.mcp_servers import HERE, odd
 from tests.mcp.test_driver_servers import served
 
@@ -69,7 +71,7 @@ async def rollout(
     settings = {"command": PROGRAM} if agent == "program" else {}
     async with (
         ScriptedServer(lambda request: Reply("Done.")) as server,
-        Runtime(Settings(), load_entry_points=False) as runtime,
+        Runtime(Settings(), load_entry_points=False, plugins=[hermes_agents]) as runtime,
     ):
         await run_rollouts(
             runtime,

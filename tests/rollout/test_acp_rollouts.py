@@ -8,6 +8,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+import hermes_agents
 import pytest
 from hermes_testing.scripted_server import Fault, Reply, ScriptedServer, ToolScript, call
 
@@ -65,7 +66,7 @@ async def rollout(
     options = {name: given.pop(name) for name in ("isolation", "rollout_timeout", "mcp") if name in given}
     async with (
         ScriptedServer(script or ToolScript(solver)) as server,
-        Runtime(Settings(state_dir=tmp_path / "state"), load_entry_points=False) as runtime,
+        Runtime(Settings(state_dir=tmp_path / "state"), load_entry_points=False, plugins=[hermes_agents]) as runtime,
     ):
         await run_rollouts(
             runtime,

@@ -168,6 +168,7 @@ async def test_every_token_of_a_program_in_a_slot_is_what_the_server_sampled(
     tokenizers: Callable[[str], Any],
     tmp_path: Path,
     record_property: Callable[[str, object], None],
+    program_agents: None,
 ) -> None:
     tokenizer = tokenizers(form)
     model = make_model(tokenizer, context=8192)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import hermes_agents
 import pytest
 from hermes_testing.scripted_server import Reply, ScriptedServer, call
 
@@ -145,7 +146,7 @@ async def rolled_out(
     records: dict[str, dict[str, Any]] = {}
     async with (
         ScriptedServer(model) as server,
-        Runtime(Settings(state_dir=tmp_path / "state"), load_entry_points=False) as runtime,
+        Runtime(Settings(state_dir=tmp_path / "state"), load_entry_points=False, plugins=[hermes_agents]) as runtime,
     ):
         await run_rollouts(
             runtime,

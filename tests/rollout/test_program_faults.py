@@ -10,10 +10,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import hermes_agents
 import pytest
+from hermes_agents.serving import gateway
 from hermes_testing.scripted_server import Answer, Fault, Reply, ScriptedServer, call
 
-from hermes_core.agents.serving import gateway
 from hermes_core.runs.runner import run_rollouts
 from hermes_core.runtime import Runtime
 from hermes_core.settings import Settings
@@ -77,7 +78,7 @@ async def rolled_out(
     records: list[dict[str, Any]] = []
     async with (
         ScriptedServer(endpoint) as server,
-        Runtime(Settings(state_dir=tmp_path / "state"), load_entry_points=False) as runtime,
+        Runtime(Settings(state_dir=tmp_path / "state"), load_entry_points=False, plugins=[hermes_agents]) as runtime,
     ):
         await run_rollouts(
             runtime,

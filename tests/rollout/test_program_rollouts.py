@@ -11,12 +11,13 @@ from contextlib import AsyncExitStack, aclosing
 from pathlib import Path
 from typing import Any
 
+import hermes_agents
 import pytest
+from hermes_agents.program import AgentProgram, CommandAgent, ProgramAgent, ProgramSettings
 from hermes_testing.scripted_server import Fault, Reply, ScriptedServer, ToolScript, call
 
 from hermes_core.agents.base import StopReason
 from hermes_core.agents.model import ModelAgent
-from hermes_core.agents.program import AgentProgram, CommandAgent, ProgramAgent, ProgramSettings
 from hermes_core.datasets.tasks import TasksEnvironment
 from hermes_core.errors import ConfigError, UsageError
 from hermes_core.export.atif import trajectory
@@ -56,7 +57,7 @@ async def rollout(
     options = {name: settings.pop(name) for name in ("mcp", "rollout_timeout", "allow_unisolated") if name in settings}
     async with (
         ScriptedServer(script or ToolScript(solver), faults=faults) as server,
-        Runtime(Settings(state_dir=tmp_path / "state"), load_entry_points=False) as runtime,
+        Runtime(Settings(state_dir=tmp_path / "state"), load_entry_points=False, plugins=[hermes_agents]) as runtime,
         AsyncExitStack() as closing,
     ):
         asks = {"model": "scripted", "base_url": server.base_url, **settings}
@@ -486,7 +487,7 @@ def test_settings_that_a_program_can_not_have() -> None:
         CommandAgent(CommandAgent.config_class(model="m", base_url="http://localhost/v1"))
     with pytest.raises(ConfigError, match="split"):
         CommandAgent(CommandAgent.config_class(command="'", model="m", base_url="http://localhost/v1"))
-    runtime = Runtime(Settings(), load_entry_points=False)
+    runtime = Runtime(Settings(), load_entry_points=False, plugins=[hermes_agents])
     for name, value in {"compact_at": 100, "prefill_messages": [], "ephemeral_system_prompt": "x"}.items():
         with pytest.raises(ConfigError, match=f"{name} is only for the agent `model`: a program "):
             runtime.agent_settings({name: value, "command": "x"}, "program")

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import hermes_agents
 import pytest
 from hermes_testing.tiny_model.engine import Engine
 from hermes_testing.tiny_model.folder import make_model
@@ -56,7 +57,9 @@ async def test_every_token_of_a_program_is_what_the_server_sampled(
     with Engine(model, plan=WildPlans(tokenizer, "qwen3", TURNS)) as engine:
         async with (
             TinyModelServer(engine, tokenizer, wires=["tokens"], model="tiny-model") as server,
-            Runtime(Settings(state_dir=tmp_path / "state"), load_entry_points=False) as runtime,
+            Runtime(
+                Settings(state_dir=tmp_path / "state"), load_entry_points=False, plugins=[hermes_agents]
+            ) as runtime,
         ):
             await run_rollouts(
                 runtime,

@@ -33,3 +33,9 @@ def _no_settings_of_the_developer(request: pytest.FixtureRequest, monkeypatch: p
     monkeypatch.setenv("HERMES_ENV_FILE", "")
     if request.node.get_closest_marker("entry_points") is None:
         monkeypatch.setenv("HERMES_PLUGINS", "")
+
+
+@pytest.fixture
+def program_agents(isolates: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Agents can be programs: the plugin that runs them is used, and slots are isolated from each other."""
+    monkeypatch.setenv("HERMES_PLUGINS", "agents")

@@ -55,7 +55,7 @@ def writes(prompt: str) -> str:
 
 
 def test_the_trainer_gets_what_was_sampled_for_a_program(
-    tokenizers: Callable[[str], Any], troubled: Callable[..., Any], isolates: None
+    tokenizers: Callable[[str], Any], troubled: Callable[..., Any], program_agents: None
 ) -> None:
     from hermes_tinker import TinkerRun
 
@@ -70,7 +70,7 @@ def test_the_trainer_gets_what_was_sampled_for_a_program(
     assert differences(sequences, server.log) == []
 
 
-def test_a_program_can_not_be_played_step_by_step(troubled: Callable[..., Any]) -> None:
+def test_a_program_can_not_be_played_step_by_step(troubled: Callable[..., Any], program_agents: None) -> None:
     from hermes_tinker.stepped import Rollouts
 
     rollouts = Rollouts(troubled(), agent={**AGENT, **PROGRAM})

@@ -182,7 +182,7 @@ def test_the_trainer_computes_the_logprobs_of_the_sampler(
 
     agent, level = summarising(skyrl.tokenizer, "chatml"), {}
     if name == "program":
-        request.getfixturevalue("isolates")
+        request.getfixturevalue("program_agents")
         del agent["compact_at"]
         agent, level = {**agent, "name": name, "command": COMMAND}, {"isolation": "user"}
     run = opened(troubled(), training=skyrl.client(), agent=agent, **level)

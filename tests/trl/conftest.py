@@ -221,7 +221,7 @@ def agent(request: pytest.FixtureRequest, served: Served, tokenizer: Any) -> dic
     """The options of a spec with the agent `model`, or `program`: then the served model calls that one's tool."""
     if request.param == "model":
         return {"agent": served.agent, **ISOLATION}
-    request.getfixturevalue("isolates")
+    request.getfixturevalue("program_agents")
     served.engine.plan = plans(tokenizer, "bash")
     return {"agent": {**served.agent, "name": "program", "command": COMMAND}}
 

@@ -86,7 +86,7 @@ async def test_its_tokens_and_logprobs_are_those_of_the_server(
     settings = long_conversations(tokenizer, form, task, system, rollouts=3 * rollouts)
     longest, level = settings.pop("max_tokens"), LEVEL
     if agent == "program":
-        request.getfixturevalue("isolates")
+        request.getfixturevalue("program_agents")
         settings, level = {"command": COMMAND, "max_turns": TURNS}, {}
     env = HermesEnv(
         HermesEnvConfig.model_validate(

@@ -6,13 +6,26 @@ from hermes_core import Registrar, hookimpl
 
 HERMES_PLUGIN_API = 1
 
+_ANY = ("a model endpoint", "the program in the sandbox")
 _NPM = ("a model endpoint", "npm on the driver, once")
 _PIP = ("a model endpoint", "pip on the driver, once", "glibc and the driver's Python in the sandbox")
 
 
 @hookimpl
 def hermes_register_agents(registry: Registrar) -> None:
-    """Add the agents, by the names that Harbor gives them."""
+    """Add the agents that run any program, and those that run a known one, by the names that Harbor gives them."""
+    registry.add(
+        "program",
+        "hermes_agents.program:CommandAgent",
+        summary="Runs any agent that is a program in the sandbox, and answers its model calls",
+        requires=_ANY,
+    )
+    registry.add(
+        "acp",
+        "hermes_agents.acp:AcpAgent",
+        summary="Runs any agent that speaks the Agent Client Protocol, and answers its model calls",
+        requires=_ANY,
+    )
     registry.add("codex", "hermes_agents.codex:Codex", summary="OpenAI's Codex: `codex exec`", requires=_NPM)
     registry.add(
         "claude-code",

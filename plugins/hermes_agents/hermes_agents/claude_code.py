@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hermes_agents.packages import NpmPackages
-from hermes_core import MCP_SERVER, AgentProgram, AgentTask, ProgramAgent
+from hermes_agents.program import MCP_SERVER, AgentProgram, ProgramAgent
+from hermes_core import AgentTask
 
 _SMALL = (
     *("ANTHROPIC_DEFAULT_HAIKU_MODEL", "ANTHROPIC_DEFAULT_SONNET_MODEL", "ANTHROPIC_DEFAULT_OPUS_MODEL"),

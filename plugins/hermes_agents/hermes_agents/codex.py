@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hermes_agents.packages import NpmPackages
-from hermes_core import AgentProgram, ProgramAgent
+from hermes_agents.program import AgentProgram, ProgramAgent
 
 # A time limit for silence must be longer than the longest answer, because answers are only sent when they are whole.
 # Without `agents`, it offers no tools in a namespace, and asks for one conversation.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hermes_agents.packages import NpmPackages
-from hermes_core import AgentProgram, ProgramAgent
+from hermes_agents.program import AgentProgram, ProgramAgent
 
 # Of its tools, those are left out that a provider would run, and sub-agents. From its thirtieth turn on, it would ask
 # the model whether it is in a loop.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hermes_agents.packages import PythonPackages, python
-from hermes_core import AgentProgram, ProgramAgent
+from hermes_agents.program import AgentProgram, ProgramAgent
 
 _OPTIONS = {
     "agent.cost_limit": "0",

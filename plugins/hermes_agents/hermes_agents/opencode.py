@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hermes_agents.packages import NpmPackages
-from hermes_core import AgentProgram, ProgramAgent
+from hermes_agents.program import AgentProgram, ProgramAgent
 
 # Its title is a call of its own, with `small_model`, before the first one: the agent `title` is switched off.
 _CONFIG = """\

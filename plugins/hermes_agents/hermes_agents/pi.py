@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hermes_agents.packages import NpmPackages
-from hermes_core import AgentProgram, ProgramAgent
+from hermes_agents.program import AgentProgram, ProgramAgent
 
 _MODELS = """\
 {"providers": {"hermes": {"baseUrl": "{url}/v1", "api": "openai-completions", "apiKey": "{key}", "models": [

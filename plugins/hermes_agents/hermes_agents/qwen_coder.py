@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hermes_agents.packages import NpmPackages
-from hermes_core import AgentProgram, ProgramAgent
+from hermes_agents.program import AgentProgram, ProgramAgent
 
 # At its end it would ask for what to remember, in the same conversation; its memory ends with the rollout.
 _SETTINGS = """\

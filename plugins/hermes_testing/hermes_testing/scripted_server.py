@@ -24,12 +24,13 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any
 
+from hermes_agents.serving.anthropic import AnthropicDialect
+from hermes_agents.serving.chat import ChatDialect
+from hermes_agents.serving.dialects import BadRequest, Dialect
+from hermes_agents.serving.dialects import WrittenAnswer as Written
+from hermes_agents.serving.responses import ResponsesDialect
+
 from hermes_core.agents.replies import read_reply
-from hermes_core.agents.serving.anthropic import AnthropicDialect
-from hermes_core.agents.serving.chat import ChatDialect
-from hermes_core.agents.serving.dialects import BadRequest, Dialect
-from hermes_core.agents.serving.dialects import WrittenAnswer as Written
-from hermes_core.agents.serving.responses import ResponsesDialect
 
 logger = logging.getLogger(__name__)
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, NamedTuple, NoReturn
 
-from hermes_core.agents.base import Message
+from hermes_agents.serving.dialects import BadRequest, Dialect, ModelRequest, RequestRefusal, Tool
+from hermes_agents.serving.upstream import Passage
+from hermes_core import Message, ToolCall
 from hermes_core.agents.canonical import Canonical, canonical, canonical_arguments, digest, squeezed
-from hermes_core.agents.replies import ToolCall, decode_arguments, is_sayable, sayable
-from hermes_core.agents.serving.dialects import BadRequest, Dialect, ModelRequest, RequestRefusal, Tool
-from hermes_core.agents.serving.upstream import Passage
+from hermes_core.agents.replies import decode_arguments, is_sayable, sayable
 from hermes_core.validation import each_once
 
 _MOST_VALUES = 1_000_000

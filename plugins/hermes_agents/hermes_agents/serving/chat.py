@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from hermes_core.agents.base import Message
-from hermes_core.agents.serving.dialects import (
+from hermes_agents.serving.dialects import (
     Aim,
     BadRequest,
     Event,
@@ -26,6 +25,7 @@ from hermes_core.agents.serving.dialects import (
     whole_number,
     written_arguments,
 )
+from hermes_core import Message
 
 _KNOWN = frozenset(
     {"messages", "tools", "stream", "model", "max_tokens", "max_completion_tokens", "tool_choice", "stream_options"}

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from hermes_core.agents.base import Message
-from hermes_core.agents.canonical import joined
-from hermes_core.agents.serving.dialects import (
+from hermes_agents.serving.dialects import (
     Aim,
     BadRequest,
     Event,
@@ -29,6 +27,8 @@ from hermes_core.agents.serving.dialects import (
     whole_number,
     written_arguments,
 )
+from hermes_core import Message
+from hermes_core.agents.canonical import joined
 
 _KNOWN = frozenset({"messages", "system", "tools", "stream", "model", "max_tokens", "tool_choice"})
 _ABOUT_NOTHING = frozenset({"metadata", "service_tier", "cache_control"})

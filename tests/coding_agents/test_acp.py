@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import pytest
+from hermes_agents import acp
+from hermes_agents.acp import AcpAgent, AcpFailed, AcpSettings, Peer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hermes_core.agents import acp
-from hermes_core.agents.acp import AcpAgent, AcpFailed, AcpSettings, Peer
 from hermes_core.errors import ConfigError
 from hermes_core.sandbox.programs import SlotProgram
 

@@ -9,9 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from hermes_core.agents.base import AgentTask
-from hermes_core.aio import TaskSet, cancel
-from hermes_core.errors import ModelError
+from hermes_core import AgentTask, ModelError, TaskSet, cancel
 
 
 @dataclass(eq=False)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hermes_agents.serving.conversations import AnswerDetails, Conversations
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hermes_core.agents.base import AgentResult, CallErrorKind, Message
 from hermes_core.agents.canonical import canonical
 from hermes_core.agents.compaction import contexts
-from hermes_core.agents.serving.conversations import AnswerDetails, Conversations
 
 TASK = "Fix the  bug\nin calc.py."
 SYSTEM: Message = {"role": "system", "content": "You are an agent."}

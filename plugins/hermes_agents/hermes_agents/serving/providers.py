@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from hermes_core.agents.base import Message
+from hermes_agents.serving.anthropic import read_answer
+from hermes_agents.serving.dialects import BadRequest, ModelRequest, mappings, string
+from hermes_agents.serving.responses import read_item
+from hermes_core import BadCompletion, HttpRefusal, Message
 from hermes_core.agents.canonical import joined
-from hermes_core.agents.endpoint.errors import BadCompletion, HttpRefusal
 from hermes_core.agents.replies import count
-from hermes_core.agents.serving.anthropic import read_answer
-from hermes_core.agents.serving.dialects import BadRequest, ModelRequest, mappings, string
-from hermes_core.agents.serving.responses import read_item
 
 Body = Mapping[str, Any]
 

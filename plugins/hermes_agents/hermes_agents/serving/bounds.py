@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from hermes_core.agents.serving.http import HttpLimits
+from hermes_agents.serving.http import HttpLimits
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,8 @@ from mcp.server.lowlevel import Server
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.shared.exceptions import MCPError
 
-from hermes_core.agents.base import AgentTask
-from hermes_core.agents.serving.http import Exchange, Handle, Room, UnreadableRequest
-from hermes_core.aio import alongside
-from hermes_core.mcp.messages import MAX_MESSAGE, MAX_OBJECTS
-from hermes_core.version import __version__
+from hermes_agents.serving.http import Exchange, Handle, Room, UnreadableRequest
+from hermes_core import AgentTask, __version__, alongside
 
 MAX_CALLS = 10_000
 """Maximum number of calls of tools in one rollout."""
@@ -26,6 +23,12 @@ MAX_CALLS = 10_000
 QUIET_S = 10.0
 """Seconds without an answer after which a stream begins, and between two signs of life in it. Some clients wait no
 longer than a minute for an answer to begin."""
+
+MAX_MESSAGE = 4 << 20
+"""Maximum number of bytes of a message, as of one of a server itself."""
+
+_OBJECTS = 30_000
+"""Maximum number of objects and lists in a message. Each takes time that the event loop does not have."""
 
 _ROOM = 8 * MAX_MESSAGE
 """Bytes of messages that may be on their way at the same time."""
@@ -118,7 +121,7 @@ async def _answer(manager: StreamableHTTPSessionManager, room: Room, exchange: E
         await exchange.answer(405, b"", {"allow": "POST"})
         return
     async with exchange.body(room) as body:
-        if body.count(b"{") + body.count(b"[") > MAX_OBJECTS:
+        if body.count(b"{") + body.count(b"[") > _OBJECTS:
             raise UnreadableRequest(413, "the message has too many objects")
     async with alongside(_asked(manager, exchange, body)) as asked:
         while not (await asyncio.wait({asked}, timeout=QUIET_S))[0]:

@@ -7,14 +7,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from hermes_core.agents.base import AgentSettings, AgentTask
-from hermes_core.agents.loop import ChatServer, state_of
-from hermes_core.agents.model import derived_seed
-from hermes_core.agents.replies import ModelReply, read_reply
-from hermes_core.agents.serving.dialects import BadRequest, Dialect, ModelRequest
-from hermes_core.agents.serving.http import Exchange
-from hermes_core.agents.serving.requests import Passing, Request
-from hermes_core.agents.serving.upstream import Passage, Upstream
+from hermes_agents.serving.dialects import BadRequest, Dialect, ModelRequest
+from hermes_agents.serving.http import Exchange
+from hermes_agents.serving.requests import Passing, Request
+from hermes_agents.serving.upstream import Passage, Upstream
+from hermes_core import AgentSettings, AgentTask, ChatServer, KeepsState, ModelReply, derived_seed
+from hermes_core.agents.replies import read_reply
 
 _CHARACTERS = 200
 """The most characters of a setting in the record."""
@@ -82,7 +80,7 @@ class Sampling:
 
     def managed_state(self) -> Mapping[str, Any] | None:
         """Return what the server keeps of the rollout for a trainer; None if it keeps nothing."""
-        return state_of(self._server)
+        return self._server.get_state() if isinstance(self._server, KeepsState) else None
 
     async def _ask_with_our_settings(self, server: ChatServer, asked: ModelRequest, number: int) -> ModelReply:
         settings = self._settings

@@ -17,39 +17,41 @@ from functools import partial
 from types import MappingProxyType, TracebackType
 from typing import Any
 
-from hermes_core.agents.base import AgentSettings, AgentTask, StopReason, Usage
-from hermes_core.agents.endpoint.errors import (
+from hermes_agents.serving.anthropic import AnthropicDialect
+from hermes_agents.serving.bounds import Bounds
+from hermes_agents.serving.call_log import CallLog
+from hermes_agents.serving.chat import ChatDialect
+from hermes_agents.serving.conversations import AnswerDetails, Conversations, task_text
+from hermes_agents.serving.dialects import Aim, Dialect, ModelRequest, RequestRefusal, WrittenAnswer
+from hermes_agents.serving.gemini import GeminiDialect
+from hermes_agents.serving.http import ConnectionPace, Exchange, Handle, Room, UnreadableRequest, serve_http
+from hermes_agents.serving.requests import GivenCall, Request, read_request
+from hermes_agents.serving.responses import ResponsesDialect
+from hermes_agents.serving.sampling import Sampling
+from hermes_agents.serving.shared_time import SharedTime
+from hermes_agents.serving.upstream import Upstream
+from hermes_core import (
+    AgentSettings,
+    AgentTask,
+    BrokenOff,
+    ChatServer,
+    Connection,
     ContextLengthExceeded,
     ConversationRefused,
     EndpointDown,
+    ModelError,
+    ModelReply,
     ResponseTooLarge,
+    SingleFlight,
+    StopReason,
+    TaskSet,
+    Usage,
+    UsageError,
     as_model_error,
+    cancel,
+    together,
 )
 from hermes_core.agents.endpoint.request import count_waits
-from hermes_core.agents.loop import ChatServer
-from hermes_core.agents.replies import ModelReply
-from hermes_core.agents.serving.anthropic import AnthropicDialect
-from hermes_core.agents.serving.bounds import Bounds
-from hermes_core.agents.serving.call_log import CallLog
-from hermes_core.agents.serving.chat import ChatDialect
-from hermes_core.agents.serving.conversations import AnswerDetails, Conversations, task_text
-from hermes_core.agents.serving.dialects import (
-    Aim,
-    Dialect,
-    ModelRequest,
-    RequestRefusal,
-    WrittenAnswer,
-)
-from hermes_core.agents.serving.gemini import GeminiDialect
-from hermes_core.agents.serving.http import ConnectionPace, Exchange, Handle, Room, UnreadableRequest, serve_http
-from hermes_core.agents.serving.requests import GivenCall, Request, read_request
-from hermes_core.agents.serving.responses import ResponsesDialect
-from hermes_core.agents.serving.sampling import Sampling
-from hermes_core.agents.serving.shared_time import SharedTime
-from hermes_core.agents.serving.upstream import Upstream
-from hermes_core.aio import BrokenOff, SingleFlight, TaskSet, cancel, together
-from hermes_core.errors import ModelError, UsageError
-from hermes_core.sandbox.commands import Connection
 
 logger = logging.getLogger(__name__)
 

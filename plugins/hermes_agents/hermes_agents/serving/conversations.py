@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
-from hermes_core.agents.base import AgentResult, CallError, CallErrorKind, Message, ToolError
+from hermes_core import AgentResult, CallError, CallErrorKind, Message, ToolError
 from hermes_core.agents.canonical import Canonical, canonical, joined, squeezed
 
 Place = Literal["root", "continues", "fork"]

@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from hermes_core.agents.base import Message
+from hermes_core import Message, ModelReply
 from hermes_core.agents.canonical import joined
-from hermes_core.agents.replies import ModelReply
 
 Event = tuple[str, Mapping[str, Any] | str]
 """A server-sent event: its name, empty for one without, and its data."""

@@ -15,11 +15,11 @@ import openai
 import pytest
 from google import genai
 from google.genai import types
+from hermes_agents.serving.bounds import Bounds
 
 from hermes_core.agents.endpoint.errors import ContextLengthExceeded
 from hermes_core.agents.replies import ModelReply
-from hermes_core.agents.serving.bounds import Bounds
-from tests.agents.serving.slot import TASK, Slot, call, reply, slot
+from tests.coding_agents.serving.slot import TASK, Slot, call, reply, slot
 
 SCHEMA = {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]}
 FUNCTION = {"name": "bash", "description": "Run a command.", "parameters": SCHEMA}

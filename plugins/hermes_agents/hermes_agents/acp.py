@@ -13,14 +13,21 @@ from typing import Any
 
 from pydantic import Field
 
-from hermes_core.agents.base import AgentTask, StopReason
-from hermes_core.agents.program import CommandAgent, CommandSettings, RunningProgram, prompt_of
+from hermes_agents.program import CommandAgent, CommandSettings, RunningProgram, prompt_of
+from hermes_core import (
+    AgentTask,
+    Flooded,
+    HermesError,
+    LineCutter,
+    ProgramEnded,
+    SetupFailed,
+    SlotCommands,
+    SlotProgram,
+    StopReason,
+    __version__,
+    alongside,
+)
 from hermes_core.agents.replies import sayable
-from hermes_core.aio import alongside
-from hermes_core.errors import HermesError, SetupFailed
-from hermes_core.sandbox.commands import SlotCommands
-from hermes_core.sandbox.programs import Flooded, LineCutter, ProgramEnded, SlotProgram
-from hermes_core.version import __version__
 
 VERSION = 1
 """The version of the protocol."""

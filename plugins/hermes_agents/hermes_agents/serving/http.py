@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from hermes_core.sandbox.commands import Connection
+from hermes_core import Connection
 
 if TYPE_CHECKING:
     import h11

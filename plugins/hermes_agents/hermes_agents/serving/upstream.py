@@ -12,14 +12,20 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
-from hermes_core.agents.base import AgentSettings
-from hermes_core.agents.endpoint.errors import BadCompletion, EndpointDown, HttpRefusal
+from hermes_agents.serving.dialects import ModelRequest, mappings
+from hermes_agents.serving.providers import PROVIDERS, one_message_each
+from hermes_core import (
+    AgentSettings,
+    BadCompletion,
+    ConfigError,
+    Endpoint,
+    EndpointDown,
+    HttpRefusal,
+    ModelError,
+    ModelReply,
+)
 from hermes_core.agents.endpoint.http import client_options, read_bounded
-from hermes_core.agents.endpoint.request import Endpoint
-from hermes_core.agents.replies import ModelReply, read_reply
-from hermes_core.agents.serving.dialects import ModelRequest, mappings
-from hermes_core.agents.serving.providers import PROVIDERS, one_message_each
-from hermes_core.errors import ConfigError, ModelError
+from hermes_core.agents.replies import read_reply
 
 if TYPE_CHECKING:
     import httpx

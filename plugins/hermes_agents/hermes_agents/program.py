@@ -11,25 +11,39 @@ import re
 import shlex
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, Self
 
 from pydantic import Field, model_validator
 
-from hermes_core.agents.base import AgentResult, AgentSettings, AgentSlot, AgentTask, Message, StopReason
-from hermes_core.agents.exact.factory import AgentContext, ExactModel
-from hermes_core.agents.loop import SharesModel
-from hermes_core.agents.model import ExactSettings, ModelAgent
+from hermes_agents.serving.bounds import Bounds
+from hermes_agents.serving.conversations import Conversations
+from hermes_agents.serving.gateway import Gateway
+from hermes_agents.serving.http import Handle
+from hermes_agents.serving.upstream import Upstream
+from hermes_core import (
+    AgentContext,
+    AgentResult,
+    AgentSettings,
+    AgentSlot,
+    AgentTask,
+    CommandError,
+    CommandResult,
+    ConfigError,
+    Diagnosis,
+    ExactSettings,
+    InfraError,
+    Message,
+    ModelAgent,
+    SetupFailed,
+    SharesModel,
+    SlotCommands,
+    StopReason,
+    UsageError,
+    open_exact_agent,
+)
 from hermes_core.agents.replies import sayable
-from hermes_core.agents.serving.bounds import Bounds
-from hermes_core.agents.serving.conversations import Conversations
-from hermes_core.agents.serving.gateway import Gateway
-from hermes_core.agents.serving.http import Handle
-from hermes_core.agents.serving.upstream import Upstream
-from hermes_core.errors import CommandError, ConfigError, InfraError, SetupFailed, UsageError
-from hermes_core.sandbox.commands import CommandResult, SlotCommands
-from hermes_core.sandbox.contract import Diagnosis
 
 MAX_ARGUMENT = 100_000
 """Maximum number of bytes of a prompt that is an argument. Linux takes some more."""
@@ -284,10 +298,10 @@ class ProgramAgent:
         """Give it the token-exact model that its settings ask for; see `CanOpen`. Raise as `open_exact_agent`."""
         if self._model is not None:
             return self
+        parsers = context.parsers(self.settings.tool_call_parser or "auto")
         # It has tools and a system prompt of its own.
-        return self.on_model(
-            self.settings, await ExactModel(self.settings).open(replace(context, tools=True, system=True))
-        )
+        model = await open_exact_agent(self.settings, parsers, tools=True, system=True, server=context.server)
+        return self.on_model(self.settings, model)
 
     async def check_endpoint(self) -> None:
         """Check that the model can be used, and fetch the program.
@@ -713,8 +727,8 @@ async def _mcp_routes(task: AgentTask) -> AsyncIterator[Mapping[str, Handle]]:
     if not task.mcp_tools:
         yield {}
         return
-    await asyncio.to_thread(importlib.import_module, "hermes_core.agents.serving.mcp")  # it takes a second
-    from hermes_core.agents.serving.mcp import mcp_routes
+    await asyncio.to_thread(importlib.import_module, "hermes_agents.serving.mcp")  # it takes a second
+    from hermes_agents.serving.mcp import mcp_routes
 
     async with mcp_routes(task) as routes:
         yield routes

@@ -8,8 +8,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from hermes_core.agents.canonical import joined
-from hermes_core.agents.serving.dialects import (
+from hermes_agents.serving.dialects import (
     Aim,
     BadRequest,
     ModelRequest,
@@ -30,6 +29,7 @@ from hermes_core.agents.serving.dialects import (
     whole_number,
     written_arguments,
 )
+from hermes_core.agents.canonical import joined
 
 _ADDRESS = re.compile(r"/models/(?P<model>.+):(?P<method>generateContent|streamGenerateContent|countTokens)")
 _SSE, _ARRAY = "text/event-stream", "application/json"

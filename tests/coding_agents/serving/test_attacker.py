@@ -11,14 +11,14 @@ from typing import Any
 
 import httpx
 import pytest
+from hermes_agents.serving import gateway
+from hermes_agents.serving.bounds import Bounds
+from hermes_agents.serving.http import HttpLimits
+from hermes_agents.serving.requests import read_request
 
 from hermes_core.agents.base import StopReason
-from hermes_core.agents.serving import gateway
-from hermes_core.agents.serving.bounds import Bounds
-from hermes_core.agents.serving.http import HttpLimits
-from hermes_core.agents.serving.requests import read_request
-from tests.agents.serving.slot import Slot, reply, slot
-from tests.agents.serving.test_gateway import BEGIN, LS, Agent, agent, client_of
+from tests.coding_agents.serving.slot import Slot, reply, slot
+from tests.coding_agents.serving.test_gateway import BEGIN, LS, Agent, agent, client_of
 
 Opened = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 

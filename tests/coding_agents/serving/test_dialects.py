@@ -7,17 +7,17 @@ import re
 from typing import Any
 
 import pytest
+from hermes_agents.serving.anthropic import AnthropicDialect
+from hermes_agents.serving.chat import ChatDialect
+from hermes_agents.serving.dialects import BadRequest, Dialect, ModelRequest, RequestRefusal, WrittenAnswer
+from hermes_agents.serving.gemini import GeminiDialect
+from hermes_agents.serving.responses import ResponsesDialect
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hermes_core.agents.canonical import canonical
 from hermes_core.agents.replies import ModelReply
-from hermes_core.agents.serving.anthropic import AnthropicDialect
-from hermes_core.agents.serving.chat import ChatDialect
-from hermes_core.agents.serving.dialects import BadRequest, Dialect, ModelRequest, RequestRefusal, WrittenAnswer
-from hermes_core.agents.serving.gemini import GeminiDialect
-from hermes_core.agents.serving.responses import ResponsesDialect
-from tests.agents.serving.slot import call, reply
+from tests.coding_agents.serving.slot import call, reply
 
 CHAT, RESPONSES, ANTHROPIC, GEMINI = ChatDialect(), ResponsesDialect(), AnthropicDialect(), GeminiDialect()
 DIALECTS: list[Dialect] = [CHAT, RESPONSES, ANTHROPIC, GEMINI]

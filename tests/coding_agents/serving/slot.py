@@ -8,11 +8,12 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from hermes_agents.serving.bounds import Bounds
+from hermes_agents.serving.conversations import Conversations
+from hermes_agents.serving.gateway import Gateway
+
 from hermes_core.agents.base import AgentSettings, AgentTask
 from hermes_core.agents.replies import ModelReply, ToolCall, decode_arguments
-from hermes_core.agents.serving.bounds import Bounds
-from hermes_core.agents.serving.conversations import Conversations
-from hermes_core.agents.serving.gateway import Gateway
 
 TASK = "Fix the bug in calc.py."
 

@@ -10,20 +10,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import anthropic
+import hermes_agents
 import httpx
 import openai
 import pytest
+from hermes_agents.program import AgentProgram, CommandAgent, ProgramAgent
+from hermes_agents.serving.bounds import Bounds
+from hermes_agents.serving.upstream import Upstream
 from hermes_testing.scripted_server import Fault, Reply, ScriptedServer, call
 
 from hermes_core.agents.base import AgentSettings, StopReason
 from hermes_core.agents.endpoint.prices import TokenPrices
-from hermes_core.agents.program import AgentProgram, CommandAgent, ProgramAgent
-from hermes_core.agents.serving.bounds import Bounds
-from hermes_core.agents.serving.upstream import Upstream
 from hermes_core.errors import ConfigError, ModelError
 from hermes_core.runtime import Runtime
 from hermes_core.settings import Settings
-from tests.agents.serving.slot import TASK, Slot, slot
+from tests.coding_agents.serving.slot import TASK, Slot, slot
 from tests.support.http_server import listening
 
 KEY = "the-key-of-the-driver"
@@ -611,7 +612,8 @@ def test_a_program_that_can_not_be_passed_on_is_refused(kind: str) -> None:
 
 def test_anthropics_key_goes_to_anthropic_and_no_other() -> None:
     given = {"OPENAI_API_KEY": "of-openai", "OPENAI_BASE_URL": "http://o/v1", "ANTHROPIC_API_KEY": "of-anthropic"}
-    runtime = Runtime(Settings.load({**given, "HERMES_MODEL": "m", "HERMES_ENV_FILE": ""}), load_entry_points=False)
+    environment = {**given, "HERMES_MODEL": "m", "HERMES_ENV_FILE": ""}
+    runtime = Runtime(Settings.load(environment), load_entry_points=False, plugins=[hermes_agents])
     for upstream, key, url in ("anthropic", "of-anthropic", None), ("responses", "of-openai", "http://o/v1"):
         settings = runtime.agent_settings({"command": "x", "upstream": upstream}, "program")
         assert settings.api_key is not None

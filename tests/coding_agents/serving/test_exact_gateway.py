@@ -9,12 +9,12 @@ from typing import Any
 
 import httpx
 import pytest
+from hermes_agents.serving.bounds import Bounds
+from hermes_agents.serving.conversations import Conversations
 
-from hermes_core.agents.serving.bounds import Bounds
-from hermes_core.agents.serving.conversations import Conversations
 from hermes_core.records.tokens import tokens_of
-from tests.agents.serving.slot import TASK, Slot, slot
 from tests.agents.test_exact_programs import Start, call, check, extends, start
+from tests.coding_agents.serving.slot import TASK, Slot, slot
 
 __all__ = ["start"]
 

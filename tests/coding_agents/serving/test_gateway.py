@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
+from hermes_agents.serving.bounds import Bounds
 
 from hermes_core.agents.base import StopReason
 from hermes_core.agents.endpoint.errors import (
@@ -22,9 +23,8 @@ from hermes_core.agents.endpoint.errors import (
 from hermes_core.agents.endpoint.prices import TokenPrices
 from hermes_core.agents.endpoint.request import record_wait
 from hermes_core.agents.replies import ModelReply
-from hermes_core.agents.serving.bounds import Bounds
 from hermes_core.errors import ModelError, UsageError
-from tests.agents.serving.slot import TASK, Answer, Slot, call, reply, slot, task_of
+from tests.coding_agents.serving.slot import TASK, Answer, Slot, call, reply, slot, task_of
 
 BEGIN = [{"role": "user", "content": TASK}]
 TOOLS = [{"type": "function", "function": {"name": "bash", "parameters": {"type": "object"}}}]

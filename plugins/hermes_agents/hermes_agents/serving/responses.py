@@ -7,10 +7,8 @@ from collections.abc import Iterator, Mapping
 from itertools import count
 from typing import Any
 
-from hermes_core.agents.base import Message
-from hermes_core.agents.canonical import joined
-from hermes_core.agents.serving.chat import openai_error, openai_models
-from hermes_core.agents.serving.dialects import (
+from hermes_agents.serving.chat import openai_error, openai_models
+from hermes_agents.serving.dialects import (
     Aim,
     BadRequest,
     Event,
@@ -30,6 +28,8 @@ from hermes_core.agents.serving.dialects import (
     whole_number,
     written_arguments,
 )
+from hermes_core import Message
+from hermes_core.agents.canonical import joined
 
 _KNOWN = frozenset(
     {"input", "instructions", "tools", "stream", "model", "max_output_tokens", "tool_choice", "previous_response_id"}

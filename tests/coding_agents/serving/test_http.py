@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import pytest
+from hermes_agents.serving.http import Exchange, HttpLimits, Room, serve_http
 from hypothesis import given
 from hypothesis import strategies as st
-
-from hermes_core.agents.serving.http import Exchange, HttpLimits, Room, serve_http
 
 LIMITS = HttpLimits(body_bytes=1000, request_s=0.3, idle_s=0.3, write_s=0.3)
 
