@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import os
 import shutil
-import signal
 import subprocess
-import tarfile
 import tempfile
 import time
 from dataclasses import replace
@@ -112,15 +109,6 @@ async def gone(pattern: str) -> bool:
     return False
 
 
-async def test_streams_status_and_counts(slot):
-    result = await slot.run("echo out; echo err >&2; exit 7")
-    assert (result.exit_code, result.signal, result.timed_out) == (7, None, False)
-    assert (result.stdout, result.stderr) == (b"out\n", b"err\n")
-    assert (result.stdout_bytes, result.stderr_bytes, result.truncated) == (4, 4, False)
-    merged = await slot.run("echo out; echo err >&2", merge_stderr=True)
-    assert merged.stdout == b"out\nerr\n" and merged.stderr == b""
-
-
 async def test_a_program_is_answered_while_it_runs(slot):
     said = asyncio.Queue()
 
@@ -192,12 +180,6 @@ async def test_a_slow_sink_holds_the_command_up(slot):
         assert (await command).stdout_bytes == sum(sizes) == 3_000_000
 
 
-async def test_argv_is_not_parsed_by_a_shell(slot):
-    words = ["$HOME", "a b", "'\"`", "*", "", "ü\n"]
-    result = await slot.run(["printf", "%s|", *words])
-    assert result.stdout == "".join(f"{word}|" for word in words).encode()
-
-
 async def test_what_can_not_be_started_is_an_error(slot):
     await slot.run("echo '#!/bin/sh' >script; mkdir dir")
     for command, code in (
@@ -220,29 +202,12 @@ async def test_what_can_not_be_started_is_an_error(slot):
     assert (await slot.run(["sh", "-c", "echo $PATH"], stdin=b"x" * 100_000)).ok
 
 
-async def test_binary_input_and_output(slot):
-    data = bytes(range(256)) * 2000
-    assert (await slot.run("cat", stdin=data)).stdout == data
-    assert (await slot.run("cat")).stdout == b""
-    assert (await slot.run("true", stdin=data)).ok
-    assert (await slot.run("read line; echo $line", stdin=b"one\ntwo\n")).stdout == b"one\n"
-
-
 async def test_environment_and_directory(slot):
     result = await slot.run('echo "$FROM_PROFILE $MINE $HOME $TMPDIR"; pwd', env={"MINE": "a $b"}, cwd=".")
     first, second = result.text.splitlines()
     assert first.startswith("yes a $b /") and second == slot.workspace_dir
     assert not Path(first.split()[-1]).is_relative_to(slot.workspace_dir)
     assert "HERMES_DIRECT_HELPER" not in (await slot.run("env")).text
-
-
-@pytest.mark.parametrize(("cwd", "code"), [("missing", "cwd_not_found"), ("file", "cwd_not_a_directory")])
-async def test_a_bad_directory_is_a_command_error(slot, cwd, code):
-    await slot.write_file("file", b"")
-    for attempt in (slot.run("true", cwd=cwd), slot.start(["no-such-program"], cwd=cwd)):
-        with pytest.raises(CommandError) as caught:
-            await attempt
-        assert caught.value.code == code and cwd in str(caught.value)
 
 
 async def test_a_directory_that_may_not_be_entered(ordinary):
@@ -253,83 +218,11 @@ async def test_a_directory_that_may_not_be_entered(ordinary):
     await ordinary.run("chmod 700 locked")
 
 
-async def test_output_is_cut_in_the_middle(slot):
-    result = await slot.run("head -c 300000 /dev/zero | tr '\\0' x; echo end", output_limit=1000)
-    assert result.truncated and result.stdout_bytes == 300_004
-    assert result.stdout.startswith(b"x" * 500) and result.stdout.endswith(b"xend\n")
-    assert len(result.stdout) < 1100
-
-
-async def test_a_long_script(slot):
-    result = await slot.run("echo " + "x" * 300_000 + " | wc -c")
-    assert result.text.strip() == "300001"
-
-
-async def test_a_time_limit_kills_what_the_command_started(slot):
-    began = time.monotonic()
-    result = await slot.run("echo before; sleep 987.1 & sleep 987.1; echo after", timeout_s=0.3)
-    assert result.timed_out and result.returncode == 124 and result.stdout == b"before\n"
-    assert time.monotonic() - began < 20
-    assert await gone("sleep 987[.]1")
-
-
-async def test_a_time_limit_kills_what_ignores_term(slot):
-    result = await slot.run("trap '' TERM; while :; do sleep 0.1; done", timeout_s=0.2)
-    assert result.timed_out
-
-
-async def test_exit_124_is_not_a_time_out_and_a_signal_is_told(slot):
-    assert (await slot.run("exit 124", timeout_s=5)).timed_out is False
-    assert (await slot.run("kill -9 $$")).signal == signal.SIGKILL
-
-
 async def test_a_process_that_keeps_the_output_open_does_not_hold_the_command(slot):
     began = time.monotonic()
     assert (await slot.run("echo started; sleep 987.2 &")).stdout == b"started\n"
     assert time.monotonic() - began < 20
     assert runs("sleep 987[.]2")
-
-
-async def test_cancelling_kills_the_command(slot):
-    task = asyncio.create_task(slot.run("sleep 987.3"))
-    while not runs("sleep 987[.]3"):
-        await asyncio.sleep(0.02)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert await gone("sleep 987[.]3")
-
-
-async def test_nul_bytes_are_refused(slot):
-    for call in (slot.run("a\0b"), slot.run(["a\0b"]), slot.run("a", env={"A": "\0"}), slot.read_file("a\0b")):
-        with pytest.raises(CommandError) as caught:
-            await call
-        assert caught.value.code == "invalid"
-
-
-async def test_background_processes(slot):
-    status = await slot.start("echo hello; read line; echo got $line; exit 3")
-    assert status.running
-    assert await slot.write(status.process_id, b"word\n") == 5
-    status = await slot.wait(status.process_id, timeout_s=5)
-    assert (status.running, status.exit_code) == (False, 3)
-    chunk = await slot.log(status.process_id, offset=6)
-    assert (chunk.data, chunk.offset, chunk.total, chunk.dropped) == (b"got word\n", 6, 15, 0)
-    assert [each.process_id for each in await slot.processes()] == [status.process_id]
-    with pytest.raises(CommandError) as caught:
-        await slot.poll("proc_none")
-    assert caught.value.code == "unknown_process"
-    with pytest.raises(CommandError):
-        await slot.write(status.process_id, b"", eof=True)
-
-
-async def test_waiting_for_output(slot):
-    status = await slot.start("sleep 0.3; echo one; sleep 987.3")
-    chunk = await slot.log(status.process_id, wait_s=10)
-    assert (chunk.data, chunk.running) == (b"one\n", True)
-    assert (await slot.log(status.process_id, offset=4, wait_s=0.1)).data == b""
-    await slot.kill(status.process_id, grace_s=0.2)
-    assert not (await slot.log(status.process_id, offset=4, wait_s=10)).running
 
 
 async def test_there_is_no_terminal_and_it_says_so(slot, client):
@@ -344,90 +237,6 @@ async def test_there_is_no_terminal_and_it_says_so(slot, client):
             await attempt
         assert caught.value.code == "no_pty"
     await slot.kill(status.process_id, grace_s=0.2)
-
-
-async def test_there_is_no_forward_and_it_says_so(slot, client):
-    async def serve(connection):
-        raise AssertionError("nothing can be served")
-
-    assert any("forward" in sentence for sentence in client.missing)
-    with pytest.raises(CommandError, match="without a guest") as caught:
-        async with slot.forward(serve):
-            pass
-    assert caught.value.code == "no_forward"
-
-
-async def test_killing_a_background_process_takes_its_children(slot):
-    status = await slot.start("sleep 987.4 & wait")
-    assert (await slot.wait(status.process_id, timeout_s=0.2)).running
-    status = await slot.kill(status.process_id, grace_s=0.2)
-    assert not status.running and status.signal == signal.SIGTERM
-    assert await gone("sleep 987[.]4")
-
-
-NAMES = ["plain", "with space", "-rf", "$(touch pwned)", "quote'\"`", "new\nline", "ünï", "deep/er/file"]
-
-
-@pytest.mark.few(2)
-@pytest.mark.parametrize("name", NAMES)
-async def test_files_of_any_name(slot, name):
-    data = os.urandom(5000)
-    await slot.write_file(name, data, mode=0o640)
-    assert (await slot.read_file(name)).data == data
-    part = await slot.read_file(name, offset=4000, limit=10)
-    assert (part.data, part.offset, part.size) == (data[4000:4010], 4000, 5000)
-    await slot.write_file(name, b"more", append=True)
-    stat = await slot.stat(name)
-    assert (stat.kind, stat.size, stat.mode) == ("file", 5004, 0o640)
-    await slot.write_file(name, b"")
-    assert (await slot.read_file(name)).data == b""
-    assert (await slot.stat(name)).mode == 0o640
-    assert name in [entry.path for entry in await slot.list_dir(recursive=True)]
-    await slot.remove(name)
-    assert name not in [entry.path for entry in await slot.list_dir(recursive=True)]
-    assert "pwned" not in [entry.path for entry in await slot.list_dir()]
-
-
-async def test_file_errors_have_codes(slot):
-    await slot.write_file("file", b"x")
-    await slot.run("mkdir dir; ln -s nowhere dangling; mkfifo pipe")
-    cases = {
-        "not_found": [slot.read_file("none"), slot.stat("none"), slot.remove("none"), slot.read_file("dangling")],
-        "is_a_directory": [slot.read_file("dir"), slot.write_file("dir", b""), slot.remove("dir")],
-        "not_a_directory": [slot.list_dir("file"), slot.tar_out("file")],
-        "not_a_file": [slot.read_file("pipe")],
-        "too_large": [slot.list_dir(max_entries=2), slot.tar_out(max_bytes=512)],
-        "invalid": [slot.read_file(""), slot.read_file("file", offset=-1), slot.write_file("new/", b"")],
-    }
-    for code, calls in cases.items():
-        for call in calls:
-            with pytest.raises(CommandError) as caught:
-                await call
-            assert caught.value.code == code, caught.value
-    assert [(entry.path, entry.kind) for entry in await slot.list_dir()] == [
-        ("dangling", "link"),
-        ("dir", "dir"),
-        ("file", "file"),
-        ("pipe", "other"),
-    ]
-    await slot.remove("dir", recursive=True)
-
-
-async def test_writing_through_a_link_keeps_the_link(slot):
-    await slot.run("mkdir there; ln -s there/target link; echo old >there/target")
-    await slot.write_file("link", b"new")
-    assert (await slot.read_file("there/target")).data == b"new"
-    assert (await slot.stat("link")).kind == "link"
-
-
-async def test_a_file_of_two_names_keeps_them(slot):
-    assert (await slot.run("echo old and longer >one; ln one two; chmod 640 one")).ok
-    for data in (b"new\n", b"newer and much longer than it was\n" * 5000, b"", b"x"):
-        await slot.write_file("one", data)
-        assert (await slot.read_file("two")).data == data
-    await slot.write_file("one", b"yz", append=True)
-    assert (await slot.read_file("two")).data == b"xyz"
-    assert (await slot.run("stat -c '%a %h' one")).text.split() == ["640", "2"]
 
 
 async def test_a_full_disk_leaves_the_old_file_as_it_was(client, slot, tmp_path):
@@ -484,47 +293,6 @@ async def test_a_file_in_a_directory_that_is_not_writable_can_be(ordinary):
     with pytest.raises(CommandError) as caught:
         await ordinary.write_file("d/closed", b"x")
     assert caught.value.code == "permission"
-
-
-def archive_of(*members: tuple[str, bytes | None], links: dict[str, str] | None = None, mode: str = "w") -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode=mode) as archive:
-        for name, target in (links or {}).items():
-            link = tarfile.TarInfo(name)
-            link.type, link.linkname = tarfile.SYMTYPE, target
-            archive.addfile(link)
-        for name, data in members:
-            info = tarfile.TarInfo(name)
-            info.size = len(data or b"")
-            archive.addfile(info, io.BytesIO(data or b""))
-    return buffer.getvalue()
-
-
-@pytest.mark.parametrize("mode", ["w", "w:gz"])
-async def test_tar_in_and_out(slot, mode):
-    async def stream():
-        data = archive_of(("a/b", b"bytes"), ("c", b""), mode=mode)
-        for start in range(0, len(data), 100):
-            yield data[start : start + 100]
-
-    await slot.tar_in("sub/dir", stream(), compression=mode[2:])
-    assert (await slot.read_file("sub/dir/a/b")).data == b"bytes"
-    with tarfile.open(fileobj=io.BytesIO(await slot.tar_out("sub"))) as archive:
-        names = {name.removeprefix("./") for name in archive.getnames()}
-    assert {"dir/a/b", "dir/c"} <= names
-
-
-async def test_tar_members_that_leave_are_refused(slot):
-    for bad in (
-        archive_of(("../out", b"x")),
-        archive_of(("/tmp/out", b"x")),
-        archive_of(("link/out", b"x"), links={"link": "/tmp"}),
-        b"no tar at all" * 100,
-    ):
-        with pytest.raises(CommandError) as caught:
-            await slot.tar_in(".", bad)
-        assert caught.value.code == "invalid"
-    assert await slot.list_dir() == []
 
 
 async def test_reset_kills_and_empties_one_slot_only(client, slot):

@@ -22,18 +22,18 @@ OF_THE_GUEST = ("commands", "processes", "files")
 ELSEWHERE = [group for group in GROUPS if group not in (*OF_THE_GUEST, "speed")]
 """The groups that other backends than `local` are tried with; `speed` makes no promise, and needs a quiet machine."""
 
-OF_A_BACKEND = ("contract", "forwards", "pools", "failure")
-"""The groups that no other tests of `make test` stand for: those of the guest do for most, on local sandboxes."""
+REPEATED = ("slots", "leaks", "speed")
+"""The groups whose promises other tests of `make test` show on local sandboxes: tests/isolation, tests/sandbox."""
 
 
-@pytest.mark.conformance("local", groups=OF_A_BACKEND)
+@pytest.mark.conformance("local", groups=[group for group in GROUPS if group not in REPEATED])
 def test_local(conformance_check: Callable[[], None]) -> None:
     conformance_check()
 
 
 @pytest.mark.full
-@pytest.mark.conformance("local", groups=[group for group in GROUPS if group not in OF_A_BACKEND])
-def test_a_guest_on_local(conformance_check: Callable[[], None]) -> None:
+@pytest.mark.conformance("local", groups=REPEATED)
+def test_repeated_on_local(conformance_check: Callable[[], None]) -> None:
     conformance_check()
 
 

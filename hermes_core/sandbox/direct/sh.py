@@ -267,10 +267,15 @@ def check_words(*words: str) -> None:
     """Refuse words that can't be a program's parameter.
 
     Raises:
-        CommandError: a word has a NUL byte, with code `invalid`.
+        CommandError: a word has a NUL byte, or a surrogate that stands for no byte, with code `invalid`.
     """
-    if any("\0" in word for word in words):
-        raise CommandError("NUL bytes can't be passed to a program", code="invalid", hint="pass such data by stdin")
+    for word in words:
+        try:
+            data = word.encode("utf-8", "surrogateescape")
+        except UnicodeEncodeError as error:
+            raise CommandError(f"a word is no text: {error}", code="invalid") from error
+        if b"\0" in data:
+            raise CommandError("NUL bytes can't be passed to a program", code="invalid", hint="pass such data by stdin")
 
 
 class Shell:

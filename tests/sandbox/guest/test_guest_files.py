@@ -17,7 +17,6 @@ from hermes_core.sandbox.guest import archives
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 ROOT = os.geteuid() == 0
-NAMES = ["a b", "new\nline", "-rf", "€", "\udcff\udcfe", "'\"$`;&|", "*", "..x", ".hidden", "x" * 255]
 
 
 async def refusal(awaitable):
@@ -29,22 +28,6 @@ async def refusal(awaitable):
 # --- reading --------------------------------------------------------------------------------------------------------
 
 
-async def test_read_in_parts(slot):
-    await slot.write_file("f", b"0123456789")
-    for offset, limit, data in ((0, 100, b"0123456789"), (3, 4, b"3456"), (10, 5, b""), (99, 5, b""), (0, 0, b"")):
-        content = await slot.read_file("f", offset=offset, limit=limit)
-        assert (content.data, content.offset, content.size) == (data, offset, 10)
-    assert (await slot.read_file(slot.workspace_dir + "/f")).data == b"0123456789"
-
-
-async def test_fifty_megabytes(slot):
-    data = os.urandom(50_000_000)
-    await slot.write_file("large", data)
-    content = await slot.read_file("large")
-    assert content.data == data and content.size == len(data)
-    assert (await slot.read_file("large", offset=49_999_990)).data == data[-10:]
-
-
 async def test_one_read_is_bounded(slot):
     await slot.run(["truncate", "-s", "100000000", "sparse"])
     content = await slot.read_file("sparse", limit=1 << 40)
@@ -52,22 +35,14 @@ async def test_one_read_is_bounded(slot):
 
 
 async def test_what_cannot_be_read(slot):
-    await slot.run("mkdir d; mkfifo p; ln -s loop loop; ln -s missing dangling; touch f")
+    await slot.run("ln -s loop loop; touch f")
     for path, code in (
-        ("missing", "not_found"),
-        ("d", "is_a_directory"),
-        ("p", "not_a_file"),
-        ("/dev/zero", "not_a_file"),
         ("loop", "invalid"),
-        ("dangling", "not_found"),
         ("f/below", "not_a_directory"),
         ("x" * 300, "invalid"),
         ("x/" * 3000, "invalid"),
-        ("", "invalid"),
-        ("a\0b", "invalid"),
     ):
         assert await refusal(slot.read_file(path)) == code, path
-    assert await refusal(slot.read_file("f", offset=-1)) == "invalid"
     assert await refusal(slot.read_file("f", offset=1 << 70)) == "invalid"
 
 
@@ -91,43 +66,6 @@ async def test_rights_are_the_slots(own_rig):
 
 
 # --- writing --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("size", [0, 1, 65_536, 65_537, 3_000_000])
-async def test_write_and_append(slot, size):
-    data = os.urandom(size)
-    await slot.write_file("deep/er/f", data)
-    assert (await slot.read_file("deep/er/f")).data == data
-    await slot.write_file("deep/er/f", b"more", append=True)
-    assert (await slot.read_file("deep/er/f")).data == data + b"more"
-    await slot.write_file("deep/er/new", data, append=True)
-    assert (await slot.read_file("deep/er/new")).data == data
-
-
-async def test_mode(slot):
-    await slot.write_file("f", b"#!/bin/sh\necho ran", mode=0o755)
-    assert (await slot.run(["./f"])).text == "ran\n"
-    await slot.write_file("f", b"#!/bin/sh\necho again")
-    assert (await slot.stat("f")).mode == 0o755, "an old file's mode stays"
-    assert (await slot.run(["./f"])).text == "again\n"
-    await slot.write_file("f", b"", mode=0o600)
-    assert (await slot.stat("f")).mode == 0o600
-    await slot.write_file("f", b"", mode=0o640, append=True)
-    assert (await slot.stat("f")).mode == 0o640
-
-
-async def test_a_link_is_written_through(slot):
-    await slot.run("mkdir d; ln -s d/target link")
-    await slot.write_file("link", b"data")
-    assert (await slot.read_file("d/target")).data == b"data"
-    assert (await slot.stat("link")).kind == "link"
-
-
-async def test_a_file_of_two_names_keeps_them(slot):
-    assert (await slot.run("echo old and longer >one; ln one two; chmod 640 one")).ok
-    await slot.write_file("one", b"new\n")
-    assert (await slot.read_file("two")).data == b"new\n"
-    assert (await slot.run("stat -c '%a %h' one")).text.split() == ["640", "2"]
 
 
 async def test_a_file_in_a_directory_that_is_not_writable_can_be(own_rig):
@@ -212,50 +150,7 @@ async def test_a_full_disk(rigged, level):
             subprocess.run(["umount", "-l", folder], check=True)
 
 
-# --- looking --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", NAMES)
-async def test_any_name_will_do(slot, name):
-    await slot.write_file(f"d/{name}", b"data")
-    assert (await slot.read_file(f"d/{name}")).data == b"data"
-    assert [entry.path for entry in await slot.list_dir("d")] == [name]
-    assert (await slot.stat(f"d/{name}")).size == 4
-    await slot.remove(f"d/{name}")
-    assert await slot.list_dir("d") == []
-
-
-async def test_stat(slot):
-    await slot.run("mkdir -m 750 d; printf 12345 >f; chmod 640 f; ln -s f l; mkfifo p; touch -d @1000000000 f")
-    found = {path: await slot.stat(path) for path in ("d", "f", "l", "p")}
-    assert [found[path].kind for path in "dflp"] == ["dir", "file", "link", "other"]
-    assert (found["f"].size, found["f"].mode, found["f"].mtime) == (5, 0o640, 1e9)
-    assert found["d"].mode == 0o750
-    assert await refusal(slot.stat("missing")) == "not_found"
-
-
-async def test_list(slot):
-    await slot.run("mkdir -p a/b a/c empty; touch a/b/f a/z a/c/g; ln -s / a/root; mkdir -m 000 a/locked")
-    assert [entry.path for entry in await slot.list_dir("a")] == ["b", "c", "locked", "root", "z"]
-    everything = await slot.list_dir("a", recursive=True)
-    assert [entry.path for entry in everything] == ["b", "b/f", "c", "c/g", "locked", "root", "z"], (
-        "links are not followed"
-    )
-    assert await slot.list_dir("empty") == []
-    assert {entry.path for entry in await slot.list_dir()} == {"a", "empty"}
-    assert await refusal(slot.list_dir("missing")) == "not_found"
-    assert await refusal(slot.list_dir("a/z")) == "not_a_directory"
-    await slot.run("chmod 700 a/locked")
-
-
-async def test_a_long_list(slot):
-    await slot.run("mkdir d; cd d; seq 1 3000 | xargs touch")
-    assert len(await slot.list_dir("d")) == 3000
-    assert len(await slot.list_dir("d", max_entries=3000)) == 3000
-    assert await refusal(slot.list_dir("d", max_entries=2999)) == "too_large"
-
-
-# --- removing -------------------------------------------------------------------------------------------------------
+# --- trees ----------------------------------------------------------------------------------------------------------
 
 
 def tar_of(*members: tuple[str, bytes, str]) -> bytes:
@@ -307,34 +202,10 @@ async def test_a_deep_tree_takes_no_more_looks_than_it_has_directories(tmp_path,
     assert len(looks) == 500
 
 
-async def test_remove(slot):
-    await slot.run("mkdir -p d/e empty; touch d/f f; ln -s d link; ln -s missing dangling")
-    for path in ("f", "link", "dangling", "empty"):
-        await slot.remove(path)
-    assert [entry.path for entry in await slot.list_dir(recursive=True)] == ["d", "d/e", "d/f"]
-    assert await refusal(slot.remove("d")) == "exists"
-    await slot.remove("d", recursive=True)
-    assert await slot.list_dir() == []
-    assert await refusal(slot.remove("d", recursive=True)) == "not_found"
-
-
-async def test_remove_does_not_follow_links(slot):
-    await slot.run("mkdir keep d; touch keep/f; ln -s ../keep d/link; ln -s keep link")
-    await slot.remove("d", recursive=True)
-    await slot.remove("link", recursive=True)
-    assert [entry.path for entry in await slot.list_dir(recursive=True)] == ["keep", "keep/f"]
-
-
 async def test_remove_a_tree_deeper_than_any_path(slot):
     script = "import os\nfor i in range(300):\n os.mkdir('d'*50); os.chdir('d'*50); open('f', 'w').close()"
     assert (await slot.run(["python3", "-c", script], cwd=None)).ok
     await slot.remove("d" * 50, recursive=True)
-    assert await slot.list_dir() == []
-
-
-async def test_remove_what_nobody_may_touch(slot):
-    await slot.run("mkdir -p d/a/b/c; touch d/a/f d/a/b/f; chmod 000 d/a/b/c d/a/b d/a d")
-    await slot.remove("d", recursive=True)
     assert await slot.list_dir() == []
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from hermes_core.errors import CommandError, InfraError, SlotLost
-from hermes_core.sandbox.commands import PREPARE
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -148,21 +147,6 @@ async def test_commands_asked_for_during_a_reset_come_after_it(rig):
     results = await asyncio.gather(*(slot.run("ls -A; echo $?") for _ in range(5)))
     await resetting
     assert {result.text for result in results} == {"0\n"}
-
-
-async def test_other_slots_are_left_alone(rig):
-    index, slot = await fresh(rig)
-    _, other = await fresh(rig)
-    await other.write_file("f", b"mine")
-    process = await other.start("sleep 1000")
-    command = asyncio.ensure_future(other.run("sleep 0.5; echo undisturbed"))
-    for _ in range(5):
-        await slot.run("sleep 1000 &")
-        await rig.client.reset_slot(index)
-    assert (await command).text == "undisturbed\n"
-    assert (await other.poll(process.process_id)).running
-    assert (await other.read_file("f")).data == b"mine"
-    await other.kill(process.process_id, grace_s=0)
 
 
 async def test_a_slot_that_was_never_opened(rig):
@@ -381,65 +365,3 @@ async def test_a_slot_that_cannot_be_proved_clean_is_quarantined(
 
 
 # --- what separates them --------------------------------------------------------------------------------------------
-
-
-async def test_slots_cannot_see_into_one_another(own_rig):
-    _, slot = await fresh(own_rig)
-    _, other = await fresh(own_rig)
-    await other.write_file("secret", b"secret")
-    home = (await other.run("echo x >$HOME/f; echo $HOME")).text.strip()
-    tmp = (await other.run("echo x >$TMPDIR/f; echo $TMPDIR")).text.strip()
-    process = await other.start("SECRET=secret sleep 1000")
-    base = own_rig.sandbox.base
-    for path in (other.workspace_dir, home, base + "/state", base + "/data/.slots", base + "/data"):
-        names = (await slot.run(["ls", "-A", path])).text.split()
-        assert not names or (own_rig.level == "namespace" and not any(name in other.workspace_dir for name in names))
-    if own_rig.level == "user":
-        assert not (await slot.run(["cat", tmp + "/f"])).ok
-    assert not (await slot.run(["touch", other.workspace_dir + "/x"])).ok
-    for command in (f"cat /proc/{process.pid}/environ", f"ls /proc/{process.pid}/cwd/", f"kill -9 {process.pid}"):
-        result = await slot.run(command)
-        assert not result.ok or own_rig.level == "namespace"
-        assert b"secret" not in result.stdout
-    assert (await other.poll(process.process_id)).running
-    await other.kill(process.process_id, grace_s=0)
-
-
-async def test_a_setuid_program_gives_nothing(own_rig):
-    _, slot = await fresh(own_rig)
-    result = await slot.run("cp $(command -v id) ./id; chmod 4755 id; ./id -u; su -c id root </dev/null; sudo -n id")
-    assert result.text.split() == [result.text.split()[0]] and result.text.split()[0] != "0"
-
-
-async def test_a_namespace_of_its_own(own_rig):
-    rig = own_rig
-    if rig.level != "namespace":
-        pytest.skip("about namespaces")
-    (_, slot), (_, other) = await fresh(rig), await fresh(rig)
-    await other.run("sleep 1000 &")
-    assert (await slot.run("ls -d /proc/[0-9]* | wc -l")).text.split()[0] in "3456"
-    assert (await slot.run("cat /proc/net/dev | tail -n +3 | cut -d: -f1")).text.split() == ["lo"]
-    assert (await slot.run("ls -A /tmp /var/tmp /dev/shm")).text.split() == ["/dev/shm:", "/tmp:", "/var/tmp:"]
-    assert not (await slot.run(["ls", str(Path(__file__).parent)])).ok
-    assert not (await slot.run("touch /usr/x /etc/x /x")).ok
-    await other.run(
-        "python3 -c \"import socket, time; s = socket.socket(); s.bind(('127.0.0.1', 8765)); s.listen();"
-        ' time.sleep(1000)" &'
-    )
-    connect = "import socket; socket.create_connection(('127.0.0.1', 8765), 1)"
-    assert not (await slot.run(["python3", "-c", connect])).ok
-
-
-async def test_what_is_prepared_can_be_read_and_not_changed(own_rig):
-    prepare = own_rig.client.commands(PREPARE)
-    made = await prepare.run("mkdir -p shared/k private/k; echo public >shared/k/f; echo private >private/k/f; pwd")
-    assert made.ok
-    folder = made.text.strip()
-    assert folder == own_rig.sandbox.workspace_base + "/prepared"
-    _, slot = await fresh(own_rig)
-    assert (await slot.run(["cat", folder + "/shared/k/f"])).text == "public\n"
-    assert not (await slot.run(f"echo x >>{folder}/shared/k/f")).ok
-    assert not (await slot.run(["touch", folder + "/shared/x"])).ok
-    assert not (await slot.run(["cat", folder + "/private/k/f"])).ok
-    await prepare.remove("shared/k", recursive=True)
-    await prepare.remove("private/k", recursive=True)

@@ -32,6 +32,7 @@ async def test_reading_in_parts(kit: Kit) -> None:
     for offset, limit, data in ((0, 100, b"0123456789"), (3, 4, b"3456"), (10, 5, b""), (99, 5, b""), (0, 0, b"")):
         content = await slot.read_file("f", offset=offset, limit=limit)
         same((content.data, content.offset, content.size), (data, offset, 10), f"offset {offset}, limit {limit}")
+    same((await slot.read_file(f"{slot.workspace_dir}/f")).data, b"0123456789", "the file by its absolute path")
 
 
 async def test_appending(kit: Kit) -> None:
@@ -57,6 +58,10 @@ async def test_modes(kit: Kit) -> None:
     same((await slot.run(["./f"])).text, "ran\n", "its output")
     await slot.write_file("f", b"#!/bin/sh\necho again")
     same(((await slot.stat("f")).mode, (await slot.run(["./f"])).text), (0o755, "again\n"), "after it was replaced")
+    await slot.write_file("f", b"", mode=0o600)
+    same((await slot.stat("f")).mode, 0o600, "the mode of an old file for which one was asked")
+    await slot.write_file("f", b"", mode=0o640, append=True)
+    same((await slot.stat("f")).mode, 0o640, "the mode that was asked for with bytes to append")
 
 
 async def test_any_name_will_do(kit: Kit) -> None:
@@ -103,6 +108,7 @@ async def test_directories_are_no_files(kit: Kit) -> None:
     await refused(slot.read_file("d"), "reading a directory", "is_a_directory")
     await refused(slot.write_file("d", b"x"), "writing a directory", "is_a_directory")
     await refused(slot.list_dir("f"), "listing a file", "not_a_directory")
+    await refused(slot.tar_out("f"), "packing a file", "not_a_directory")
     await refused(slot.write_file("f/below", b"x"), "writing below a file", "not_a_directory", "exists")
 
 
@@ -136,10 +142,10 @@ async def test_stat_tells_kinds(kit: Kit) -> None:
 async def test_lists(kit: Kit) -> None:
     """Lists are sorted, recursive if asked for, follow no link, and are bounded."""
     slot = await kit.slot()
-    await slot.run("mkdir -p a/b a/c empty; touch a/b/f a/z a/c/g; ln -s / a/root")
-    same([entry.path for entry in await slot.list_dir("a")], ["b", "c", "root", "z"], "the list of a")
+    await slot.run("mkdir -p a/b a/c empty; touch a/b/f a/z a/c/g; ln -s / a/root; mkdir -m 000 a/locked")
+    same([entry.path for entry in await slot.list_dir("a")], ["b", "c", "locked", "root", "z"], "the list of a")
     everything = [entry.path for entry in await slot.list_dir("a", recursive=True)]
-    same(everything, ["b", "b/f", "c", "c/g", "root", "z"], "the recursive list of a")
+    same(everything, ["b", "b/f", "c", "c/g", "locked", "root", "z"], "the recursive list of a")
     same(list(await slot.list_dir("empty")), [], "the list of an empty directory")
     await slot.run("mkdir many; cd many; i=0; while [ $i -lt 1000 ]; do : >$i; i=$((i+1)); done")
     same(len(await slot.list_dir("many")), 1000, "entries of 1000")
@@ -149,9 +155,10 @@ async def test_lists(kit: Kit) -> None:
 async def test_removing(kit: Kit) -> None:
     """`remove` takes files, links and (if asked) trees, follows no link, and refuses a full directory."""
     slot = await kit.slot()
-    await slot.run("mkdir -p d/e keep; touch d/f f keep/f; ln -s ../keep d/link; ln -s keep link")
-    await slot.remove("f")
-    await slot.remove("link")
+    await slot.run("mkdir -p d/e keep empty; touch d/f f keep/f; ln -s ../keep d/link; ln -s keep link; ln -s no lost")
+    for path in ("f", "link", "lost"):
+        await slot.remove(path)
+    await slot.remove("empty", recursive=kit.direct)
     await refused(slot.remove("d"), "removing a full directory", "exists", "is_a_directory")
     await slot.remove("d", recursive=True)
     left = [entry.path for entry in await slot.list_dir(recursive=True)]
@@ -173,6 +180,21 @@ async def test_writing_through_a_link(kit: Kit) -> None:
     await slot.write_file("link", b"new")
     got = ((await slot.read_file("there/target")).data, (await slot.stat("link")).kind)
     same(got, (b"new", "link"), "the target and the kind of the link")
+    await slot.run("ln -s there/other first")
+    await slot.write_file("first", b"made")
+    same((await slot.read_file("there/other")).data, b"made", "a target that was not there")
+
+
+async def test_a_file_of_two_names_keeps_them(kit: Kit) -> None:
+    """Writing a file that has two names writes both, and leaves its mode."""
+    slot = await kit.slot()
+    expect((await slot.run("echo old and longer >one; ln one two; chmod 640 one")).ok, "it could not be made")
+    for data in (b"new\n", b"newer and much longer than it was\n" * 5000, b"", b"x"):
+        await slot.write_file("one", data)
+        expect((await slot.read_file("two")).data == data, f"the other name has not the {len(data)} bytes")
+    await slot.write_file("one", b"yz", append=True)
+    same((await slot.read_file("two")).data, b"xyz", "the other name, after bytes were appended")
+    same((await slot.run("stat -c '%a %h' one")).text.split(), ["640", "2"], "the mode and the number of names")
 
 
 async def test_a_path_that_can_not_be(kit: Kit) -> None:
@@ -182,6 +204,7 @@ async def test_a_path_that_can_not_be(kit: Kit) -> None:
     await refused(slot.read_file(""), "an empty path", "invalid")
     await refused(slot.read_file("a\0b"), "a path with a NUL byte", "invalid")
     await refused(slot.write_file("a\0b", b""), "writing to one", "invalid")
+    await refused(slot.write_file("new/", b""), "writing to a path that ends in a slash", "invalid")
     await refused(slot.read_file("f", offset=-1), "a negative offset", "invalid")
 
 

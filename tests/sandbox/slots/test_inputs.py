@@ -6,7 +6,7 @@ import os
 import secrets
 
 import pytest
-from hermes_testing.conformance.expect import expect, refused, same, within
+from hermes_testing.conformance.expect import expect, raises, refused, same, within
 from hermes_testing.conformance.kit import Kit
 
 from hermes_core.errors import CommandError
@@ -39,6 +39,8 @@ async def test_input_that_is_not_read(kit: Kit) -> None:
     for size in (10, 5_000_000):
         result = await within(30, slot.run("head -c 1; exit 5", stdin=b"x" * size), f"{size} bytes that are not read")
         same((result.exit_code, result.stdout), (5, b"x"), f"with {size} bytes of input")
+        result = await within(30, slot.run("exec 0<&-; sleep 0.3; exit 6", stdin=b"x" * size), "a closed input")
+        same(result.exit_code, 6, f"the status of what has closed its input of {size} bytes")
 
 
 async def test_a_script_of_a_megabyte(kit: Kit) -> None:
@@ -93,11 +95,13 @@ async def test_variables_of_the_profile(kit: Kit) -> None:
 
 
 async def test_a_directory_that_is_none(kit: Kit) -> None:
-    """A `cwd` that is missing or no directory is refused with its code."""
+    """A `cwd` that is missing or no directory is refused with its code, and named, before a program is looked for."""
     slot = await kit.slot()
-    await slot.write_file("file", b"")
-    await refused(slot.run("true", cwd="missing"), "a missing `cwd`", "cwd_not_found")
-    await refused(slot.run("true", cwd="file"), "a file as `cwd`", "cwd_not_a_directory")
+    await slot.write_file("dir/file", b"")
+    for cwd, code in (("missing", "cwd_not_found"), ("dir/file", "cwd_not_a_directory")):
+        for attempt in (slot.run("true", cwd=cwd), slot.start(["no-such-program"], cwd=cwd)):
+            error = await raises(CommandError, attempt, f"`cwd` {cwd}")
+            same((error.code, cwd in error.message), (code, True), "its code, and that the directory is named")
 
 
 async def test_no_login_files(kit: Kit) -> None:
@@ -120,18 +124,25 @@ async def test_no_descriptor_is_inherited(kit: Kit) -> None:
 
 
 async def test_what_can_not_be_a_command(kit: Kit) -> None:
-    """NUL bytes and empty commands are refused, and the slot goes on."""
+    """NUL bytes, what is no text, names of variables that are none and empty commands are refused; the slot goes on."""
     slot = await kit.slot()
-    await refused(slot.run("a\0b"), "a script with a NUL byte", "invalid")
-    await refused(slot.run(["a\0b"]), "an argument with a NUL byte", "invalid")
-    await refused(slot.run([]), "no command at all", "invalid")
-    await refused(slot.run("true", env={"A": "x\0y"}), "a variable with a NUL byte", "invalid")
+    for command in ("a\0b", ["a\0b"], "\ud800", ["\ud800"], []):
+        await refused(slot.run(command), f"the command {command!r}", "invalid")
+    for env in ({"A": "x\0y"}, {"A": "\ud800"}):
+        await refused(slot.run("true", env=env), f"the variables {env!r}", "invalid")
+    for name in ("A=B", ""):
+        await refused(slot.run("true", env={name: "x"}), f"a variable named {name!r}", "invalid", "spawn")
     same((await slot.run("echo fine")).text, "fine\n", "the next command")
 
 
 async def test_a_missing_program(kit: Kit) -> None:
-    """A program that does not exist is status 127 in a shell; as a sequence it is refused, also in the background."""
+    """A program that is not there is status 127 in a shell; as a sequence it is refused, also in the background."""
     slot = await kit.slot()
+    await slot.run("mkdir directory; echo '#!/bin/sh' >script")
     same((await slot.run("no-such-program")).exit_code, 127, "the shell's status")
-    await refused(slot.run(["no-such-program"]), "a missing program", "not_found")
-    await refused(slot.start(["no-such-program"]), "a missing program in the background", "not_found")
+    missing, closed = (["no-such-program"], ["./nothing"], [""]), (["./directory"], ["./script"])
+    for programs, code in ((missing, "not_found"), (closed, "permission")):
+        for program in programs:
+            await refused(slot.run(program), f"the program {program}", code)
+            await refused(slot.start(program), f"the program {program} in the background", code)
+    same(list(await slot.processes()), [], "background processes")

@@ -22,7 +22,7 @@ async def test_what_was_started_ends_too(kit: Kit) -> None:
     """At a time limit the children end with their command."""
     slot = await kit.slot()
     result = await slot.run(f"({TICKER}) & sleep 1000", timeout_s=0.5)
-    expect(result.timed_out, "it did not time out")
+    same((result.timed_out, result.exit_code, result.signal), (True, None, 15), "how it ended")
     await stopped(slot)
 
 
@@ -30,7 +30,7 @@ async def test_what_ignores_term_is_killed(kit: Kit) -> None:
     """After TERM and a grace period comes KILL."""
     slot = await kit.slot()
     result = await within(30, slot.run(f"trap '' TERM; {TICKER}", timeout_s=0.5), "a command that ignores TERM")
-    expect(result.timed_out, "it did not time out")
+    same((result.timed_out, result.signal), (True, 9), "how it ended")
     await stopped(slot)
 
 
@@ -47,6 +47,8 @@ async def test_children_may_clean_up(kit: Kit) -> None:
     slot = await kit.slot()
     result = await slot.run("trap 'sleep 0.3; echo cleaned >f; exit 1' TERM; sleep 1000 & wait", timeout_s=0.5)
     same((result.timed_out, (await slot.run("cat f")).text), (True, "cleaned\n"), "that it timed out and cleaned up")
+    late = await slot.run("trap 'exit 124' TERM; sleep 1000 & wait", timeout_s=0.3)
+    same((late.timed_out, late.exit_code), (True, 124), "that it timed out, and its own exit code")
 
 
 async def test_a_double_fork_does_not_get_away(kit: Kit) -> None:

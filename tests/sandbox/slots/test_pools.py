@@ -3,29 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Coroutine
 from typing import Any
 
 import pytest
-from hermes_testing.conformance.expect import expect, raises, same, until, within
+from hermes_testing.conformance.expect import same, until, within
 from hermes_testing.conformance.kit import Kit
 
-from hermes_core.errors import AcquireTimeout
-
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.once]
-
-
-async def test_a_pool_grows_with_demand(kit: Kit) -> None:
-    """Sandboxes are made as they are needed, and no more than `max_sandboxes`."""
-    async with kit.tools(seats=4, per_sandbox=2) as tools:
-        same(len(await kit.listed()), 0, "sandboxes before anybody asks")
-        slots = await asyncio.gather(*(tools.acquire() for _ in range(4)))
-        same(len({slot.slot_id for slot in slots}), 4, "different slots of four")
-        most = 4 if kit.dedicated else 2
-        same(len(await kit.listed()), most, "sandboxes for four slots")
-        await raises(AcquireTimeout, tools.acquire(timeout_s=0.5), "a fifth slot of four")
-        same(len(await kit.listed()), most, "sandboxes afterwards")
 
 
 async def test_a_pool_shrinks_when_idle(kit: Kit) -> None:
@@ -41,56 +26,6 @@ async def test_a_pool_shrinks_when_idle(kit: Kit) -> None:
 
         await until(one_left, 60, "idle sandboxes were not ended")
         same((await tools.commands(kept).run("echo fine")).text, "fine\n", "a command in the busy one")
-
-
-async def test_first_come_first_served(kit: Kit) -> None:
-    """Under tenfold demand slots are given in the order of asking."""
-    order: list[int] = []
-    async with kit.tools(seats=2, per_sandbox=2, warm=1) as tools:
-
-        async def turn(number: int) -> None:
-            async with tools.lease(timeout_s=120) as slot:
-                order.append(number)
-                expect((await tools.commands(slot).run("true")).ok, "`true` failed")
-
-        async with asyncio.TaskGroup() as group:
-            for number in range(20):
-                group.create_task(turn(number))
-                await asyncio.sleep(0)
-    # The first two are opened for the first time, which takes one of them a moment longer.
-    same(order[2:], sorted(order[2:]), "the order in which twenty who wanted two slots were served")
-    same(sorted(order), list(range(20)), "who was served")
-
-
-async def test_a_deadline_is_kept(kit: Kit) -> None:
-    """`acquire` gives up at its deadline, and says how things stand; whoever comes next is not held up."""
-    async with kit.tools(seats=1, per_sandbox=1, warm=1) as tools:
-        slot = await tools.acquire()
-        began = time.monotonic()
-        error = await raises(AcquireTimeout, tools.acquire(timeout_s=0.5), "a second slot of one")
-        expect(0.4 < time.monotonic() - began < 10, f"it gave up after {time.monotonic() - began:.1f} s, not 0.5")
-        expect("0 of 1 slots free" in str(error), f"the error does not say how things stand: {error}")
-        await tools.release(slot, reset_workspace=True)
-        await within(60, tools.acquire(), "the next `acquire`")
-
-
-async def test_groups_stay_together(kit: Kit) -> None:
-    """Slots of one group are on one sandbox where they fit."""
-    if kit.dedicated:
-        pytest.skip("at level dedicated each sandbox has one slot")
-    async with kit.tools(seats=8, per_sandbox=4, warm=2) as tools:
-        for name in "ab":
-            slots = [await tools.acquire(group=name) for _ in range(3)]
-            same(len({slot.sandbox_id for slot in slots}), 1, f"sandboxes of group {name}")
-
-
-async def test_the_reserve_is_for_verification(kit: Kit) -> None:
-    """Agents leave the reserved slots alone; verification gets one while agents hold all the others."""
-    async with kit.tools(seats=2, per_sandbox=2, warm=1, reserve_slots=1) as tools:
-        await tools.acquire()
-        await raises(AcquireTimeout, tools.acquire(timeout_s=0.3), "a second agent's slot, where one is reserved")
-        slot = await within(60, tools.acquire(verification=True), "a slot for verification")
-        same((await tools.commands(slot).run("echo fine")).text, "fine\n", "a command in it")
 
 
 async def test_ids_are_never_used_again(kit: Kit) -> None:

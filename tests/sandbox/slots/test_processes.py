@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import resource
+import time
 
 import pytest
 from hermes_testing.conformance.expect import expect, raises, refused, same, within
@@ -309,6 +310,7 @@ async def test_a_wait_has_its_time_limit(kit: Kit) -> None:
     """`wait` returns at its time limit with a process that still runs, and blocks nobody else in the slot."""
     slot = await kit.slot()
     process = await slot.start("sleep 1000")
+    expect((await slot.wait(process.process_id, timeout_s=0)).running, "it ran no more at once")
     waiting = asyncio.ensure_future(slot.wait(process.process_id, timeout_s=2))
     same((await within(20, slot.run("echo meanwhile"), "another command")).text, "meanwhile\n", "another command")
     expect(not waiting.done(), "the wait was over before its time")
@@ -322,6 +324,8 @@ async def test_no_more_can_be_written_to_what_has_ended(kit: Kit) -> None:
     await slot.wait(process.process_id, timeout_s=20)
     error = await raises(CommandError, slot.write(process.process_id, b"x"), "writing to what has ended")
     expect("ended" in error.message, f"it does not say why: {error.message}")
+    if not kit.direct:
+        same(error.code, "ended", "the code of the error")
 
 
 async def test_a_session_that_there_is_not(kit: Kit) -> None:
@@ -381,6 +385,7 @@ async def test_processes_are_listed_in_order(kit: Kit) -> None:
     same([each.command for each in listed], commands, "the commands")
     same([each.running for each in listed], [True, False, True], "which of them run")
     same({each.cwd.rstrip("/.") for each in listed}, {slot.workspace_dir}, "the directory")
+    expect(all(abs(each.started_at - time.time()) < 60 for each in listed), "they did not start just now")
 
 
 async def test_a_background_process_has_its_directory_and_variables(kit: Kit) -> None:

@@ -76,6 +76,7 @@ async def test_a_terminal_is_resized(kit: Kit) -> None:
     """A new size reaches the program, with SIGWINCH, and the status tells it."""
     slot = await kit.slot()
     process = await slot.start("trap 'stty size' WINCH; echo ready; while :; do sleep 0.1; done", pty=SIZE)
+    same(process.pty, SIZE, "the size that it starts with")
     await _seen(slot, process, b"ready")
     resized = await slot.resize(process.process_id, WindowSize(50, 132))
     same(resized.pty, WindowSize(50, 132), "the size that is told")
