@@ -1,5 +1,4 @@
-"""The Docker backend for hermes-rl: one container for many slots, whose guest is reached over one attached exec
-stream."""
+"""The Docker backend for hermes-rl: containers with many slots, reached over one attached exec stream each."""
 
 from __future__ import annotations
 

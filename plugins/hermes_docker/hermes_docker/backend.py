@@ -62,7 +62,7 @@ class DockerBackend(Backend):
             info = await self._daemon.info()
             diagnosis.check_spec(spec, config, info)
             image = await self._images.ensure(config.source, config)
-            made_from = await self._images.about(image)
+            image_info = await self._images.about(image)
             async with self._throttle.turn():
                 running = await self._daemon.call(
                     lambda api: containers.start(api, spec, config, image, mapped=diagnosis.maps_users(info)),
@@ -71,7 +71,7 @@ class DockerBackend(Backend):
                 )
         except DaemonError as error:
             raise diagnosis.not_made(error) from error
-        return DockerSandbox(running.name, running.uid_base, self._daemon, self._throttle, made_from)
+        return DockerSandbox(running.name, running.uid_base, self._daemon, self._throttle, image_info)
 
     async def prepare_image(self, image: Image, config: SandboxConfig) -> str:
         """Build an image or pull it, if the daemon does not have it. Return its name there."""
@@ -115,7 +115,7 @@ class DockerBackend(Backend):
 
 
 class DockerSandbox(Sandbox):
-    """One container. Made by `DockerBackend`."""
+    """A container, made by `DockerBackend`."""
 
     own_system = True
 
@@ -137,10 +137,10 @@ class DockerSandbox(Sandbox):
         """Start `argv` with an exec of the daemon, with its three streams attached."""
 
         def start(api: APIClient) -> Exec:
-            # Use a shell: the daemon itself would report a missing program on standard output.
+            # Through a shell, because the daemon itself would report a missing program on standard output.
             command = ["/bin/sh", "-c", 'exec "$@"', "sh", *argv]
-            made = api.exec_create(self.id, command, stdin=True, environment=dict(env or {}))
-            return Exec(api, made["Id"], api.exec_start(made["Id"], socket=True))
+            exec_id = api.exec_create(self.id, command, stdin=True, environment=dict(env or {}))["Id"]
+            return Exec(api, exec_id, api.exec_start(exec_id, socket=True))
 
         try:
             "".join(argv).encode()
@@ -155,15 +155,15 @@ class DockerSandbox(Sandbox):
         return ExecChannel(started)
 
     async def status(self) -> SandboxStatus:
-        """Return what the daemon says about the container."""
+        """Return the container's status on the daemon."""
         return (await self._daemon.call(lambda api: containers.labels_of(api, self.id)))[0]
 
     async def cut_network(self) -> None:
-        """Disconnect the container from its network. Only its loopback interface is left."""
+        """Disconnect the container from its networks, so that only the loopback interface is left."""
         await self._daemon.call(lambda api: containers.cut_network(api, self.id))
 
     async def terminate(self) -> None:
-        """End the container and remove what it has written. It is gone when this returns."""
+        """End the container, and remove it with all that it has written."""
         if await self.status() is SandboxStatus.GONE:
             return
         async with self._throttle.turn():

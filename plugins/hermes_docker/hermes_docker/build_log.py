@@ -10,20 +10,20 @@ from typing import BinaryIO
 log = logging.getLogger("hermes_core.docker")
 
 KEPT = 200
-"""Number of files that are kept, the newest ones."""
+"""Maximum number of files. The oldest ones are removed."""
 
 MAX_BYTES = 4 << 20
-"""Maximum size of one file. What a build writes after that is left out, except for its last lines."""
+"""Maximum size of one file in bytes. Later output is left out, except for the last lines."""
 
 LAST_LINES, LINE = 20, 500
-"""Number of lines that an error repeats, and of characters of each."""
+"""The number of last lines that an error shows, and the maximum number of characters of each."""
 
 
 class BuildLog:
-    """The output of one build. A file that can't be written is reported once, and does not end the build.
+    """The output of one build. If the file can't be written, a warning is logged, and the build goes on.
 
     Args:
-        folder: where the files are; None keeps none.
+        folder: the folder of the files; None writes no file.
         tag: the tag of the image, which names the file.
     """
 
@@ -53,7 +53,7 @@ class BuildLog:
 
     @property
     def hint(self) -> str:
-        """Return where the whole output is, for people."""
+        """Return a hint for people on where to find the output."""
         return f"its output is in {self.path}" if self._file is not None else "its last lines are above"
 
     def close(self) -> None:
@@ -78,9 +78,9 @@ class BuildLog:
 
 
 def _new_file(path: Path) -> BinaryIO:
-    """Open a log anew, unbuffered, so that people can follow it. Remove the oldest ones if there are too many.
+    """Make a log, unbuffered so that people can follow it. Remove the oldest logs if there are too many.
 
-    Another driver that builds the same image keeps writing to the file that it has, which has no name any more.
+    The old file is unlinked, not truncated, because another driver that builds the same image may still write to it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     others = sorted(path.parent.glob("*.log"), key=_mtime)

@@ -1,13 +1,13 @@
 """The images that were built here: their names, and which of them to keep. Blocking, so call it in threads.
 
-An image is ours if its only name is one that we give, and its label says the same. An image that somebody has built on
-one of ours inherits the label, but not the name.
+An image was built here if its only name is the one that its label says. An image that somebody has built on it inherits
+the label, but not the name.
 """
 
 from __future__ import annotations
 
 import logging
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import docker.errors
@@ -22,19 +22,20 @@ LABEL = "hermes-rl.built"
 """The label with the tag that the image was built for."""
 
 SPARED = timedelta(minutes=10)
-"""An image that was used in this time before the last one is kept, because its sandbox may just be made."""
+"""An image whose last use is at most this long before the newest use of any image is kept: a sandbox may just be made
+from it."""
 
 _PODMAN = "localhost/"
 """What Podman puts before a name without a registry."""
 
 
 def tag(digest: str) -> str:
-    """Return the name of the image with this digest of its sources."""
+    """Return the name of an image whose sources have this digest."""
     return f"{REPOSITORY}:{digest[:24]}"
 
 
 def is_ours(image: str) -> bool:
-    """Return whether this is a name that only images have which were built here."""
+    """Return whether a name is one that only images built here have."""
     return image.startswith(f"{REPOSITORY}:")
 
 
@@ -44,10 +45,10 @@ def labels(image: str) -> dict[str, str]:
 
 
 def name(api: APIClient, image_id: str, image: str) -> None:
-    """Give a new image its name, unless another driver has built the same one meanwhile: then remove this one.
+    """Name a new image. If another driver has built the same image meanwhile, remove the new one instead.
 
     Raises:
-        ProvisionError: the daemon did not say which image it has built.
+        ProvisionError: `image_id` is empty, because the daemon did not say which image it has built.
     """
     if not image_id:
         raise ProvisionError(f"the daemon did not say which image it built as {image}", hint="`docker info` says more")
@@ -62,52 +63,48 @@ def name(api: APIClient, image_id: str, image: str) -> None:
 
 
 def touch(api: APIClient, image: str, image_id: str | None = None) -> None:
-    """Note that an image is used now. The daemon keeps the time at which it was last given a name."""
+    """Record the use of an image, by naming it again: the daemon keeps the time of the last naming."""
     repository, _, word = image.rpartition(":")
     api.tag(image_id or image, repository, word, force=True)
 
 
 def prune(api: APIClient, keep: int) -> list[str]:
-    """Remove images that were built here and not used for the longest time. Return their names.
+    """Remove the least recently used images that were built here. Return their names.
 
     Args:
-        keep: number of images that stay. More stay if they were used just now, or containers have them.
+        keep: number of images to keep. Images that were used just now, or that containers have, are kept in any case.
     """
-    ours = [image for image in api.images(filters={"label": LABEL}) if _name(image)]
-    if len(ours) <= keep:
+    images = [image for image in api.images(filters={"label": LABEL}) if _name(image)]
+    if len(images) <= keep:
         return []
-    used = {_name(image): _last_used(api, image) for image in ours}
-    oldest = sorted(used, key=lambda each: used[each])[: len(ours) - keep]
-    newest = max(used.values())
-    removed = [image for image in oldest if newest - used[image] > SPARED and _remove(api, image)]
+    last_use = {_name(image): _last_used(api, image) for image in images}
+    oldest = sorted(last_use, key=lambda name: last_use[name])[: len(images) - keep]
+    newest_use = max(last_use.values())
+    removed = [name for name in oldest if newest_use - last_use[name] > SPARED and _remove(api, name)]
     if removed:
         log.info("%d images that were built here and not used for long are removed", len(removed))
     return removed
 
 
 def _name(image: Any) -> str:
-    """Return the name of an image of ours; empty if it is not ours."""
+    """Return the name of an image that was built here; empty for any other image."""
     names = [each.removeprefix(_PODMAN) for each in image.get("RepoTags") or ()]
     ours = f"{REPOSITORY}:{(image.get('Labels') or {}).get(LABEL)}"
     return ours if names == [ours] else ""
 
 
 def _last_used(api: APIClient, image: Any) -> datetime:
-    """Return when an image was last given its name; when it was built, where the daemon does not keep that."""
+    """Return when an image was last named, or built, if the daemon does not keep the former."""
     try:
-        found = api.inspect_image(image["Id"])  # type: ignore[no-untyped-call]  # as above
-        return max(_time(found["Created"]), _time((found.get("Metadata") or {}).get("LastTagTime") or found["Created"]))
+        info = api.inspect_image(image["Id"])  # type: ignore[no-untyped-call]  # as above
     except docker.errors.NotFound:  # somebody else has removed it
-        return datetime.min.replace(tzinfo=_time("1970-01-01T00:00:00Z").tzinfo)
-
-
-def _time(text: str) -> datetime:
-    """Return a time of the daemon's, which has nanoseconds."""
-    return datetime.fromisoformat(text)
+        return datetime.min.replace(tzinfo=UTC)
+    times = info["Created"], (info.get("Metadata") or {}).get("LastTagTime") or info["Created"]
+    return max(map(datetime.fromisoformat, times))
 
 
 def _remove(api: APIClient, image: str) -> bool:
-    """Remove an image, unless a container has it. Return whether it is gone."""
+    """Remove an image, unless a container uses it. Return whether it is gone."""
     try:
         api.remove_image(image)
     except docker.errors.NotFound:

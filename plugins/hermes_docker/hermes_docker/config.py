@@ -33,12 +33,13 @@ class DockerConfig(SandboxConfig):
     dockerfile: str | None = None
     """A folder with a Dockerfile, built once per content of the folder. Instead of `image`."""
     built_images: int = Field(default=200, ge=1)
-    """How many images that were built here are kept. Those that were not used for the longest time are removed after a
-    build, but none that a container has, or that was used in the last ten minutes."""
+    """How many of the images that were built here are kept. After a build, the least recently used are removed, but none
+    that a container has, or that was used in the last ten minutes."""
     images_at_a_time: int = Field(default=2, ge=1, le=64)
-    """How many images are pulled or built at the same time, over all pools. Of several profiles, the largest counts."""
+    """How many images are pulled or built at the same time, over all pools. With several profiles, the largest value
+    counts."""
     platform: str | None = None
-    """Such as `linux/amd64`, for images that come for several; None is the daemon's own."""
+    """The platform of the image, such as `linux/amd64`; None is the daemon's own."""
     user: str | None = None
     """The user of the sandbox's processes; None is root, which the levels `user` and `namespace` need."""
     shm_size: int | None = Field(default=None, gt=0)
@@ -50,11 +51,11 @@ class DockerConfig(SandboxConfig):
     read_only: bool = False
     """Whether the image's files can't be changed. The slots' directories can; /tmp only if `tmpfs` names it."""
     volumes: tuple[str, ...] = ()
-    """What is mounted: `/on/the/daemons/host:/in/sandbox`, or `volume:/in/sandbox`, with `:ro` if read-only."""
+    """The mounts: `/on/the/daemons/host:/in/sandbox`, or `volume:/in/sandbox`, with `:ro` if read-only."""
     network_name: str | None = None
-    """A network of the daemon's, by name, in place of its default bridge."""
+    """The name of a network of the daemon, in place of the default bridge."""
     pids_limit: int = Field(default=4096, ge=64)
-    """Processes of the whole sandbox at most; `max_processes` is the limit of one slot."""
+    """Maximum number of processes of the whole sandbox; `max_processes` is the limit of one slot."""
     cap_add: tuple[str, ...] = ()
     """Kernel capabilities beside those that slots of level `user` need. `namespace` and `private-root` need
     SYS_ADMIN."""
@@ -63,10 +64,10 @@ class DockerConfig(SandboxConfig):
 
     @property
     def source(self) -> Image:
-        """Return what its containers are made from."""
+        """Return the image of the containers, or the folder that it is built from."""
         if self.dockerfile is not None:
             return ImageBuild(Path(self.dockerfile))
-        assert self.image is not None, "a profile has one or the other"
+        assert self.image is not None, "validation demands one of the two"
         return self.image
 
     @property

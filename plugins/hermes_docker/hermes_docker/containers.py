@@ -1,4 +1,4 @@
-"""One container: the request to the daemon for a spec, and its start and removal. Blocking, so call it in threads."""
+"""Creates, lists and removes containers. Blocking, so call it in threads."""
 
 from __future__ import annotations
 
@@ -31,29 +31,30 @@ OWNER, CREATION_ID, ISOLATION, UIDS = (
 )
 
 CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL", "SETGID", "SETPCAP", "SETUID")
-"""Capabilities that the guest needs to give slots users of their own, without privileges, and to end their processes
-and remove their files."""
+"""Capabilities of the guest: it gives each slot an unprivileged user, kills the slot's processes, and removes its
+files."""
 
 _NAMESPACE_CAPABILITIES = ("NET_ADMIN", "SYS_CHROOT")
-"""What it needs besides SYS_ADMIN for namespaces: to bring up their loopback interface, and to enter their root."""
+"""Capabilities for namespaces besides SYS_ADMIN: to bring up the loopback interface, and to enter the root."""
 _ROOT_CAPABILITIES = ("SETFCAP",)
-"""What it needs besides these to give slots user namespaces in which they are root."""
+"""Capabilities for user namespaces in which slots are root, besides those for namespaces."""
 _NO_SYSV_IPC = {"kernel.shmmni": "0", "kernel.msgmni": "0", "kernel.sem": "0 0 0 0", "fs.mqueue.queues_max": "0"}
-"""Limits of 0 for kernel objects that user ids can't separate, so that none can exist."""
+"""Limits of 0 for kernel objects that all users of a container share, so that slots can't make any."""
 
 UID_BLOCK = 512
-"""Number of user ids of one sandbox. The kernel counts processes by user id over all containers, so no two sandboxes
-share any."""
+"""Number of user ids of one sandbox. No two sandboxes share an id, because the kernel counts processes by user id over
+all containers."""
 
 _HOST_UIDS = range(2_000_000_000 + (UID_BLOCK << 16), 2_147_000_000, UID_BLOCK)
-"""User ids above those of local sandboxes on the same host."""
+"""First ids of blocks, above those of `local` on the same host."""
 _MAPPED_UIDS = range(20_480, 65_024, UID_BLOCK)
-"""User ids for daemons that give containers the usual 65,536 ids."""
+"""First ids of blocks where the daemon maps containers' ids, usually 65,536 of them."""
 
 STARTING_S = 60.0
-"""Seconds that a container may take from its creation until it runs."""
+"""Seconds in which a container that was created and does not run yet counts as running."""
 
 _GONE_S = 60.0
+"""Time limit of a removal in seconds."""
 
 
 @dataclass(frozen=True)
@@ -65,21 +66,20 @@ class RunningContainer:
 
 
 def name_of(creation_id: str) -> str:
-    """Return the container name for this creation id. It makes creation ids unique, because the daemon allows each name
-    once."""
+    """Return the container's name for a creation id. As the daemon allows each name once, creation ids are unique."""
     return f"hermes-rl-{hashlib.sha256(creation_id.encode()).hexdigest()[:20]}"
 
 
 def start(api: APIClient, spec: SandboxSpec, config: DockerConfig, image: str, *, mapped: bool) -> RunningContainer:
-    """Make the spec's container and start it, or return the one that has its creation id.
+    """Create and start the spec's container, or return the one with the spec's creation id.
 
     Args:
         mapped: whether the daemon maps containers' user ids to others.
 
     Raises:
-        ProvisionError: the daemon can't start it.
-        PolicyError: the existing one has a weaker level, or the daemon ignores a setting.
-        docker.errors.APIError: as the daemon says.
+        ProvisionError: no block of user ids is free, or another container has the name.
+        PolicyError: the existing container has a weaker level, or the daemon ignores a setting.
+        docker.errors.APIError: the daemon refuses.
     """
     name, taken = name_of(spec.creation_id), set[int]()
     while True:
@@ -89,15 +89,14 @@ def start(api: APIClient, spec: SandboxSpec, config: DockerConfig, image: str, *
         except docker.errors.APIError as error:
             if error.status_code != 409 and "already in use" not in str(error.explanation):  # Podman's wording
                 raise
-            existing = _adopt(api, name, spec)
-            if existing is None:
-                continue
-            return existing
+            if (existing := _adopt(api, name, spec)) is not None:
+                return existing
+            continue
         if config.gpus and not api.inspect_container(name)["HostConfig"].get("DeviceRequests"):
             remove(api, name)
             raise PolicyError(f"this daemon ignores gpus, which profile {config.name!r} sets", hint="Docker does not")
         taken = _blocks(api, but=name)
-        if uid_base in taken:  # another driver was equally fast and sees the same clash: both choose again
+        if uid_base in taken:  # another driver chose the same block meanwhile, and sees it, too: both choose again
             remove(api, name)
             continue
         return RunningContainer(name, _start(api, name, uid_base))
@@ -113,26 +112,24 @@ def _start(api: APIClient, name: str, uid_base: int | None) -> int | None:
 
 
 def _adopt(api: APIClient, name: str, spec: SandboxSpec) -> RunningContainer | None:
-    """Return the container with this name; None if it was dead and has been removed now."""
+    """Return the spec's container, started if need be; None if it has ended, and is removed now."""
     try:
-        found = api.inspect_container(name)
+        info = api.inspect_container(name)
     except docker.errors.NotFound:
         return None
-    labels = found["Config"]["Labels"] or {}
+    labels, state = info["Config"]["Labels"] or {}, info["State"]["Status"]
     if labels.get(CREATION_ID) != spec.creation_id:
         raise ProvisionError("another container has its name", hint=f"`docker rm -f {name}`", sandbox_id=name)
-    status = _STATUS.get(found["State"]["Status"], SandboxStatus.ENDED)
-    if status is not SandboxStatus.RUNNING and found["State"]["Status"] != "created":
+    if state != "created" and state not in _STATUS:
         remove(api, name)
         return None
     spec.check_existing(labels[ISOLATION], name)
     uid_base = uid_base_of(labels)
-    return RunningContainer(name, uid_base if status is SandboxStatus.RUNNING else _start(api, name, uid_base))
+    return RunningContainer(name, _start(api, name, uid_base) if state == "created" else uid_base)
 
 
 def remove(api: APIClient, name: str) -> None:
-    """Remove a container and wait until it is gone. A missing one, or one that is being removed already, is not an
-    error."""
+    """Remove a container and wait until it is gone. It may be gone already, or be removed by somebody else now."""
     deadline = time.monotonic() + _GONE_S
     while True:
         try:
@@ -147,10 +144,10 @@ def remove(api: APIClient, name: str) -> None:
 
 
 def cut_network(api: APIClient, name: str) -> None:
-    """Disconnect the container from all of its networks.
+    """Disconnect a container from all of its networks.
 
     Raises:
-        InfraError: it is still connected to one.
+        InfraError: the container is still on a network.
     """
     for network in _networks(api, name):
         api.disconnect_container_from_network(name, network, force=True)
@@ -163,7 +160,7 @@ def _networks(api: APIClient, name: str) -> list[str]:
 
 
 def list_containers(api: APIClient, owner: str | None = None) -> list[SandboxInfo]:
-    """Return the containers with our label, running or not."""
+    """Return the containers with our label, whether they run or not."""
     label = OWNER if owner is None else f"{OWNER}={owner}"
     return [
         SandboxInfo(
@@ -178,28 +175,27 @@ def list_containers(api: APIClient, owner: str | None = None) -> list[SandboxInf
 
 
 def labels_of(api: APIClient, name: str) -> tuple[SandboxStatus, Mapping[str, str]]:
-    """Return a container's status and labels; GONE if there is none, or it is not ours."""
+    """Return a container's status and labels; GONE if there is no such container with our label."""
     try:
-        found = api.inspect_container(name)
+        info = api.inspect_container(name)
     except docker.errors.APIError as error:
         if _is_gone(error):
             return SandboxStatus.GONE, {}
         raise
-    labels = found["Config"]["Labels"] or {}
+    labels = info["Config"]["Labels"] or {}
     if OWNER not in labels:
         return SandboxStatus.GONE, {}
-    return _STATUS.get(found["State"]["Status"], SandboxStatus.ENDED), labels
+    return _STATUS.get(info["State"]["Status"], SandboxStatus.ENDED), labels
 
 
 def _is_gone(error: docker.errors.APIError) -> bool:
-    """Return whether there is no such container. For one that is just being removed, Podman does not answer with
-    404."""
+    """Return whether an error says that there is no such container. While one is being removed, Podman does not answer
+    with 404."""
     return error.status_code == 404 or "no such container" in str(error.explanation).lower()
 
 
 def _status(state: str, created: float) -> SandboxStatus:
-    """Return a container's status. A new one counts as running, so that clean-up does not remove it before it
-    starts."""
+    """Return a container's status. A new container counts as running, or clean-up could remove it before its start."""
     if state == "created" and time.time() - created < STARTING_S:
         return SandboxStatus.RUNNING
     return _STATUS.get(state, SandboxStatus.ENDED)
@@ -209,21 +205,20 @@ _STATUS = {"running": SandboxStatus.RUNNING, "paused": SandboxStatus.RUNNING, "r
 
 
 def uid_base_of(labels: Mapping[str, str]) -> int | None:
-    """Return the first user id of a container's slots."""
+    """Return the first user id of a container's block; None if it has no block."""
     return int(labels[UIDS]) if labels.get(UIDS) else None
 
 
 def _free_block(taken: Collection[int], mapped: bool) -> int:
-    free = [base for base in _MAPPED_UIDS if base not in taken] if mapped else None
-    if free is None:
+    if not mapped:  # there are so many blocks that a clash is unlikely, and found after the creation
         return random.choice(_HOST_UIDS)
-    if not free:
+    if not (free := [base for base in _MAPPED_UIDS if base not in taken]):
         raise ProvisionError("every user id that the daemon gives to containers is taken", hint="end some sandboxes")
     return random.choice(free)
 
 
 def _blocks(api: APIClient, but: str) -> set[int]:
-    """Return the blocks of user ids that other containers have."""
+    """Return the first ids of the blocks that other containers have."""
     others = api.containers(all=True, filters={"label": UIDS})
     return {int(each["Labels"][UIDS]) for each in others if f"/{but}" not in each["Names"]}
 
@@ -245,10 +240,10 @@ def _create(api: APIClient, spec: SandboxSpec, config: DockerConfig, image: str,
         command=arguments,
         environment={**spec.environment, "HERMES_SANDBOX_ID": name},
         user=config.user or "0:0",
-        working_dir=Sandbox.workspace_base,  # the daemon creates it
+        working_dir=Sandbox.workspace_base,  # the daemon makes this directory
         healthcheck={"test": ["NONE"]},
         platform=config.platform,
-        use_config_proxy=False,  # pass on nothing of ours that was not named
+        use_config_proxy=False,  # no variable of the driver's reaches a sandbox
         host_config=api.create_host_config(**host_settings(spec, config)),
     )
 
@@ -258,7 +253,7 @@ def host_settings(spec: SandboxSpec, config: DockerConfig) -> dict[str, Any]:
     mounts = [mount(volume) for volume in config.volumes]
     own_roots = spec.isolation is Isolation.PRIVATE_ROOT
     if config.read_only or (own_roots and Sandbox.workspace_base not in config.tmpfs):
-        # No overlay can lie on the image's own. It has no name, so that it is removed with the container.
+        # An overlay can't lie on the image's own one, so it gets a volume, which as an anonymous one goes with the container.
         mounts.append(Mount(Sandbox.workspace_base, None, type="volume"))
     capabilities = [*CAPABILITIES, *config.cap_add]
     if SYS_ADMIN in config.cap_add:

@@ -1,4 +1,4 @@
-"""The connection to the daemon: calls its SDK in threads of our own, and turns its errors into ours."""
+"""The connection to the daemon: calls the SDK in threads, and turns the SDK's errors into ours."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from hermes_core import ImageError, InfraError, Workers
 
 ASK_THE_DOCTOR = "`hermes-rl doctor docker` says what to do"
 CALL_S = 60
-"""Seconds that the daemon may be silent in one call."""
+"""Seconds that the daemon may be silent during a call."""
 
 CUT_S = 10.0
-"""Seconds that a thread may take to end after its connection was cut."""
+"""Seconds to wait for a thread after its connection was cut."""
 
 _THREADS = 16
 _FORWARD = (
@@ -34,12 +34,12 @@ _FORWARD = (
 T = TypeVar("T")
 
 
-SAID = 1000
-"""Maximum number of characters of the daemon's message that an error repeats."""
+MAX_MESSAGE = 1000
+"""Maximum number of characters of the daemon's message in an error. It may have a path of any length made by a slot."""
 
 
 class DaemonError(InfraError):
-    """The daemon refused a request or failed. `status` is the status of its answer, None if it can't be reached."""
+    """The daemon refused a request or failed. `status` is the HTTP status; None if the daemon can't be reached."""
 
     def __init__(self, message: str, *, status: int | None = None, **where: Any) -> None:
         super().__init__(message, **where)
@@ -47,10 +47,10 @@ class DaemonError(InfraError):
 
 
 class DockerDaemon:
-    """The daemon that DOCKER_HOST names, or the one of this host. Connects at the first call."""
+    """The daemon that DOCKER_HOST names, or this host's daemon. The first call connects."""
 
     def __init__(self) -> None:
-        self._threads = Workers(_THREADS)  # they also work while the program ends
+        self._threads = Workers(_THREADS)  # unlike asyncio's threads, they work while the program ends
         self._connecting = threading.Lock()
         self._api: APIClient | None = None
         self._info: dict[str, Any] | None = None
@@ -62,10 +62,13 @@ class DockerDaemon:
         undo: Callable[[APIClient, T], object] | None = None,
         settle: bool = False,
     ) -> T:
-        """Call the SDK in a thread.
+        """Call the SDK in a thread, and return the result.
 
-        If the caller is cancelled, the call still completes in its thread, and `undo` gets the outcome. With `settle`,
-        the cancelled caller waits for that.
+        If the caller is cancelled, the call still completes in its thread.
+
+        Args:
+            undo: called with the result if the caller was cancelled.
+            settle: whether a cancelled caller waits until `undo` is done.
 
         Raises:
             DaemonError: the daemon can't be reached, or refuses.
@@ -83,8 +86,8 @@ class DockerDaemon:
     async def follow(self, function: Callable[[APIClient], T]) -> T:
         """Call the SDK in a thread, on a connection of its own, without a limit on the daemon's silence.
 
-        If the caller is cancelled, the connection is cut, which makes the daemon give up what it does for it. The
-        cancellation lasts until the thread has ended, but not for long if the daemon does not answer at all.
+        If the caller is cancelled, the connection is cut, at which the daemon stops a pull or a build. The cancelled
+        caller waits for the thread, for `CUT_S` seconds at most.
 
         Raises:
             DaemonError: the daemon can't be reached, or refuses.
@@ -100,13 +103,13 @@ class DockerDaemon:
             raise
 
     async def info(self) -> dict[str, Any]:
-        """Return the daemon's information about itself, which is requested once."""
+        """Return the answer of `docker info`, which is requested once."""
         if self._info is None:
             self._info = dict(await self.call(lambda api: api.info()))
         return self._info
 
     async def aclose(self) -> None:
-        """Drop the connections. Running calls end by themselves. Idempotent."""
+        """Close the connections. Running calls end by themselves. Idempotent."""
         self._threads.shutdown(wait=False)
         if self._api is not None:
             await asyncio.to_thread(self._api.close)
@@ -115,10 +118,10 @@ class DockerDaemon:
         try:
             return function(self._connect())
         except Exception as error:
-            raised = translate_error(error)
-            if raised is error:
+            ours = translate_error(error)
+            if ours is error:
                 raise
-            raise raised from error
+            raise ours from error
 
     def _work_on(self, line: _CuttableLine, function: Callable[[APIClient], T]) -> T:
         def work(known: APIClient) -> T:
@@ -140,9 +143,8 @@ class DockerDaemon:
             return self._api
 
     def _undo(self, undo: Callable[[APIClient, T], object], future: Future[T]) -> None:
-        if (
-            not future.cancelled() and future.exception() is None
-        ):  # waits for its end, which happens in a thread of its own
+        """Undo a call once it has ended. Its result may be long in coming, so this runs in a thread, too."""
+        if not future.cancelled() and future.exception() is None:  # `exception` waits for the end of the call
             undo(self._connect(), future.result())
 
 
@@ -155,10 +157,10 @@ class _CuttableLine:
         self._is_cut = False
 
     def began(self, response: requests.Response, **_: Any) -> None:
-        """Take note of the daemon's answer, whose body may take long.
+        """Keep the daemon's response, whose body may take long, for `cut`.
 
         Raises:
-            ConnectionAbortedError: the line was cut.
+            ConnectionAbortedError: the connection was cut before.
         """
         with self._lock:
             self._response = response
@@ -166,7 +168,7 @@ class _CuttableLine:
                 raise ConnectionAbortedError("the caller has left")
 
     def cut(self) -> None:
-        """End a read in the other thread. Idempotent."""
+        """Shut the connection down, which ends a read in another thread. Idempotent."""
         with self._lock:
             self._is_cut = True
             if self._response is not None:
@@ -174,19 +176,19 @@ class _CuttableLine:
                     self._response.raw.shutdown()
 
     def close(self) -> None:
-        """Close the connection, so that the daemon sees its end."""
+        """Close the connection."""
         if self._response is not None:
             self._response.close()
 
 
 def translate_error(error: Exception) -> Exception:
-    """Return our error for an error of the SDK; other errors are returned unchanged."""
+    """Return our error for an error of the SDK. Other errors are returned unchanged."""
     if isinstance(error, docker.errors.APIError):
-        said = str(error.explanation or error).strip()  # it may repeat a path of any length that a slot has made
-        return DaemonError(f"the Docker daemon says: {said[:SAID]}", status=error.status_code)
+        message = str(error.explanation or error).strip()
+        return DaemonError(f"the Docker daemon says: {message[:MAX_MESSAGE]}", status=error.status_code)
     if isinstance(error, StoreError) or isinstance(error.__cause__, StoreError):
         return ImageError(
-            f"the credentials for registries can't be read: {str(error.__cause__ or error).strip()[:SAID]}",
+            f"the credentials for registries can't be read: {str(error.__cause__ or error).strip()[:MAX_MESSAGE]}",
             hint="install the program that credsStore or credHelpers names in Docker's configuration "
             "(~/.docker/config.json), or remove that entry: public images need none",
         )
@@ -198,7 +200,7 @@ def translate_error(error: Exception) -> Exception:
 
 
 def reason(error: BaseException) -> str:
-    """Return the operating system's message, if there is one inside the libraries' wrappers."""
+    """Return the operating system's message from the chain of causes, or else the error's own text."""
     inner: BaseException | None = error
     while inner is not None:
         if isinstance(inner, OSError) and inner.strerror:

@@ -1,4 +1,4 @@
-"""What the daemon can and can't do, for `hermes-rl doctor` and for checks before a container is created."""
+"""The abilities of the daemon, for `hermes-rl doctor` and for checks before a container is created."""
 
 from __future__ import annotations
 
@@ -11,19 +11,18 @@ from hermes_docker.config import SYS_ADMIN, DockerConfig
 from hermes_docker.daemon import ASK_THE_DOCTOR, DaemonError, DockerDaemon
 
 _LIMITS = {"memory": "MemoryLimit", "cpu": "CpuCfsQuota", "pids_limit": "PidsLimit"}
-"""A profile's limits, with the names that `docker info` uses for the daemon's ability to enforce them."""
+"""The limits of a profile, each with the field of `docker info` that says whether the daemon enforces it."""
 
 _DELEGATION = "give the rootless daemon's user the memory, cpu and pids controllers of cgroup v2 (systemd `Delegate=`)"
 
 
 def is_rootless(info: Mapping[str, Any]) -> bool:
-    """Return whether an ordinary user runs the daemon. Docker lists it in the security options, Podman has a field."""
+    """Return whether an ordinary user runs the daemon. Docker has a security option for this, Podman a field."""
     return bool(info.get("Rootless")) or any("name=rootless" in option for option in info["SecurityOptions"] or ())
 
 
 def cant_enforce(info: Mapping[str, Any], ability: str) -> bool:
-    """Return whether the daemon ignores a limit. Podman claims to enforce all of them even for a user without
-    cgroups."""
+    """Return whether the daemon ignores a limit. A rootless Podman with cgroup v1 can't enforce any, but claims to."""
     return info.get(ability) is False or (is_rootless(info) and str(info.get("CgroupVersion")) == "1")
 
 
@@ -52,23 +51,19 @@ def check_spec(spec: SandboxSpec, config: DockerConfig, info: Mapping[str, Any])
             hint="set cap_add: [SYS_ADMIN] if you accept that, or take level user or dedicated",
         )
     for key, ability in _LIMITS.items():
-        asked = getattr(config, key) is not None and (key != "pids_limit" or key in config.model_fields_set)
-        if asked and cant_enforce(info, ability):
+        is_set = getattr(config, key) is not None and (key != "pids_limit" or key in config.model_fields_set)
+        if is_set and cant_enforce(info, ability):
             raise PolicyError(f"this daemon can't enforce {key}, which profile {config.name!r} sets", hint=_DELEGATION)
 
 
 def not_made(error: DaemonError, what: str = "a container") -> ProvisionError:
     """Return the error for something that the daemon could not make."""
-    said = error.message
-    hint, passes = (
-        error.hint or "`docker info` and the daemon's log say more",
-        error.status is None or error.status >= 500,
-    )
+    message = f"{what} could not be made: {error.message}"
     for sign, advice in _ADVICE.items():
-        if sign in said:
-            hint, passes = advice, False
-            break
-    return ProvisionError(f"{what} could not be made: {said}", hint=hint, retryable=passes)
+        if sign in error.message:
+            return ProvisionError(message, hint=advice, retryable=False)
+    hint = error.hint or "`docker info` and the daemon's log say more"
+    return ProvisionError(message, hint=hint, retryable=error.status is None or error.status >= 500)
 
 
 _ADVICE = {
@@ -81,7 +76,7 @@ _ADVICE = {
     "no space left on device": "`docker system prune` frees room on the daemon's disk",
     "network": "see `docker network ls` for the existing networks",
 }
-"""What to do, by the daemon's message. None of these problems is temporary."""
+"""Hints by a part of the daemon's message, the first match counts. None of these problems is temporary."""
 
 
 async def diagnose(daemon: DockerDaemon) -> Diagnosis:

@@ -1,4 +1,4 @@
-"""A process in a container: the daemon's exec, the connection to it, and the channel over that."""
+"""A process in a container: an exec of the daemon, with its connection, and a channel over it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _POLL_S = (0.005, 0.25)
 
 
 class Exec:
-    """A started exec, and its connection."""
+    """An exec that was started, with its connection."""
 
     def __init__(self, api: APIClient, exec_id: str, stream: Any) -> None:
         self._api, self._exec_id = api, exec_id
@@ -25,7 +25,7 @@ class Exec:
         self._closed = False
         self.connection: socket.socket = getattr(stream, "_sock", stream)
         self.connection.setblocking(False)
-        try:  # data that came with the response's headers is in its reader's buffer
+        try:  # data that came together with the response's headers is in the HTTP library's buffer
             self.early: bytes = self._response.raw._fp.fp.peek()
         except ssl.SSLWantReadError:
             self.early = b""
@@ -34,29 +34,29 @@ class Exec:
         """Return the exit status. The daemon knows it shortly after the stream has ended."""
         pause, longest = _POLL_S
         while not self._closed:
-            found = self._api.exec_inspect(self._exec_id)
-            if not found["Running"] and found["ExitCode"] is not None:
-                return int(found["ExitCode"])
+            info = self._api.exec_inspect(self._exec_id)
+            if not info["Running"] and info["ExitCode"] is not None:
+                return int(info["ExitCode"])
             time.sleep(pause)
             pause = min(2 * pause, longest)
         raise ConnectionError("it was closed")
 
     def has_ended(self) -> bool:
-        """Return whether the process has ended. The daemon keeps the stream of one that did not read all of its input
-        open until something collects it, which takes up to minutes."""
+        """Return whether the process has ended. This has to be asked, because the daemon may keep the stream of a
+        process that did not read all of its input open for minutes."""
         return not self._api.exec_inspect(self._exec_id)["Running"]
 
     def close(self) -> None:
-        """Close the connection; the process may live on."""
+        """Close the connection. The process may live on."""
         self._closed = True
         self._response.close()
 
 
 class ExecChannel(SocketChannel):
-    """Standard output of an exec, extracted from the daemon's frames. Its standard error is kept separately.
+    """The channel over an exec. It carries standard output, and keeps standard error apart.
 
-    A frame has a header of eight bytes and then its data. The first byte of the header is the stream, the last four are
-    the length (Docker Engine API, "attach to a container", stream format).
+    The daemon sends frames: a header of eight bytes, whose first byte is the stream and whose last four are the length
+    of the data, and then the data (Docker Engine API, "attach to a container", stream format).
     """
 
     def __init__(self, started: Exec) -> None:

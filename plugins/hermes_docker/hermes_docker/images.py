@@ -1,5 +1,4 @@
-"""Images: already present, pulled, or built from a folder. Each is fetched once, a few at the same time, with progress
-in the log."""
+"""Pulls and builds images: each once, a few at the same time, with progress in the log."""
 
 from __future__ import annotations
 
@@ -38,15 +37,15 @@ PROGRESS_S = 5.0
 """Seconds between progress messages in the log."""
 
 TOUCH_S = 60.0
-"""Seconds after which another use of an image that was built here is noted."""
+"""Seconds after which another use of an image that was built here is recorded on the daemon."""
 
 
 class ImageMissing(ImageError):
-    """There is no such image, neither here nor in its registry."""
+    """The image is neither on the daemon nor in its registry."""
 
 
 class RegistryRefused(ImageError):
-    """The registry requires a login, or does not allow this user to have the image."""
+    """The registry requires a login, or refuses this user the image."""
 
 
 class RegistryUnreachable(ProvisionError):
@@ -67,7 +66,7 @@ class Images:
     """Makes images available on the daemon.
 
     Args:
-        logs: the folder for the output of builds; None keeps none.
+        logs: the folder for the output of builds; None writes no files.
     """
 
     def __init__(self, daemon: DockerDaemon, logs: Path | None = None) -> None:
@@ -78,17 +77,17 @@ class Images:
         self._work = TaskSet()
         self._under_way: SingleFlight[None] = SingleFlight("the pull or build of an image")
         self._sources: dict[str, ImageBuild] = {}
-        """What the images that were asked for are built from, by tag."""
+        """The builds that were requested, by the image's tag."""
         self._used: dict[str, float] = {}
-        """When the use of an image that was built here was noted last, by tag."""
+        """For images that were built here, the time of the last use that was recorded, by tag."""
 
     async def ensure(self, image: Image, config: DockerConfig) -> str:
-        """Return the name of an image, once the daemon has it.
+        """Pull or build an image, if the daemon does not have it. Return its name there.
 
-        Callers who want the same image share one attempt. It is broken off when the last of them is cancelled.
+        Callers who want the same image share one attempt, which is broken off when the last of them is cancelled.
 
         Raises:
-            ImageMissing, RegistryRefused, RegistryUnreachable, DiskFull, BuildFailed: the class says what went wrong.
+            ImageMissing, RegistryRefused, RegistryUnreachable, DiskFull, BuildFailed: the class gives the reason.
             ImageError: the folder can't be built.
             DaemonError: the daemon can't be reached.
         """
@@ -106,14 +105,14 @@ class Images:
         return tag
 
     def _allow(self, at_a_time: int) -> None:
-        """Let at least so many images be pulled or built at the same time."""
+        """Allow at least this many pulls and builds at the same time."""
         while self._allowed < at_a_time:
             self._allowed += 1
             self._places.release()
 
     async def about(self, image: str) -> SandboxImage:
-        """Return what the daemon knows of an image. Its digest is that of its registry; one that was built here has
-        only its id.
+        """Return the daemon's information about an image. The digest is the registry's, or the id of an image that was
+        built here.
 
         Raises:
             DaemonError: the daemon can't be reached, or no longer has it.
@@ -140,13 +139,13 @@ class Images:
             async with asyncio.timeout(build.timeout_s):
                 await self._daemon.follow(partial(_build, build=build, tag=tag, config=config, output=output))
         except TimeoutError as error:
-            said = f"building {build} took longer than {build.timeout_s:g} s\n{output.last_lines}"
-            raise BuildFailed(said.strip(), hint=f"{output.hint}; or raise the limit") from error
+            message = f"building {build} took longer than {build.timeout_s:g} s\n{output.last_lines}"
+            raise BuildFailed(message.strip(), hint=f"{output.hint}; or raise the limit") from error
         finally:
             output.close()
         try:
             await self._daemon.call(lambda api: built.prune(api, config.built_images))
-        except DaemonError as error:  # the image is there
+        except DaemonError as error:  # no reason to fail the build
             log.warning("old images could not be removed: %s", error)
 
 
@@ -158,8 +157,7 @@ def _pull(api: APIClient, image: str, platform: str | None) -> None:
             pass
     except (docker.errors.APIError, _EventError) as error:
         kind, hint = failure(error)
-        said = f"image {image!r} can't be pulled: {message_of(error)}"
-        raise kind(said, hint=f"{hint}; {_ANOTHER}") from error
+        raise kind(f"image {image!r} can't be pulled: {message_of(error)}", hint=f"{hint}; {_ANOTHER}") from error
     if not _has(api, image):
         raise ImageMissing(f"image {image!r} does not exist after its pull", hint="check its name and platform")
     log.info("image %s is there", image)
@@ -188,14 +186,14 @@ def _build(api: APIClient, build: ImageBuild, tag: str, config: DockerConfig, ou
                 image_id = str((event.get("aux") or {}).get("ID", image_id))
         except (docker.errors.APIError, _EventError) as error:
             kind, hint = build_failure(error)
-            said = f"building {build} failed: {message_of(error)}\n{output.last_lines}"
-            raise kind(said.strip(), hint=f"{hint}; {output.hint}") from error
+            message = f"building {build} failed: {message_of(error)}\n{output.last_lines}"
+            raise kind(message.strip(), hint=f"{hint}; {output.hint}") from error
     built.name(api, image_id, tag)
     log.info("image %s is built", tag)
 
 
 def _status_line(event: Mapping[str, Any]) -> str:
-    """Return what the log of a build keeps of the progress of a pull."""
+    """Return the line of a build's log for an event of a pull; empty for events that only report progress."""
     return f"{event['status']}\n" if "status" in event and not event.get("progressDetail") else ""
 
 
@@ -204,7 +202,7 @@ def _follow_events(events: Iterator[Mapping[str, Any]], image: str) -> Iterator[
     layers: dict[str, tuple[int, int]] = {}
     last, failed = time.monotonic(), None
     for event in events:
-        if "error" in event:  # keep the last error; a connection that is read to its end can be reused
+        if "error" in event:  # go on to the end of the stream, or the connection can't be reused
             failed = _EventError(str(event["error"]), (event.get("errorDetail") or {}).get("code"))
         detail = event.get("progressDetail") or {}
         if detail.get("total"):
@@ -219,10 +217,10 @@ def _follow_events(events: Iterator[Mapping[str, Any]], image: str) -> Iterator[
 
 
 class _EventError(Exception):
-    """An error among the daemon's progress events, with the exit status of the command that failed, if one did."""
+    """An error among the daemon's progress events. `status` is the exit status of a failed command, if there is one."""
 
-    def __init__(self, said: str, status: int | None = None) -> None:
-        super().__init__(said)
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
         self.status = status
 
 
@@ -263,22 +261,22 @@ _SIGNS: tuple[tuple[type[ProvisionError], tuple[str, ...], str], ...] = (
         f"check the image's name, and the daemon's network and proxy; {_LOAD}",
     ),
 )
-"""Texts in the daemon's messages that identify a failure. The first one that is found counts."""
+"""Each error class with parts of the daemon's message by which it is recognised, and a hint. The first match counts."""
 
 
 def failure(error: Exception, otherwise: type[ProvisionError] = ProvisionError) -> tuple[type[ProvisionError], str]:
-    """Return the error class and hint for an image that could not be made available, by the daemon's message."""
-    said = message_of(error).lower()
+    """Return the error class and the hint for a failed pull, by the daemon's message."""
+    message = message_of(error).lower()
     for kind, signs, hint in _SIGNS:
-        if any(sign in said for sign in signs):
+        if any(sign in message for sign in signs):
             return kind, hint
     return otherwise, "`docker info` and the daemon's log say more"
 
 
 def build_failure(error: Exception) -> tuple[type[ProvisionError], str]:
-    """Return the error class and hint for a build that failed.
+    """Return the error class and the hint for a failed build.
 
-    What the Dockerfile says, such as the command that failed, is in the daemon's message and may look like anything.
+    A failed command is not looked up in `_SIGNS`: the message has the command's own text, which may look like any sign.
     """
     if "buildkit" in message_of(error).lower():
         return BuildFailed, "build it with `docker build`, and name its image: this API has no BuildKit"
@@ -288,7 +286,7 @@ def build_failure(error: Exception) -> tuple[type[ProvisionError], str]:
 
 
 def tag_of(build: ImageBuild, platform: str | None = None) -> str:
-    """Return the tag of an image that is built. It changes with any file that the build can see. Blocking.
+    """Return the tag for a build, which changes with any file that the build can see. Blocking.
 
     Raises:
         ImageError: the folder can't be built.
@@ -309,12 +307,11 @@ def _has(api: APIClient, image: str) -> bool:
 
 
 def _about(api: APIClient, image: str) -> SandboxImage:
-    found = api.inspect_image(image)  # type: ignore[no-untyped-call]  # as above
-    names, config = found.get("RepoDigests") or [""], found.get("Config") or {}
-    digest = str(names[0].partition("@")[2] or found["Id"])
+    info = api.inspect_image(image)  # type: ignore[no-untyped-call]  # as above
+    names, config = info.get("RepoDigests") or [""], info.get("Config") or {}
     return SandboxImage(
         image,
-        digest,
+        str(names[0].partition("@")[2] or info["Id"]),
         workdir=config.get("WorkingDir") or "/",
         user=config.get("User") or "root",
         variables=dict(each.split("=", 1) for each in config.get("Env") or () if "=" in each),
@@ -324,7 +321,8 @@ def _about(api: APIClient, image: str) -> SandboxImage:
 
 
 def _split(image: str) -> tuple[str, str | None]:
-    """Return the name and the tag (or digest) of an image. Without a tag, the daemon would pull every tag."""
+    """Return the name and the tag of an image; with a digest, the whole and None. Without a tag, the daemon would pull
+    all tags."""
     if "@" in image:
         return image, None
     name, colon, tag = image.rpartition(":")

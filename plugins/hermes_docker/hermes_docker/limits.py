@@ -1,4 +1,4 @@
-"""Limits the load on the daemon: a maximum number of creations and removals at a time, and a pause when it fails."""
+"""Limits the load on the daemon: few creations and removals at the same time, and a pause after a failure."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from contextlib import asynccontextmanager
 from hermes_docker.daemon import DaemonError
 
 AT_A_TIME = 8
-"""Maximum number of containers that are being made or removed at the same time, over all pools."""
+"""Maximum number of creations and removals at the same time, over all pools."""
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 10.0
-"""The pause in seconds after a failure of the daemon; it doubles with each further one."""
+"""The pause in seconds after the daemon's first failure, which doubles with each further one, and its limit."""
 
 
 class Throttle:
-    """Shared by all code that makes or removes containers. The daemon's failures slow all of it down."""
+    """Limits creations and removals. A failure of the daemon makes all of them wait."""
 
     def __init__(self, at_a_time: int = AT_A_TIME) -> None:
         self._places = asyncio.Semaphore(at_a_time)
@@ -26,7 +26,7 @@ class Throttle:
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """Wait for a place and for the end of a pause, and record the outcome."""
+        """Wait for a place and for the end of a pause. A failure in the block begins or lengthens the pause."""
         loop = asyncio.get_running_loop()
         async with self._places:
             await asyncio.sleep(max(0.0, self._not_before - loop.time()))

@@ -6,8 +6,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hermes_modal.config import ModalSandboxConfig, load_profiles
-    from hermes_modal.tool_backend import ModalToolBackend
+    from hermes_modal.config import ModalSandboxConfig as ModalSandboxConfig
+    from hermes_modal.config import load_profiles as load_profiles
+    from hermes_modal.tool_backend import ModalToolBackend as ModalToolBackend
 
 _PLACES = {
     "ModalSandboxConfig": "hermes_modal.config",
@@ -15,11 +16,9 @@ _PLACES = {
     "load_profiles": "hermes_modal.config",
 }
 
-__all__ = ["ModalSandboxConfig", "ModalToolBackend", "load_profiles"]
-
 
 def __getattr__(name: str) -> Any:
-    """Load one of the names above at its first use: the plugin, which is in this package, has to load fast."""
+    """Load one of the names above at its first use, so that listing plugins, which imports this package, stays fast."""
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_PLACES[name]), name)

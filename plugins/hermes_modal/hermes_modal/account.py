@@ -1,4 +1,4 @@
-"""The connection to Modal: one client, every call within a time limit, and Modal's errors in our words."""
+"""The connection to Modal: one client, a time limit for every call, and our errors for Modal's."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -30,15 +30,18 @@ from hermes_modal.config import ModalSandboxConfig
 log = logging.getLogger(__name__)
 
 CALL_LIMIT_S = 30.0
-"""Seconds that an ordinary call may take, because the SDK's own retries may never end."""
+"""Time limit of an ordinary call in seconds, because the SDK may retry without end."""
 CREATE_LIMIT_S = 600.0
-"""Seconds that creating a sandbox may take, including building its image."""
+"""Time limit in seconds for creating a sandbox, including the build of its image."""
 AT_A_TIME = 8
-"""Maximum number of sandboxes being created at the same time, over all pools of the process."""
+"""Maximum number of creations at the same time, over all pools of the process."""
 PER_SECOND = 5.0
 """Maximum number of creations started per second, over all pools of the process."""
 LOOK_S = 0.02
 """Seconds between checks for a free place."""
+
+FAILURES = (exception.Error, TimeoutError, OSError)
+"""The errors that a call of the SDK within a time limit may raise."""
 
 T = TypeVar("T")
 
@@ -58,11 +61,11 @@ _HINTS: dict[type[Exception], tuple[str, bool]] = {
     exception.InvalidError: ("change what the profile asks for", False),
     exception.VersionError: ("install the version of the SDK that Modal asks for", False),
 }
-"""What to do, and whether the problem may be temporary."""
+"""For each class of error a hint, and whether the problem may be temporary."""
 
 
 class CreationPace:
-    """Limits the creations per second and at the same time, over all event loops of the process."""
+    """Limits the rate of creations, and their number at the same time, over all event loops of the process."""
 
     def __init__(self, at_a_time: int, per_second: float) -> None:
         self._places = threading.BoundedSemaphore(at_a_time)
@@ -72,8 +75,8 @@ class CreationPace:
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """Take a place among the creations, no sooner than the rate allows."""
-        while not self._places.acquire(blocking=False):  # noqa: ASYNC110 - who gives one up may be in another loop
+        """Hold a place for one creation, from the time on that the rate allows."""
+        while not self._places.acquire(blocking=False):  # noqa: ASYNC110 - a place may be freed in another loop
             await asyncio.sleep(LOOK_S)
         try:
             with self._lock:
@@ -86,7 +89,7 @@ class CreationPace:
 
 
 pace = CreationPace(AT_A_TIME, PER_SECOND)
-"""Shared by the process, because Modal counts by account, not by runtime."""
+"""One for the whole process, because Modal's limits are those of an account."""
 
 
 class Account:
@@ -111,19 +114,19 @@ class Account:
         if not all(token):
             raise ConfigError("there is no Modal token", hint=_TOKEN)
         await _check_there(str(modal_config.get("server_url")))
-        return await self.within(CALL_LIMIT_S, modal.Client.from_credentials.aio(*token))
+        return await self.call(modal.Client.from_credentials.aio(*token))
 
-    async def within(self, limit_s: float, call: Awaitable[T]) -> T:
-        """Return the outcome of a call. Raise `TimeoutError` if it takes too long."""
+    async def call(self, work: Awaitable[T], limit_s: float = CALL_LIMIT_S) -> T:
+        """Return the outcome of a call of the SDK. Raises `TimeoutError` after `limit_s` seconds."""
         async with asyncio.timeout(limit_s):
-            return await call
+            return await work
 
     async def app(self, name: str, *, create: bool) -> Any:
-        """Return the app with this name; None if it does not exist and should not be created."""
+        """Return the app with this name; None if there is none and `create` is false."""
         if name not in self._apps:
             look_up = modal.App.lookup.aio(name, client=await self.client(), create_if_missing=create)
             try:
-                self._apps[name] = await self.within(CALL_LIMIT_S, look_up)
+                self._apps[name] = await self.call(look_up)
             except exception.NotFoundError:
                 return None
         return self._apps[name]
@@ -134,14 +137,14 @@ class Account:
         client = self._client.kept.pop(None, None)
         self._apps.clear()
         if client is not None:
-            await self.within(CALL_LIMIT_S, client.close.aio())
+            await self.call(client.close.aio())
 
 
 async def _check_there(url: str) -> None:
-    """Check that a server on this host listens. The SDK would keep trying for minutes.
+    """Check that the server listens, if it is on this host, because the SDK would retry for minutes.
 
     Raises:
-        ProvisionError: nobody listens there.
+        ProvisionError: nothing listens there.
     """
     parts = urlsplit(url)
     if parts.hostname not in ("127.0.0.1", "::1", "localhost"):
@@ -159,27 +162,32 @@ async def _check_there(url: str) -> None:
 
 
 def not_created(error: Exception, config: ModalSandboxConfig, step: str) -> HermesError:
-    """Return the error for a sandbox that could not be created."""
-    if isinstance(error, HermesError):
-        return error
-    hint, passes = _advice(error)
-    said = "it took too long" if isinstance(error, TimeoutError) else f"{error}" or type(error).__name__
+    """Return our error for one of `FAILURES` that was raised while a sandbox was created."""
+    hint, temporary = _advice(error)
+    reason = "it took too long" if isinstance(error, TimeoutError) else f"{error}" or type(error).__name__
     if hint == _IMAGE and config.image is not None:
-        said = f"image {config.image!r}: {said}"
-    message = f"profile {config.name!r}: {step} failed: {said}"
+        reason = f"image {config.image!r}: {reason}"
+    message = f"profile {config.name!r}: {step} failed: {reason}"
     if isinstance(error, exception.ImageBuildError):
         return ImageError(message, hint=hint)
-    return ProvisionError(message, hint=hint, retryable=passes)
+    return ProvisionError(message, hint=hint, retryable=temporary)
 
 
 def not_reached(error: Exception, sandbox_id: str) -> HermesError:
-    """Return the error for a sandbox that could not be asked something."""
-    if isinstance(error, HermesError):
-        return error
+    """Return our error for one of `FAILURES` that was raised by a call about a sandbox."""
     if isinstance(error, exception.NotFoundError | exception.ConflictError | exception.SandboxTerminatedError):
         return SandboxLost(f"the sandbox has ended: {error}", sandbox_id=sandbox_id)
-    said = "no answer in time" if isinstance(error, TimeoutError) else f"{type(error).__name__}: {error}"
-    return ChannelLost(f"Modal could not be reached: {said}", hint=_advice(error)[0], sandbox_id=sandbox_id)
+    reason = "no answer in time" if isinstance(error, TimeoutError) else f"{type(error).__name__}: {error}"
+    return ChannelLost(f"Modal could not be reached: {reason}", hint=_advice(error)[0], sandbox_id=sandbox_id)
+
+
+@contextmanager
+def errors_of(sandbox_id: str) -> Iterator[None]:
+    """Raise our errors for `FAILURES` of the calls in the block, which are about this sandbox."""
+    try:
+        yield
+    except FAILURES as error:
+        raise not_reached(error, sandbox_id) from error
 
 
 def _advice(error: Exception) -> tuple[str, bool]:

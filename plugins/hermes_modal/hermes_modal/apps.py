@@ -1,4 +1,4 @@
-"""The apps in which this user's drivers have made sandboxes. Modal lists sandboxes by app, and `ps` is given none."""
+"""The apps in which this user's drivers have made sandboxes: `ps` names no app, and Modal lists sandboxes by app."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from hermes_modal.config import APP_NAME
 log = logging.getLogger(__name__)
 
 KEPT = 64
-"""Maximum number of remembered names that are checked, latest first, because each costs a request."""
+"""Maximum number of names that are taken from the file, the latest ones, because each costs a request."""
 _READ_BYTES = KEPT * 80
 
 
 class Apps:
-    """Names of apps: those known in this process, and those in a file of the user.
+    """Names of apps: those of this process, and those in a file of the user.
 
     Args:
-        file: has one name per line, and is appended to; None remembers nothing.
+        known: the first names.
+        file: a file with one name per line, to which new names are appended; None keeps them in this process only.
     """
 
     def __init__(self, known: Iterable[str], file: Path | None) -> None:
@@ -29,16 +30,15 @@ class Apps:
         self._noted: set[str] = set()
 
     def add(self, name: str) -> None:
-        """Note that the process has a profile with this app."""
+        """Add the app of a profile."""
         self._known.add(name)
 
     def names(self) -> list[str]:
-        """Return all names. Blocks while a small file is read."""
+        """Return all names. Blocks while the file is read, which is small."""
         return sorted(self._known.union(self._read_names()))
 
     def note(self, name: str) -> None:
-        """Note that a sandbox is about to be made there, and remember it for other processes. Blocks as `names`
-        does."""
+        """Add the app of a sandbox that is about to be made, also to the file. Blocks as `names` does."""
         self._known.add(name)
         if self._file is None or name in self._noted:
             return

@@ -1,4 +1,4 @@
-"""The `modal` backend: Modal's sandboxes, each reached over one exec a channel."""
+"""The `modal` backend: Modal's sandboxes, with one exec for each channel."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ from hermes_core import (
     Settings,
 )
 from hermes_modal import diagnosis, requests
-from hermes_modal.account import CALL_LIMIT_S, CREATE_LIMIT_S, Account, not_created, not_reached, pace
+from hermes_modal.account import CALL_LIMIT_S, CREATE_LIMIT_S, FAILURES, Account, errors_of, not_created, pace
 from hermes_modal.apps import Apps
 from hermes_modal.config import DEFAULT_APP, ModalSandboxConfig
 
 log = logging.getLogger(__name__)
 
 SNAPSHOT_LIMIT_S = 600
-"""Seconds that a snapshot may take."""
+"""Time limit of a snapshot in seconds."""
 CHUNK_BYTES = 1 << 20
 """Maximum size of one write. The SDK refuses more than 16 MiB, and a server refuses messages above its own limit."""
 _FIRST_UID, _BLOCK, _BLOCKS = 1_900_000_000, 512, 1 << 16
@@ -65,34 +65,34 @@ class ModalBackend(Backend):
     def __init__(self, settings: Settings | None = None) -> None:
         self._account = Account()
         self._profiles = {} if settings is None else settings.profiles
-        named = (str(each["app_name"]) for each in self._profiles.values() if each.get("app_name"))
+        names = (str(each["app_name"]) for each in self._profiles.values() if each.get("app_name"))
         file = None if settings is None else settings.state_dir / "modal-apps"
-        self._apps = Apps((DEFAULT_APP, *named), file)
+        self._apps = Apps((DEFAULT_APP, *names), file)
 
     def note_profile(self, config: SandboxConfig) -> None:
-        """Add its app to those whose sandboxes are listed."""
+        """Include the profile's app in `list`."""
         assert isinstance(config, ModalSandboxConfig)
         self._apps.add(config.get_app_name())
 
     async def create(self, spec: SandboxSpec) -> Sandbox:
-        """Create the sandbox of this spec, or return the one that runs under its name."""
+        """Create the sandbox of this spec, or return the running one with the spec's creation id."""
         config = spec.config
         assert isinstance(config, ModalSandboxConfig)
         await asyncio.to_thread(self._apps.note, config.get_app_name())
         command = requests.main_process(spec, config.workspace_base)
         try:
-            given = await requests.arguments(spec, config, self._account)
+            arguments = await requests.arguments(spec, config, self._account)
             async with pace.turn():
-                make = modal.Sandbox.create.aio(*command, **given)
-                sandbox = await self._account.within(CREATE_LIMIT_S, make)
+                creating = modal.Sandbox.create.aio(*command, **arguments)
+                created = await self._account.call(creating, CREATE_LIMIT_S)
         except exception.AlreadyExistsError:
             return await self._existing(spec, config)
-        except (exception.Error, TimeoutError, OSError) as error:
+        except FAILURES as error:
             raise not_created(error, config, "creating a sandbox") from error
-        made = ModalSandbox(sandbox, config.workspace_base, spec.creation_id, self._account, config.max_lifetime)
-        image_id = given["image"].object_id
-        made.image = SandboxImage(config.image or image_id, image_id)
-        return made
+        sandbox = ModalSandbox(created, config.workspace_base, spec.creation_id, self._account, config.max_lifetime)
+        image_id = arguments["image"].object_id
+        sandbox.image = SandboxImage(config.image or image_id, image_id)
+        return sandbox
 
     async def snapshot(self, sandbox: Sandbox) -> str:
         """Save the sandbox's files as a Modal image, which Modal removes after 30 days. Return its id."""
@@ -107,34 +107,30 @@ class ModalBackend(Backend):
     async def _existing(self, spec: SandboxSpec, config: ModalSandboxConfig) -> Sandbox:
         client, name = await self._account.client(), requests.name_of(spec.creation_id)
         try:
-            found = await self._account.within(
-                CALL_LIMIT_S, modal.Sandbox.from_name.aio(config.get_app_name(), name, client=client)
-            )
-            tags = await self._account.within(CALL_LIMIT_S, found.get_tags.aio())
-        except (exception.Error, TimeoutError, OSError) as error:
+            found = await self._account.call(modal.Sandbox.from_name.aio(config.get_app_name(), name, client=client))
+            tags = await self._account.call(found.get_tags.aio())
+        except FAILURES as error:
             raise not_created(error, config, "finding the sandbox of its name") from error
         spec.check_existing(tags.get(requests.ISOLATION, "shared"), found.object_id)
-        return self._of_tags(found, tags)
+        return self._sandbox(found, tags)
 
     async def list(self, owner: str | None = None) -> Sequence[SandboxInfo]:
         """Return the running sandboxes with our tags, in the apps that this user's drivers have used."""
         tags = {} if owner is None else {requests.OWNER: owner}
         names = await asyncio.to_thread(self._apps.names)
-        try:
+        with errors_of(""):
             async with asyncio.timeout(CALL_LIMIT_S):
                 found = []
                 for name in names:
                     if (app := await self._account.app(name, create=False)) is not None:
                         client = await self._account.client()
-                        listed = modal.Sandbox.list.aio(app_id=app.app_id, tags=tags, client=client)
-                        found += [sandbox async for sandbox in listed]
-                asked = await asyncio.gather(*map(_info, found), return_exceptions=True)
-                for each in asked:
-                    if isinstance(each, BaseException):
-                        raise each
-        except (exception.Error, TimeoutError, OSError) as error:
-            raise not_reached(error, "") from error
-        return [info for info in asked if isinstance(info, SandboxInfo)]
+                        listing = modal.Sandbox.list.aio(app_id=app.app_id, tags=tags, client=client)
+                        found += [sandbox async for sandbox in listing]
+                answers = await asyncio.gather(*map(_info, found), return_exceptions=True)
+                for answer in answers:
+                    if isinstance(answer, BaseException):
+                        raise answer
+        return [info for info in answers if isinstance(info, SandboxInfo)]
 
     async def terminate_id(self, sandbox_id: str) -> None:
         """End a sandbox by its id, if it exists."""
@@ -151,20 +147,18 @@ class ModalBackend(Backend):
         return sandbox
 
     async def _handle(self, sandbox_id: str) -> ModalSandbox:
-        try:
+        with errors_of(sandbox_id):
             client = await self._account.client()
-            found = await self._account.within(CALL_LIMIT_S, modal.Sandbox.from_id.aio(sandbox_id, client=client))
-            tags = await self._account.within(CALL_LIMIT_S, found.get_tags.aio())
-        except (exception.Error, TimeoutError, OSError) as error:
-            raise not_reached(error, sandbox_id) from error
-        return self._of_tags(found, tags)
+            found = await self._account.call(modal.Sandbox.from_id.aio(sandbox_id, client=client))
+            tags = await self._account.call(found.get_tags.aio())
+        return self._sandbox(found, tags)
 
-    def _of_tags(self, found: Any, tags: Mapping[str, str]) -> ModalSandbox:
+    def _sandbox(self, found: Any, tags: Mapping[str, str]) -> ModalSandbox:
         base, creation_id = requests.workspaces(tags), tags.get(requests.CREATION_ID, "")
         return ModalSandbox(found, base, creation_id, self._account, requests.life_left(tags))
 
     async def check(self) -> Diagnosis:
-        """Return whether there is a token that Modal accepts, and whether everything that the profiles name exists."""
+        """Return whether Modal accepts the token, and whether everything that the profiles name exists there."""
         return await diagnosis.diagnose(self._account, self._profiles)
 
     async def aclose(self) -> None:
@@ -173,7 +167,7 @@ class ModalBackend(Backend):
 
 
 class ModalSandbox(Sandbox):
-    """One of Modal's sandboxes. Made by `ModalBackend`."""
+    """A sandbox of Modal's, made by `ModalBackend`."""
 
     own_system = True
 
@@ -184,24 +178,19 @@ class ModalSandbox(Sandbox):
         self.lifetime_s = lifetime_s
         self.workspace_base = workspace_base
         self.state_dir = requests.state_dir(workspace_base)
-        # On a machine of its own any ids would do, but emulated ones share a host, which counts by id.
+        # A sandbox on Modal is alone on its machine. Emulated ones share a host, which counts processes by user id.
         block = int.from_bytes(hashlib.sha256(creation_id.encode()).digest()[:4], "big") % _BLOCKS
         self.uid_base = _FIRST_UID + block * _BLOCK
         self._sandbox, self._account = sandbox, account
         self._ended = False
 
     async def open(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> Channel:
-        """Start `argv` with an exec, with its streams as bytes."""
+        """Start `argv` with an exec whose streams carry bytes."""
         if self._ended:
             raise SandboxLost("the sandbox was ended", sandbox_id=self.id)
-        try:
+        with errors_of(self.id):
             process = await self._exec(argv, env)
-        except (exception.Error, TimeoutError, OSError) as error:
-            raise not_reached(error, self.id) from error
-        put, drain = (
-            process.stdin.write,
-            process.stdin.drain.aio,
-        )  # once, because the SDK wraps them again at each access
+        put, drain = process.stdin.write, process.stdin.drain.aio  # here, because each access makes the SDK wrap them
 
         async def write(data: bytes) -> None:
             for at in range(0, len(data), CHUNK_BYTES):
@@ -213,54 +202,47 @@ class ModalSandbox(Sandbox):
         )
 
     async def _exec(self, argv: Sequence[str], env: Mapping[str, str] | None) -> Any:
-        start = self._sandbox.exec.aio(*argv, env=dict(env or {}), text=False)
         try:
-            return await self._account.within(CALL_LIMIT_S, start)
-        except exception.AuthError:  # a handle keeps its token until that expires, even if it is refused
+            return await self._account.call(self._sandbox.exec.aio(*argv, env=dict(env or {}), text=False))
+        except exception.AuthError:  # a handle keeps a refused token until it expires, so get another handle
             client, old = await self._account.client(), self._sandbox
-            self._sandbox = await self._account.within(CALL_LIMIT_S, modal.Sandbox.from_id.aio(self.id, client=client))
+            self._sandbox = await self._account.call(modal.Sandbox.from_id.aio(self.id, client=client))
             await self._detach(old)
-            again = self._sandbox.exec.aio(*argv, env=dict(env or {}), text=False)
-            return await self._account.within(CALL_LIMIT_S, again)
+            return await self._account.call(self._sandbox.exec.aio(*argv, env=dict(env or {}), text=False))
 
     async def _detach(self, sandbox: Any) -> None:
         """Close a handle's connection, which would otherwise stay open for half a minute."""
         try:
-            await self._account.within(CALL_LIMIT_S, sandbox.detach.aio())
-        except (exception.Error, TimeoutError, OSError) as error:
+            await self._account.call(sandbox.detach.aio())
+        except FAILURES as error:
             log.debug("sandbox %s: a handle's connection was not closed: %s", self.id, error)
 
     async def snapshot(self) -> str:
-        """Save its files. Return the image's id."""
-        try:
-            keep = self._sandbox.snapshot_filesystem.aio(SNAPSHOT_LIMIT_S)
-            image = await self._account.within(SNAPSHOT_LIMIT_S, keep)
-        except (exception.Error, TimeoutError, OSError) as error:
-            raise not_reached(error, self.id) from error
-        return str(image.object_id)
+        """Save the sandbox's files as an image. Return the image's id."""
+        with errors_of(self.id):
+            saving = self._sandbox.snapshot_filesystem.aio(SNAPSHOT_LIMIT_S)
+            return str((await self._account.call(saving, SNAPSHOT_LIMIT_S)).object_id)
 
     async def status(self) -> SandboxStatus:
-        """Return what Modal says about it."""
+        """Return the sandbox's status on Modal."""
         if self._ended:
             return SandboxStatus.ENDED
-        try:
-            code = await self._account.within(CALL_LIMIT_S, self._sandbox.poll.aio())
-        except exception.NotFoundError:
-            return SandboxStatus.GONE
-        except (exception.Error, TimeoutError, OSError) as error:
-            raise not_reached(error, self.id) from error
+        with errors_of(self.id):
+            try:
+                code = await self._account.call(self._sandbox.poll.aio())
+            except exception.NotFoundError:
+                return SandboxStatus.GONE
         return SandboxStatus.RUNNING if code is None else SandboxStatus.ENDED
 
     async def terminate(self) -> None:
         """End the sandbox; it has ended when this returns."""
         if self._ended:
             return
-        try:
-            await self._account.within(CALL_LIMIT_S, self._sandbox.terminate.aio(wait=True))
-        except exception.NotFoundError:
-            log.debug("sandbox %s is not known to Modal any more", self.id)
-        except (exception.Error, TimeoutError, OSError) as error:
-            raise not_reached(error, self.id) from error
+        with errors_of(self.id):
+            try:
+                await self._account.call(self._sandbox.terminate.aio(wait=True))
+            except exception.NotFoundError:
+                log.debug("sandbox %s is not known to Modal any more", self.id)
         self._ended = True
         await self._detach(self._sandbox)
 

@@ -80,12 +80,12 @@ class ModalSandboxConfig(SandboxConfig):
     max_lifetime: int = Field(default=3600, ge=10, le=LONGEST_LIFE_S)
     """Seconds after which Modal ends the sandbox, whatever it does. It is replaced before that."""
     modal_idle_timeout: int | None = Field(default=None, gt=0)
-    """Seconds without use after which Modal itself ends the sandbox, whoever lives; None is `idle_timeout`, but a
-    minute at least."""
+    """Seconds without use after which Modal itself ends the sandbox, also if its driver lives. None is `idle_timeout`,
+    but at least a minute."""
     secrets: tuple[str, ...] = ()
-    """Modal secrets by name; their variables are set in the sandbox. Commands see those that `slot_secrets` names."""
+    """Names of Modal secrets, whose variables are set in the sandbox. Commands see those that `slot_secrets` lists."""
     workspace_base: str = "/data"
-    """Where slots' workspaces are in the sandbox."""
+    """The directory of the slots' workspaces in the sandbox."""
     volumes: dict[str, str] = Field(default_factory=dict)
     """Modal volumes by the path that they are mounted at: `{"/cache": "my-volume"}`."""
     region: str | tuple[str, ...] | None = None
@@ -93,9 +93,9 @@ class ModalSandboxConfig(SandboxConfig):
     cloud: str | None = None
     """The cloud provider, as Modal names it; None is Modal's choice."""
     outbound_cidr_allowlist: tuple[str, ...] | None = None
-    """The only addresses that the sandbox may reach; None is all."""
+    """The only addresses that the sandbox may reach; None allows all."""
     outbound_domain_allowlist: tuple[str, ...] | None = None
-    """The only domains that the sandbox may reach; None is all."""
+    """The only domains that the sandbox may reach; None allows all."""
 
     @field_validator("app_name")
     @classmethod
@@ -127,11 +127,8 @@ class ModalSandboxConfig(SandboxConfig):
     @classmethod
     def _one_source(cls, given: Any) -> Any:
         """`image` has a default, which the other two replace."""
-        if isinstance(given, Mapping) and (given.get("dockerfile") or given.get("snapshot_id")):
-            if given.get("image"):
-                return {**given}
-            return {**given, "image": None}
-        return given
+        has_other = isinstance(given, Mapping) and (given.get("dockerfile") or given.get("snapshot_id"))
+        return {**given, "image": given.get("image") or None} if has_other else given
 
     @field_validator("gpu")
     @classmethod
@@ -153,7 +150,7 @@ class ModalSandboxConfig(SandboxConfig):
 
     @property
     def gpu_count(self) -> int:
-        """Return the number of GPUs of a sandbox: `A100:2` is two."""
+        """Return the number of GPUs of a sandbox, such as 2 for `A100:2`."""
         if self.gpu is None:
             return 0
         _, _, count = self.gpu.partition(":")
@@ -173,8 +170,8 @@ class ModalSandboxConfig(SandboxConfig):
         return self._with({"app_name": f"{base}-{self.name}"})
 
     def _with(self, changes: Mapping[str, Any]) -> Self:
-        given = {**self.model_dump(exclude_unset=True), **changes}
-        return validated(type(self), given, f"profile {self.name!r} of backend 'modal'")
+        values = {**self.model_dump(exclude_unset=True), **changes}
+        return validated(type(self), values, f"profile {self.name!r} of backend 'modal'")
 
     @classmethod
     def from_dict(cls, name: str, data: Mapping[str, Any]) -> Self:
@@ -198,37 +195,36 @@ class ModalSandboxConfig(SandboxConfig):
                 f"{what}: workdir is where the terminal tool's commands begin; those of slots begin in their workspace",
                 hint="leave it out, or set workspace_base, the directory of all workspaces",
             )
-        given = {key: value for key, value in data.items() if key not in ("use_dotenv", "scale_down_idle", "workdir")}
-        if isinstance(given.get("env_vars"), str):
-            given["env_vars"] = _variables(given["env_vars"], what)
+        values = {key: value for key, value in data.items() if key not in ("use_dotenv", "scale_down_idle", "workdir")}
+        if isinstance(values.get("env_vars"), str):
+            values["env_vars"] = _variables(values["env_vars"], what)
         for alias, key in _ALIASES.items():
-            if alias in given:
-                if key in given:
+            if alias in values:
+                if key in values:
                     raise ConfigError(f"{what}: {alias} and {key} are the same", hint="set one of them")
-                given[key] = given.pop(alias)
+                values[key] = values.pop(alias)
+        # Where there is a `scale_down_idle`, it is the idle time of ours, and `idle_timeout` is Modal's.
         if (pause := data.get("scale_down_idle")) is not None:
-            if "idle_timeout" in given:
-                given["modal_idle_timeout"] = given["idle_timeout"]
-            given["idle_timeout"] = pause
-        if given.get("max_sandboxes") is not None and "min_sandboxes" not in given:
-            given["min_sandboxes"] = min(1, int(given["max_sandboxes"])) if _is_number(given["max_sandboxes"]) else 1
-        return validated(cls, {**given, "name": name}, what)
+            if "idle_timeout" in values:
+                values["modal_idle_timeout"] = values["idle_timeout"]
+            values["idle_timeout"] = pause
+        if (most := values.get("max_sandboxes")) is not None:
+            values.setdefault("min_sandboxes", min(1, int(most)) if _is_number(most) else 1)
+        return validated(cls, {**values, "name": name}, what)
 
     @classmethod
     def from_env(cls, profile: str = "default", environ: Mapping[str, str] | None = None) -> Self:
         """Return the profile of `ATROPOS_MODAL_PROFILE_<NAME>_<KEY>` and, where unset, `ATROPOS_MODAL_<KEY>`."""
         environ = os.environ if environ is None else environ
         _check_words(environ)
-        own = re.sub(r"[^A-Z0-9]", "_", profile.upper())
-        given: dict[str, Any] = {}
+        name = re.sub(r"[^A-Z0-9]", "_", profile.upper())
+        values: dict[str, Any] = {}
         for word, key in _VARIABLES.items():
-            for variable in (f"{PREFIX}_PROFILE_{own}_{word}", f"{PREFIX}_{word}"):
-                if environ.get(variable):
-                    given[key] = environ[variable]
-                    if key == "env_vars":
-                        given[key] = _variables(environ[variable], variable)
-                    break
-        return cls.from_dict(profile, given)
+            variables = (f"{PREFIX}_PROFILE_{name}_{word}", f"{PREFIX}_{word}")
+            if variable := next(filter(environ.get, variables), None):
+                text = environ[variable]
+                values[key] = _variables(text, variable) if key == "env_vars" else text
+        return cls.from_dict(profile, values)
 
     @classmethod
     def from_yaml(cls, path: str | Path, profile: str | None = None) -> Self:
@@ -241,13 +237,13 @@ class ModalSandboxConfig(SandboxConfig):
     @classmethod
     def from_agent_env_config(cls, config: Any, profile: str = "default") -> Self:
         """Return the profile of the attributes (or keys) `modal_image`, `modal_gpu`, … of an object; None is unset."""
-        given: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for key in _AGENT_KEYS:
             name = f"modal_{key}"
             value = config.get(name) if isinstance(config, Mapping) else getattr(config, name, None)
             if value not in (None, ""):
-                given[key] = _variables(value, name) if key == "env_vars" and isinstance(value, str) else value
-        return cls.from_dict(profile, given)
+                values[key] = _variables(value, name) if key == "env_vars" and isinstance(value, str) else value
+        return cls.from_dict(profile, values)
 
 
 Config = TypeVar("Config", bound=ModalSandboxConfig)
@@ -277,8 +273,10 @@ _AGENT_KEYS = (*_VARIABLES.values(), "acquire_timeout", "execution_timeout")
 def load_profiles(
     config_file: str | Path | None = None, environ: Mapping[str, str] | None = None
 ) -> dict[str, ModalSandboxConfig]:
-    """Return profiles by name: from the file, else from the one that ATROPOS_MODAL_PROFILES_FILE names, else those
-    listed in ATROPOS_MODAL_PROFILES, from variables. There is always one called `default`.
+    """Return profiles by name. There is always one called `default`.
+
+    They come from the first of these that is set: `config_file`, the file that ATROPOS_MODAL_PROFILES_FILE names, and
+    the names in ATROPOS_MODAL_PROFILES, whose settings are variables.
 
     Raises:
         ConfigError, UnknownNameError: names the profile and the key.
@@ -289,7 +287,7 @@ def load_profiles(
 def load_profiles_and_default(
     config_file: str | Path | None = None, environ: Mapping[str, str] | None = None
 ) -> tuple[dict[str, ModalSandboxConfig], str]:
-    """Return the result of `load_profiles`, and the name of the profile to use if none is named."""
+    """Return the profiles of `load_profiles`, and the name of the default one."""
     environ = os.environ if environ is None else environ
     file, default = config_file or environ.get(FILE_VARIABLE), "default"
     if file:
@@ -310,11 +308,12 @@ def read_profiles(kind: type[Config], path: str | Path) -> tuple[dict[str, Confi
         UnknownNameError: a key, or the default profile, does not exist.
     """
     profiles, default = profiles_of(Path(path))
-    return {name: kind.from_dict(name, given) for name, given in profiles.items()}, default
+    return {name: kind.from_dict(name, values) for name, values in profiles.items()}, default
 
 
 def _check_words(environ: Mapping[str, str]) -> None:
-    """Refuse a variable of ours that sets nothing. Its profile can't be determined, because names may contain `_`."""
+    """Refuse a variable with our prefix that ends in no key. Which profile is meant can't be said, as names may have
+    a `_`."""
     for variable in environ:
         word = variable.removeprefix(f"{PREFIX}_")
         if word == variable or variable in (FILE_VARIABLE, NAMES_VARIABLE) or word in _VARIABLES:
@@ -326,7 +325,7 @@ def _check_words(environ: Mapping[str, str]) -> None:
 
 
 def _variables(value: str, named: str) -> dict[str, str]:
-    """Return the variables in `KEY=VALUE;KEY=VALUE`. Errors show none of the text, which may be part of a value."""
+    """Return the variables in `KEY=VALUE;KEY=VALUE`. Errors never show the text, which may be a secret."""
     found = {}
     for number, part in enumerate(value.split(";"), 1):
         name, equals, text = part.strip().partition("=")

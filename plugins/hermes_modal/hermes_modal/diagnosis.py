@@ -15,11 +15,11 @@ from modal.config import user_config_path
 from hermes_core import ConfigError, Diagnosis, HermesError, UsageError
 from hermes_core.terminal.settings import explain
 from hermes_modal import requests
-from hermes_modal.account import Account
+from hermes_modal.account import FAILURES, Account
 from hermes_modal.config import FILE_VARIABLE, NAMES_VARIABLE, ModalSandboxConfig, load_profiles
 
 HELLO_LIMIT_S = 10.0
-"""Seconds that Modal may take to answer at all."""
+"""Time limit in seconds for Modal's first answer."""
 
 Read = Callable[[], Mapping[str, ModalSandboxConfig]]
 
@@ -28,21 +28,21 @@ async def diagnose(account: Account, profiles: Mapping[str, Mapping[str, Any]]) 
     """Connect, and look up everything that the profiles name. Never raises.
 
     Args:
-        profiles: those of the runtime's settings.
+        profiles: the profiles of the runtime's settings, by name.
     """
     url = str(modal_config.get("server_url"))
     try:
         client = await account.client()
-        await account.within(HELLO_LIMIT_S, client.hello.aio())
+        await account.call(client.hello.aio(), HELLO_LIMIT_S)
     except ConfigError as error:
         return Diagnosis(False, error.message, advice=(error.hint or "",))
     except exception.AuthError as error:
         advice = ("`modal token new` makes another; MODAL_TOKEN_ID and MODAL_TOKEN_SECRET come before ~/.modal.toml",)
         return Diagnosis(False, f"Modal does not take the token of {_token_source()}: {error}", advice=advice)
-    except (exception.Error, TimeoutError, OSError) as error:
-        said = str(error) or type(error).__name__
+    except FAILURES as error:
+        reason = str(error) or type(error).__name__
         advice = ("check the network, and https://status.modal.com; MODAL_SERVER_URL names another server",)
-        return Diagnosis(False, f"Modal does not answer at {url}: {said}", advice=advice)
+        return Diagnosis(False, f"Modal does not answer at {url}: {reason}", advice=advice)
     kinds = "V2, and V1 for GPUs" if modal_config.get("sandbox_v2") is not False else "V1"
     details = [f"the token is from {_token_source()}", f"sandboxes of kind {kinds}", "levels: shared, user, dedicated"]
     wrong: list[str] = []
@@ -55,7 +55,7 @@ async def diagnose(account: Account, profiles: Mapping[str, Mapping[str, Any]]) 
         except HermesError as error:
             wrong.append(f"{error.message} (from {place})")
             hints.append(error.hint or "")
-        except (exception.Error, TimeoutError, OSError) as error:
+        except FAILURES as error:
             wrong.append(f"what the profiles of {place} name could not be looked up: {error}")
     if wrong:
         return Diagnosis(False, "; ".join(wrong), tuple(details), tuple(dict.fromkeys(filter(None, hints))))
@@ -67,33 +67,31 @@ def _token_source() -> str:
 
 
 def _sources(profiles: Mapping[str, Mapping[str, Any]], details: list[str]) -> Iterator[tuple[str, Read]]:
-    """Yield the places of profiles, with a function that reads each."""
+    """Yield each source of profiles, with a function that reads it."""
     if profiles:
-        yield "the settings (HERMES_PROFILES_FILE)", lambda: _ours(profiles, details)
+        yield "the settings (HERMES_PROFILES_FILE)", lambda: _valid_profiles(profiles, details)
     if any(os.environ.get(name) for name in (FILE_VARIABLE, NAMES_VARIABLE)):
         yield "the ATROPOS_MODAL_… variables", load_profiles
-    yield "the terminal tool's settings", _terminals
+    yield "the terminal tool's settings", _terminal_profiles
 
 
-def _terminals() -> dict[str, ModalSandboxConfig]:
+def _terminal_profiles() -> dict[str, ModalSandboxConfig]:
     """Return the terminal tool's profiles, if Modal is its backend."""
     try:
         settings, _ = explain({"modal": lambda: ModalSandboxConfig})
-    except HermesError:  # doctor reports it, for any backend
+    except HermesError:  # `doctor` reports wrong settings of the terminal tool for every backend
         return {}
-    return _parse_profiles(settings.profiles) if settings.backend == "modal" else {}
+    if settings.backend != "modal":
+        return {}
+    return {name: ModalSandboxConfig.from_dict(name, values) for name, values in settings.profiles.items()}
 
 
-def _parse_profiles(profiles: Mapping[str, Mapping[str, Any]]) -> dict[str, ModalSandboxConfig]:
-    return {name: ModalSandboxConfig.from_dict(name, given) for name, given in profiles.items()}
-
-
-def _ours(profiles: Mapping[str, Mapping[str, Any]], details: list[str]) -> dict[str, ModalSandboxConfig]:
-    """Return the profiles that are valid for Modal. Others may be for another backend."""
+def _valid_profiles(profiles: Mapping[str, Mapping[str, Any]], details: list[str]) -> dict[str, ModalSandboxConfig]:
+    """Return the profiles that are valid for Modal. The others may be for another backend, and go to `details`."""
     found = {}
-    for name, given in profiles.items():
+    for name, values in profiles.items():
         try:
-            found[name] = ModalSandboxConfig.from_dict(name, given)
+            found[name] = ModalSandboxConfig.from_dict(name, values)
         except UsageError as error:
             details.append(f"profile {name!r} of the settings is none of Modal's: {error.message}")
     return found

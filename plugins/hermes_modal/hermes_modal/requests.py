@@ -12,29 +12,27 @@ import modal
 from modal import exception
 
 from hermes_core import Network, ProvisionError, Sandbox, SandboxSpec
-from hermes_modal.account import CALL_LIMIT_S, Account
+from hermes_modal.account import Account
 from hermes_modal.config import ModalSandboxConfig
 
 OWNER, CREATION_ID, PROFILE, ISOLATION, CREATED, LIFETIME, WORKSPACES = (
     f"hermes-rl.{word}"
     for word in ("owner", "creation-id", "profile", "isolation", "created", "lifetime", "workspaces")
 )
-"""The tags of our sandboxes: their owner, and everything that a driver needs to know about another driver's
-sandboxes."""
+"""The tags of our sandboxes: all that a driver needs in order to use a sandbox that another driver made."""
 
 
 LEAST_IDLE_S = 60
-"""Minimum seconds without use before Modal ends a sandbox: a new one is idle until its guest has started."""
+"""Smallest idle time limit in seconds, because a new sandbox is idle until its guest has started."""
 
 
 def name_of(creation_id: str) -> str:
-    """Return a sandbox's name within its app. Modal allows each name once at a time, so there is one sandbox per
-    creation id."""
+    """Return a sandbox's name within its app. As Modal allows each name once at a time, creation ids are unique."""
     return f"hermes-rl-{creation_id}"[:64]
 
 
 def tags_of(spec: SandboxSpec, config: ModalSandboxConfig) -> dict[str, str]:
-    """Return tags that mark the sandbox as ours, with its owner, and the place of its files."""
+    """Return the tags of a new sandbox."""
     return {
         OWNER: spec.owner,
         CREATION_ID: spec.creation_id,
@@ -47,7 +45,7 @@ def tags_of(spec: SandboxSpec, config: ModalSandboxConfig) -> dict[str, str]:
 
 
 def workspaces(tags: Mapping[str, str]) -> str:
-    """Return the directory of the workspaces of a sandbox with these tags."""
+    """Return the workspaces' directory of a sandbox with these tags."""
     return bytes.fromhex(tags[WORKSPACES]).decode() if WORKSPACES in tags else Sandbox.workspace_base
 
 
@@ -59,23 +57,23 @@ def life_left(tags: Mapping[str, str]) -> float | None:
 
 
 def state_dir(workspace_base: str) -> str:
-    """Return the guest's directory, which the watchdog watches."""
+    """Return the guest's directory, in which the watchdog looks for the heartbeat."""
     return f"{workspace_base}/.hermes"
 
 
-_PREPARED = """
+_PREPARE = """
 mkdir -p "$1"
 for limit in shmmni msgmni; do echo 0 >/proc/sys/kernel/$limit; done 2>/dev/null
 shift
 exec "$@"
 """
-"""Runs before the watchdog: makes the workspaces' directory, and disables System V objects, which slots would share.
-The second needs a kernel that lets root do so."""
+"""Runs before the watchdog. It makes the workspaces' directory, and disables System V objects, which slots would share,
+if the kernel lets root do that."""
 
 
 def main_process(spec: SandboxSpec, workspace_base: str) -> list[str]:
     """Return the command of the sandbox's main process."""
-    return ["/bin/sh", "-c", _PREPARED, "hermes-prepare", workspace_base, *spec.command(state_dir(workspace_base))]
+    return ["/bin/sh", "-c", _PREPARE, "hermes-prepare", workspace_base, *spec.command(state_dir(workspace_base))]
 
 
 async def arguments(spec: SandboxSpec, config: ModalSandboxConfig, account: Account) -> dict[str, Any]:
@@ -85,11 +83,11 @@ async def arguments(spec: SandboxSpec, config: ModalSandboxConfig, account: Acco
         ProvisionError: a secret or a volume that the profile names does not exist.
     """
     client = await account.client()
-    given: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "name": name_of(spec.creation_id),
         "tags": tags_of(spec, config),
         "image": _image(config, client),
-        "secrets": [await _secret(name, config, account) for name in config.secrets],
+        "secrets": [await _look_up("secret", name, config, account) for name in config.secrets],
         "env": {**config.env_vars, **spec.environment},
         "timeout": config.max_lifetime,
         "idle_timeout": min(_idle_timeout(config), config.max_lifetime),
@@ -98,15 +96,15 @@ async def arguments(spec: SandboxSpec, config: ModalSandboxConfig, account: Acco
         "gpu": config.gpu,
         "cloud": config.cloud,
         "region": list(config.region) if isinstance(config.region, tuple) else config.region,
-        "volumes": {path: await _volume(name, config, account) for path, name in config.volumes.items()},
+        "volumes": {path: await _look_up("volume", name, config, account) for path, name in config.volumes.items()},
         "block_network": config.network is Network.NONE,
         "client": client,
         "app": await account.app(config.get_app_name(), create=True),
     }
     for key in ("outbound_cidr_allowlist", "outbound_domain_allowlist"):
         if (allowed := getattr(config, key)) is not None:
-            given[key] = list(allowed)
-    return given
+            arguments[key] = list(allowed)
+    return arguments
 
 
 def _idle_timeout(config: ModalSandboxConfig) -> int:
@@ -120,9 +118,9 @@ async def check_names(config: ModalSandboxConfig, account: Account) -> None:
         ProvisionError: something does not exist.
     """
     for secret in (*config.secrets, *filter(None, [config.registry_secret])):
-        await _secret(secret, config, account)
+        await _look_up("secret", secret, config, account)
     for volume in config.volumes.values():
-        await _volume(volume, config, account)
+        await _look_up("volume", volume, config, account)
 
 
 def _image(config: ModalSandboxConfig, client: Any) -> Any:
@@ -138,28 +136,25 @@ def _image(config: ModalSandboxConfig, client: Any) -> Any:
     return modal.Image.from_registry(config.image, secret=secret)
 
 
-async def _secret(name: str, config: ModalSandboxConfig, account: Account) -> Any:
-    secret = modal.Secret.from_name(name, client=await account.client())
+_KINDS: Mapping[str, tuple[Any, str]] = {"secret": (modal.Secret, " KEY=VALUE"), "volume": (modal.Volume, "")}
+"""The class of the SDK for what profiles name, and the arguments of the command `modal KIND create NAME`."""
+
+
+async def _look_up(kind: str, name: str, config: ModalSandboxConfig, account: Account) -> Any:
+    """Return the secret or the volume with this name.
+
+    Raises:
+        ProvisionError: Modal has none.
+    """
+    sdk_class, arguments = _KINDS[kind]
+    client = await account.client()
+    found = sdk_class.from_name(name, client=client)
     try:
-        await account.within(CALL_LIMIT_S, secret.hydrate.aio(await account.client()))
+        await account.call(found.hydrate.aio(client))
     except exception.NotFoundError as error:
-        raise _absent("secret", "secrets", name, config, "modal secret create {} KEY=VALUE") from error
-    return secret
-
-
-async def _volume(name: str, config: ModalSandboxConfig, account: Account) -> Any:
-    volume = modal.Volume.from_name(name, client=await account.client())
-    try:
-        await account.within(CALL_LIMIT_S, volume.hydrate.aio(await account.client()))
-    except exception.NotFoundError as error:
-        raise _absent("volume", "volumes", name, config, "modal volume create {}") from error
-    return volume
-
-
-def _absent(what: str, key: str, name: str, config: ModalSandboxConfig, command: str) -> ProvisionError:
-    """Return the error for something that a profile names and Modal does not have."""
-    return ProvisionError(
-        f"profile {config.name!r}, key {key!r}: there is no Modal {what} {name!r}",
-        hint=f"`{command.format(name)}`, or correct the name",
-        retryable=False,
-    )
+        raise ProvisionError(
+            f"profile {config.name!r}, key '{kind}s': there is no Modal {kind} {name!r}",
+            hint=f"`modal {kind} create {name}{arguments}`, or correct the name",
+            retryable=False,
+        ) from error
+    return found

@@ -1,4 +1,4 @@
-"""`ModalToolBackend`: slots of Modal sandboxes for programs without a runtime, under names that users know."""
+"""`ModalToolBackend`: slots of Modal sandboxes for programs that have no `Runtime`, with the methods of Atropos."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ T = TypeVar("T")
 
 
 class ModalToolBackend:
-    """Slots in Modal sandboxes. Starts when the first slot is requested. It is an async context manager.
+    """Slots in Modal sandboxes. An async context manager that also starts by itself when the first slot is requested.
 
-    Its sandboxes live in an event loop of their own, so it can be used from several loops. Without `async with` or
-    `stop()` they end with the program.
+    The sandboxes live in an event loop of their own, so any loop may use them. Without `async with` or `stop()` they
+    end with the program.
 
     Args:
         config: the only profile; None is the default one of `load_profiles()`. `with_profiles` takes several.
@@ -71,10 +71,10 @@ class ModalToolBackend:
         """Return a tool backend with several profiles. Each has a pool of its own, made when it is first requested.
 
         Args:
-            app_name: profiles that name no app of their own get `{app_name}-{name}`.
-            profiles: by name; None is `load_profiles(profiles_file)`.
-            default_profile: the profile that is used if none is named; None is the file's (also that of
-                ATROPOS_MODAL_PROFILES_FILE), or `default`.
+            app_name: profiles without an app get `{app_name}-{name}`.
+            profiles: the profiles by name; None is `load_profiles(profiles_file)`.
+            default_profile: the profile to use if none is named; None is the default of the profiles' file, or
+                `default`.
 
         Raises:
             UnknownNameError: there is no such default profile.
@@ -82,18 +82,18 @@ class ModalToolBackend:
         """
         default = default_profile
         if profiles is None:
-            profiles, own = load_profiles_and_default(profiles_file)
-            default = default or own
+            profiles, default_of_file = load_profiles_and_default(profiles_file)
+            default = default or default_of_file
         default = default or ("default" if "default" in profiles else next(iter(profiles), "default"))
         if default not in profiles:
             raise UnknownNameError("profile", default, profiles, where="in default_profile")
-        made = cls(profiles[default], isolation=isolation, settings=settings)
-        made._profiles = {}
+        backend = cls(profiles[default], isolation=isolation, settings=settings)
+        backend._profiles = {}
         for name, config in profiles.items():
             if config.name != name:
                 raise ConfigError(f"profile {name!r} has the name {config.name!r}", hint=f"set name={name!r}")
-            made._profiles[name] = _all_slots(config if config.app_name else config.with_app_name(app_name))
-        return made
+            backend._profiles[name] = _all_slots(config if config.app_name else config.with_app_name(app_name))
+        return backend
 
     @property
     def default_timeout_s(self) -> float:
@@ -116,8 +116,8 @@ class ModalToolBackend:
         await engine.thread.run(engine.tools.start(profiles_to_start))
 
     def stop(self, *, purge: bool = False) -> Coroutine[Any, Any, None]:
-        """End all sandboxes. The work begins at the call; awaiting it waits until nothing is left. Idempotent; a slot
-        requested later starts again. `purge` is accepted but has no effect, because nothing is kept."""
+        """Begin to end all sandboxes. What it returns may be awaited until nothing is left. Idempotent; a slot that is
+        requested later starts again. `purge` has no effect, because nothing is kept."""
         engine, self._engine = self._engine, None
         if engine is not None:
             engine.thread.begin_close()
@@ -146,8 +146,7 @@ class ModalToolBackend:
     async def execute_batch(
         self, requests: Sequence[tuple[Slot, str, Mapping[str, Any]]], *, timeout_s: float | None = None
     ) -> list[ExecutionResult]:
-        """Call many tools at the same time, in slots of any profiles. Return the results in the order of the
-        requests."""
+        """Call many tools at the same time, in slots of any profiles. The results have the order of the requests."""
         engine = self._require_engine()
         return await engine.thread.run(engine.tools.execute_batch(requests, timeout_s=timeout_s))
 
@@ -160,8 +159,7 @@ class ModalToolBackend:
         return self._open().ask(ToolBackend.list_profiles)
 
     async def _open_in_thread(self) -> _Engine:
-        """Return `_open`'s result. The first call imports the SDK, which takes up to a second, so not in the caller's
-        loop."""
+        """Call `_open` in a thread if nothing is open yet, because it imports the SDK, which takes up to a second."""
         running = self._running()
         return running if running is not None else await asyncio.to_thread(self._open)
 
@@ -188,13 +186,13 @@ async def _close(engine: _Engine | None) -> None:
 
 
 class _Droppable(Coroutine[Any, Any, None]):
-    """A coroutine that may be left without an `await`, without a warning from Python: its work continues by itself."""
+    """A coroutine that need not be awaited: its work continues by itself, and Python gives no warning."""
 
     def __init__(self, waiting: Coroutine[Any, Any, None]) -> None:
         self._waiting = waiting
 
     def __await__(self) -> Generator[Any, Any, None]:
-        return (yield from self._waiting.__await__())  # not the iterator itself, because this object must stay alive
+        return (yield from self._waiting.__await__())  # a generator, so that this object lives as long as the await
 
     def send(self, value: Any) -> Any:
         return self._waiting.send(value)
@@ -210,7 +208,7 @@ class _Droppable(Coroutine[Any, Any, None]):
 
 
 class _Engine:
-    """A runtime in a loop of its own: the sandboxes outlive the caller's loop, and end before the program does."""
+    """A runtime in an event loop of its own. Its sandboxes outlive the caller's loop, and end before the program."""
 
     def __init__(
         self,
@@ -243,16 +241,15 @@ class _Engine:
             self.thread.close()
             raise
 
-    def ask(self, what: Callable[[ToolBackend], T]) -> T:
-        """Return what the tool backend says about itself, from its own loop."""
+    def ask(self, question: Callable[[ToolBackend], T]) -> T:
+        """Call `question` with the tool backend, in the tool backend's own loop."""
 
         async def call() -> T:
-            return what(self.tools)
+            return question(self.tools)
 
         return self.thread.call(call())
 
 
 def _all_slots(config: ModalSandboxConfig) -> ModalSandboxConfig:
-    """Return the config without slots reserved for verification, which is never requested here, unless the profile sets
-    it."""
+    """Return the config without slots reserved for verification, which nobody requests here, unless it sets some."""
     return config if "reserve_slots" in config.model_fields_set else config.model_copy(update={"reserve_slots": 0})
