@@ -33,8 +33,8 @@ class DockerConfig(SandboxConfig):
     dockerfile: str | None = None
     """A folder with a Dockerfile, built once per content of the folder. Instead of `image`."""
     built_images: int = Field(default=200, ge=1)
-    """How many of the images that were built here are kept. After a build, the least recently used are removed, but none
-    that a container has, or that was used in the last ten minutes."""
+    """How many of the images that were built here are kept. After a build, the least recently used go, but none that a
+    container has, or that was used in the last ten minutes."""
     images_at_a_time: int = Field(default=2, ge=1, le=64)
     """How many images are pulled or built at the same time, over all pools. With several profiles, the largest value
     counts."""

@@ -253,7 +253,7 @@ def host_settings(spec: SandboxSpec, config: DockerConfig) -> dict[str, Any]:
     mounts = [mount(volume) for volume in config.volumes]
     own_roots = spec.isolation is Isolation.PRIVATE_ROOT
     if config.read_only or (own_roots and Sandbox.workspace_base not in config.tmpfs):
-        # An overlay can't lie on the image's own one, so it gets a volume, which as an anonymous one goes with the container.
+        # An overlay can't lie on the image's own, so it gets a volume. An anonymous volume goes with its container.
         mounts.append(Mount(Sandbox.workspace_base, None, type="volume"))
     capabilities = [*CAPABILITIES, *config.cap_add]
     if SYS_ADMIN in config.cap_add:

@@ -14,7 +14,7 @@ from hermes_modal_emulator.server import MODES, EmulatorServer, choose_mode, ser
 
 
 def main() -> None:
-    """Parse, and serve."""
+    """Parse the command line, and serve."""
     parser = argparse.ArgumentParser(prog="python -m hermes_modal_emulator", description=__doc__)
     parser.add_argument("--mode", choices=MODES, default="auto", help="where commands run [namespaces if possible]")
     parser.add_argument("--port", type=int, default=0, help="on 127.0.0.1 [any]")
@@ -22,20 +22,20 @@ def main() -> None:
     parser.add_argument("--pid", type=int, help="with --print-env: the process that it ends with [the calling shell]")
     parser.add_argument("--follow", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--owned", action="store_true", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.print_env:
-        _beside_the_shell(given.mode, given.port, given.pid or _shell(os.getppid()))
+    args = parser.parse_args()
+    if args.print_env:
+        _beside_the_shell(args.mode, args.port, args.pid or _shell(os.getppid()))
         return
-    mode = choose_mode(given.mode)
-    if given.owned:
-        asyncio.run(serve_owner(mode, given.port))
+    mode = choose_mode(args.mode)
+    if args.owned:
+        asyncio.run(serve_owner(mode, args.port))
         return
-    say = _exports if given.follow else _explain
-    asyncio.run(serve(mode, given.port, lambda server: say(server, mode), follow=given.follow))
+    say = _exports if args.follow else _explain
+    asyncio.run(serve(mode, args.port, lambda server: say(server, mode), follow=args.follow))
 
 
 def _beside_the_shell(mode: str, port: int, pid: int) -> None:
-    """Start it as a process of its own, and pass on what it prints first."""
+    """Start the emulator as a process of its own, and print its first lines."""
     argv = [sys.executable, "-m", "hermes_modal_emulator", "--mode", mode, "--port", str(port), "--follow", str(pid)]
     quiet = subprocess.DEVNULL
     process = subprocess.Popen(argv, stdin=quiet, stdout=subprocess.PIPE, start_new_session=True)
@@ -47,13 +47,13 @@ def _beside_the_shell(mode: str, port: int, pid: int) -> None:
         raise SystemExit("the emulator did not start")
     sys.stdout.buffer.write(b"".join(lines))
     sys.stdout.flush()
-    process.returncode = 0  # it lives on, so avoid the warning that nobody waited for it
+    process.returncode = 0  # avoids Python's warning that nobody waited for the process, which lives on
 
 
 def _shell(pid: int) -> int:
-    """Return the shell that a subshell was forked from, or the process itself.
+    """Return the shell from which a subshell was forked; the process itself if it is no subshell.
 
-    `$(… 2>/dev/null)`, a function, `… || true` and a pipe run in copies of the shell, which end with the command line.
+    `$(… 2>/dev/null)`, a function, `… || true` and a pipe run in subshells, which end with the command line.
     """
     while (parent := _parent_of_copy(pid)) is not None:
         pid = parent
@@ -61,7 +61,7 @@ def _shell(pid: int) -> int:
 
 
 def _parent_of_copy(pid: int) -> int | None:
-    """Return the parent of a process that is its copy: the same program, with the stack at the same random address."""
+    """Return a process's parent, if the process is a forked copy of it: one program, with its stack at one address."""
     try:
         parent, stack = _parent_and_stack(pid)
         same = stack == _parent_and_stack(parent)[1]
@@ -81,7 +81,7 @@ def _exports(server: EmulatorServer, mode: str) -> None:
         sys.stdout.write(f"export {name}={shlex.quote(value)}\n")
     sys.stdout.write(f"MODAL_EMULATOR_PID={os.getpid()}\n")
     sys.stdout.flush()
-    quiet = os.open(os.devnull, os.O_WRONLY)  # the reader of our output waits until it is closed
+    quiet = os.open(os.devnull, os.O_WRONLY)  # `eval $(…)` waits until our standard output is closed
     for descriptor in (1, 2):
         os.dup2(quiet, descriptor)
     os.close(quiet)

@@ -20,35 +20,35 @@ from hermes_modal_emulator.machines import Machine, MachineError, NamespaceMachi
 from hermes_modal_emulator.sandboxes import EmulatedSandbox, v1_id
 
 LONGEST_S = 24 * 3600
-"""The longest lifetime that can be requested for a sandbox."""
+"""Maximum lifetime of a sandbox in seconds."""
 
 
 @dataclass
 class Options:
-    """What can be changed while the emulator runs."""
+    """Settings that can be changed while the emulator runs."""
 
     max_sandboxes: int | None = None
-    """The most sandboxes at a time, over all apps."""
+    """Maximum number of sandboxes at the same time, over all apps; None is no limit."""
     auth_ttl_s: float = 1200.0
     router_ttl_s: float = 600.0
     page_size: int = 100
-    """Sandboxes on one page of a list."""
+    """Number of sandboxes on one page of a list."""
     refused_tokens: list[str] = field(default_factory=list)
     """Token ids that are not accepted."""
     missing_images: list[str] = field(default_factory=lambda: [":missing"])
-    """Words: an image with one of them in its commands can't be built. The tag `missing` is always one of them."""
+    """Parts of an image's commands with which its build fails. By default, images with the tag `missing` do."""
 
 
 @dataclass(frozen=True)
 class Image:
-    """What the emulator knows of an image: its ENV lines, and the snapshot that it came from."""
+    """An image: the variables of its ENV lines, and the snapshot that it was made from."""
 
     env: dict[str, str]
     snapshot: Path | None = None
 
 
 class Cloud:
-    """Everything that outlives one call.
+    """The state that outlives a call.
 
     Args:
         folder: for volumes, snapshots and mount points; removed by `aclose`.
@@ -64,7 +64,7 @@ class Cloud:
         self.apps: dict[str, str] = {}
         self.images: dict[str, Image] = {}
         self.files: set[str] = set()
-        """Files of mounts, by hash. Nothing is built from them."""
+        """Hashes of the files of mounts. The files themselves are not kept, because nothing is built from them."""
         self.secrets: dict[str, dict[str, str]] = {}
         self.named_secrets: dict[str, str] = {}
         self.volumes: dict[str, str] = {}
@@ -84,7 +84,7 @@ class Cloud:
         )
 
     def check_token(self, token: str, *, router: bool = False) -> None:
-        """Raise `GRPCError` if the token is not one of ours, or has expired."""
+        """Raise `GRPCError` if the token can't be read, has expired, or was revoked."""
         try:
             body = token.split(".")[1]
             claim = json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))
@@ -100,19 +100,19 @@ class Cloud:
     # --- secrets
 
     def add_secret(self, name: str, values: dict[str, str]) -> str:
-        """Add a secret of that name, and return its id."""
+        """Add a secret, and return its id. An empty name makes one without a name."""
         secret_id = self.named_secrets.setdefault(name, v1_id("st")) if name else v1_id("st")
         self.secrets[secret_id] = dict(values)
         return secret_id
 
     def values(self, ids: Any = (), sources: Any = ()) -> dict[str, str]:
-        """Return the variables of secrets: those named by id, and those sent along."""
-        found: dict[str, str] = {}
+        """Return the variables of secrets that are given by id, or as sources with the variables themselves."""
+        variables: dict[str, str] = {}
         for secret_id in ids:
-            found.update(self._secret(secret_id))
+            variables.update(self._secret(secret_id))
         for source in sources:
-            found.update(dict(source.env.contents) if source.HasField("env") else self._secret(source.secret_id))
-        return found
+            variables.update(dict(source.env.contents) if source.HasField("env") else self._secret(source.secret_id))
+        return variables
 
     def _secret(self, secret_id: str) -> dict[str, str]:
         if secret_id not in self.secrets:
@@ -122,7 +122,7 @@ class Cloud:
     # --- sandboxes
 
     async def create(self, request: Any, *, v2: bool, key: str) -> EmulatedSandbox:
-        """Create the sandbox of a request. A request repeated with its idempotency key returns the same one."""
+        """Create the sandbox of a request. A repeated request, with the same idempotency key, gets the same sandbox."""
         if key not in self._answers:
             self._answers[key] = asyncio.create_task(self._create(request, v2=v2))
         try:
@@ -133,16 +133,16 @@ class Cloud:
             raise
 
     async def _create(self, request: Any, *, v2: bool) -> EmulatedSandbox:
-        wanted = request.definition
+        definition = request.definition
         alive = [each for each in self.sandboxes.values() if each.result is None]
         if self.options.max_sandboxes is not None and len(alive) >= self.options.max_sandboxes:
             raise GRPCError(Status.RESOURCE_EXHAUSTED, "Workspace sandbox limit reached")
-        if wanted.timeout_secs > LONGEST_S:
+        if definition.timeout_secs > LONGEST_S:
             raise GRPCError(Status.INVALID_ARGUMENT, "timeout must be at most 24 hours")
-        if wanted.name and any(s.definition.name == wanted.name and s.app_id == request.app_id for s in alive):
-            raise GRPCError(Status.ALREADY_EXISTS, f"Sandbox with name {wanted.name!r} already exists")
-        image = self.images.get(wanted.image_id, Image({}))
-        values = self.values(wanted.secret_ids, getattr(request, "secret_sources", ()))
+        if definition.name and any(s.definition.name == definition.name and s.app_id == request.app_id for s in alive):
+            raise GRPCError(Status.ALREADY_EXISTS, f"Sandbox with name {definition.name!r} already exists")
+        image = self.images.get(definition.image_id, Image({}))
+        values = self.values(definition.secret_ids, getattr(request, "secret_sources", ()))
         sandbox = EmulatedSandbox(request, v2=v2, env={**image.env, **values})
         self.sandboxes[sandbox.id] = sandbox
         try:
@@ -156,31 +156,31 @@ class Cloud:
         base = self.folder / "sandboxes" / sandbox.id
         if not self.namespaces:
             return PlainMachine(base)
-        wanted = sandbox.definition
-        blocked = wanted.network_access.network_access_type == pb.NetworkAccess.NetworkAccessType.BLOCKED
+        definition = sandbox.definition
+        blocked = definition.network_access.network_access_type == pb.NetworkAccess.NetworkAccessType.BLOCKED
         return NamespaceMachine(
             base,
             snapshot=image.snapshot,
-            volumes={each.mount_path: self.folder / "volumes" / each.volume_id for each in wanted.volume_mounts},
-            network=not (blocked or wanted.block_network),
-            workdir=wanted.workdir,
+            volumes={each.mount_path: self.folder / "volumes" / each.volume_id for each in definition.volume_mounts},
+            network=not (blocked or definition.block_network),
+            workdir=definition.workdir,
         )
 
     def sandbox(self, sandbox_id: str) -> EmulatedSandbox:
-        """Return the sandbox of that id, alive or not."""
+        """Return a sandbox by its id, also one that has ended."""
         if sandbox_id not in self.sandboxes:
             raise GRPCError(Status.NOT_FOUND, f"Sandbox with ID {sandbox_id} not found.")
         return self.sandboxes[sandbox_id]
 
     def task(self, task_id: str) -> EmulatedSandbox:
-        """Return the sandbox of that task."""
+        """Return the sandbox of a task."""
         for each in self.sandboxes.values():
             if each.task_id == task_id:
                 return each
         raise GRPCError(Status.NOT_FOUND, f"Task {task_id} not found")
 
     async def snapshot(self, sandbox: EmulatedSandbox) -> str:
-        """Make an image of what the sandbox has written so far, and return its id."""
+        """Make an image of the files that the sandbox has written so far. Return the image's id."""
         image_id = v1_id("im")
         target = self.folder / "snapshots" / image_id
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""A command that really runs: its streams, its end, and how it is killed."""
+"""A command of an emulated sandbox, which really runs."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from typing import Any
 from hermes_modal_emulator.streams import CHUNK_BYTES, ByteLog
 
 LINGER_S = 1.0
-"""How long a command's streams stay open after its end, for what it left running in the background."""
+"""Seconds for which a command's streams stay open after its end, for the output of its background processes."""
 
 
 class StdinClosed(Exception):
-    """The command reads no more."""
+    """The command reads no more input."""
 
 
 class EmulatedCommand:
-    """A process with its standard streams; `start` it once. Lives in the event loop."""
+    """A process with its standard streams, in the event loop. It is started once."""
 
     def __init__(self, tail: int | None = None) -> None:
         self.out, self.err = ByteLog(tail, self._resume), ByteLog(tail, self._resume)
         self.ended = asyncio.Event()
         self.returncode: int | None = None
         self.written = 0
-        """Bytes of standard input that it was given."""
+        """Number of bytes that were written to standard input."""
         self.stdin_closed = False
         self.stdin_generation = 0
         self._process: subprocess.Popen[bytes] | None = None
@@ -51,7 +51,11 @@ class EmulatedCommand:
         pty: Any = None,
         timeout_s: float | None = None,
     ) -> None:
-        """Run it. `pty` is a `PTYInfo`; then all output is standard output.
+        """Start the command.
+
+        Args:
+            pty: a `PTYInfo`; the command then has a terminal, and all of its output is standard output.
+            timeout_s: seconds after which the command is killed.
 
         Raises:
             OSError: there is no such program or directory.
@@ -137,10 +141,13 @@ class EmulatedCommand:
     # --- input
 
     async def write(self, offset: int, data: bytes, *, eof: bool) -> None:
-        """Give it input at a byte offset; bytes that it has already are skipped.
+        """Write to standard input. Bytes before `written` are skipped, because a request may be repeated.
+
+        Args:
+            offset: the position of `data` in the whole input.
 
         Raises:
-            StdinClosed: it reads no more.
+            StdinClosed: the command reads no more.
         """
         async with self._writing:
             left = memoryview(data)[max(0, self.written - offset) :]
@@ -160,7 +167,8 @@ class EmulatedCommand:
                 self.written += count
                 left = left[count:]
             if eof:
-                if self.err.ended and self.out in self._logs.values():  # a PTY's end of input is a character
+                # A terminal, which has no standard error, marks the end of its input by a character.
+                if self.err.ended and self.out in self._logs.values():
                     os.write(self._input, b"\x04")
                 self._close_input()
 
@@ -205,7 +213,7 @@ class EmulatedCommand:
         if not self._paused:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._drained.wait(), LINGER_S)
-        else:  # a slow reader gets all of it
+        else:  # a slow reader gets all of the output
             await self._drained.wait()
         for descriptor in [*self._logs]:
             self._close_output(descriptor)
@@ -214,7 +222,7 @@ class EmulatedCommand:
             self._close_input()
 
     async def aclose(self) -> None:
-        """Kill it and let its streams go, read or not."""
+        """Kill the command, and close its streams, also if their output was not read."""
         self.kill()
         if self._end is None or self._process is None:
             self.out.close()
@@ -231,13 +239,13 @@ class EmulatedCommand:
         self._close_input()
 
     def exit_status(self) -> dict[str, int]:
-        """Return how it ended, in the fields of the router's answers."""
+        """Return the exit status or the signal, in the fields of the router's answers."""
         assert self.returncode is not None
         return {"signal": -self.returncode} if self.returncode < 0 else {"code": self.returncode}
 
 
 async def wait_for_exit(pid: int) -> None:
-    """Wait until a child has ended, without reaping it."""
+    """Wait until a child process has ended, without reaping it."""
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:

@@ -1,4 +1,4 @@
-"""The control plane: apps, images, secrets, volumes, and sandboxes made, found and ended."""
+"""The control plane: apps, images, secrets and volumes, and the creation, the search and the end of sandboxes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ControlPlane(Service):
     descriptor = pb.DESCRIPTOR.services_by_name["ModalClient"]
 
     def check(self, method: str, metadata: dict[str, str]) -> None:
-        """Check the account's token for every call, and a session's token for calls of V2."""
+        """Check the account's token for every RPC, and the session's token for those that need one."""
         if metadata.get("x-modal-token-id") in self.cloud.options.refused_tokens:
             raise GRPCError(Status.UNAUTHENTICATED, "Token ID is malformed or not valid")
         if _NEEDS_TOKEN.search(method):

@@ -1,4 +1,4 @@
-"""The user's handle of the emulator: a process of its own that ends with its owner and is controlled over a pipe."""
+"""The user's handle of the emulator, which is a process that ends with its owner and is controlled over a pipe."""
 
 from __future__ import annotations
 
@@ -10,15 +10,34 @@ import sys
 import threading
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypedDict, Unpack
 
 
 class EmulatorError(RuntimeError):
     """The emulator refused, or is gone."""
 
 
+class FaultOptions(TypedDict, total=False):
+    """How calls of an RPC fail."""
+
+    message: str
+    """The message that goes with the status."""
+    after: int
+    """Number of calls that succeed first; 0 by default."""
+    times: int
+    """Number of calls that fail then; 1 by default, and -1 for all."""
+    delay_s: float
+    """Seconds to wait before the failure."""
+    retry_after_s: float
+    """The advice that goes with RESOURCE_EXHAUSTED: seconds after which the client may try again."""
+    lose_answer: bool
+    """Whether the call's work is done and only its answer is lost."""
+    cut_after_bytes: int
+    """Number of bytes after which a stream is cut."""
+
+
 class ModalEmulator:
-    """A local stand-in for Modal that serves the real SDK; a context manager. Safe to use from any thread.
+    """A local stand-in for Modal that serves the real SDK. A context manager; any thread may use it.
 
         with ModalEmulator() as emulator:
             os.environ.update(emulator.environment)      # before `import modal`
@@ -26,10 +45,10 @@ class ModalEmulator:
     Args:
         mode: `namespaces` gives each sandbox its own files, processes and network; `plain` runs commands as they are;
             `auto` is `namespaces` where this machine allows it.
-        port: of loopback; 0 is any.
+        port: the port on loopback; 0 is any free one.
 
     Raises:
-        EmulatorError: it could not be started.
+        EmulatorError: the emulator could not be started.
     """
 
     def __init__(self, mode: str = "auto", port: int = 0) -> None:
@@ -44,7 +63,7 @@ class ModalEmulator:
         )
         try:
             self.environment: dict[str, str] = self._ask("environment")
-            """What to set before `import modal`."""
+            """The environment variables to set before `import modal`."""
             self.mode: str = self._ask("mode")
         except BaseException:
             self.close()
@@ -55,42 +74,24 @@ class ModalEmulator:
         """Return the id of the emulator's process."""
         return self._process.pid
 
-    def fault(
-        self,
-        method: str,
-        status: str | None = None,
-        *,
-        message: str = "",
-        after: int = 0,
-        times: int = 1,
-        delay_s: float = 0.0,
-        retry_after_s: float | None = None,
-        lose_answer: bool = False,
-        cut_after_bytes: int | None = None,
-    ) -> None:
-        """Make later calls of an RPC fail. Without a status, delay or loss they are never answered.
+    def fault(self, method: str, status: str | None = None, **options: Unpack[FaultOptions]) -> None:
+        """Make later calls of an RPC fail. Without a status, they are never answered, but with `delay_s` only late.
 
         Args:
             method: the RPC: `SandboxCreateV2`, `TaskExecStart`, `TaskExecStdioRead`, …
             status: the gRPC status: `UNAVAILABLE`, `RESOURCE_EXHAUSTED`, `UNAUTHENTICATED`, …
-            after: how many calls succeed first.
-            times: how many calls fail; -1 means all of them.
-            delay_s: how long to wait first, in seconds.
-            retry_after_s: the advice that goes with RESOURCE_EXHAUSTED.
-            lose_answer: do the work, but lose its answer.
-            cut_after_bytes: cut the stream after so many bytes.
+            options: see `FaultOptions`.
         """
-        given = {key: value for key, value in locals().items() if key != "self"}
-        self._ask("fault", **given)
+        self._ask("fault", method=method, status=status, **options)
 
     def clear_faults(self) -> None:
         """Remove all faults."""
         self._ask("clear_faults")
 
     def requests(self, method: str | None = None, since: int = 0) -> list[dict[str, Any]]:
-        """Return the requests so far, of one RPC or of all: `{"number", "method", "request"}`."""
-        found: list[dict[str, Any]] = self._ask("requests", since=since, method=method)
-        return found
+        """Return the requests so far, of one RPC or of all, each as `{"number", "method", "request"}`."""
+        requests: list[dict[str, Any]] = self._ask("requests", since=since, method=method)
+        return requests
 
     def add_secret(self, name: str, values: Mapping[str, str]) -> None:
         """Add a secret, as `modal secret create NAME KEY=VALUE` does."""
@@ -101,7 +102,7 @@ class ModalEmulator:
         self._ask("set", **options)
 
     def sandboxes(self, *, running: bool = True) -> list[dict[str, Any]]:
-        """Return `{"id", "v2", "running", "tags", "created"}` of the running sandboxes, or of all so far."""
+        """Return the running sandboxes, or all so far, each as `{"id", "v2", "running", "tags", "created"}`."""
         return [each for each in self._ask("sandboxes") if each["running"] or not running]
 
     def kill_sandbox(self, sandbox_id: str) -> None:
@@ -113,11 +114,11 @@ class ModalEmulator:
         self._ask("revoke_tokens")
 
     def outage(self, seconds: float) -> None:
-        """Cut every connection, and refuse new ones for so long; sandboxes live on. Blocks meanwhile."""
+        """Cut every connection, and refuse new ones for some seconds. Sandboxes live on. Blocks during the outage."""
         self._ask("outage", seconds=seconds)
 
     def close(self) -> None:
-        """End it, with all of its sandboxes. Idempotent."""
+        """End the emulator with all of its sandboxes. Idempotent."""
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None and not stream.closed:
                 stream.close()
@@ -135,10 +136,10 @@ class ModalEmulator:
     ) -> None:
         self.close()
 
-    def _ask(self, call: str, **given: Any) -> Any:
+    def _ask(self, call: str, **arguments: Any) -> Any:
         assert self._process.stdin is not None and self._process.stdout is not None
         with self._lock:
-            line = json.dumps({"id": next(self._numbers), "call": call, "given": given}) + "\n"
+            line = json.dumps({"id": next(self._numbers), "call": call, "arguments": arguments}) + "\n"
             try:
                 self._process.stdin.write(line.encode())
                 self._process.stdin.flush()
@@ -147,7 +148,7 @@ class ModalEmulator:
                 raise EmulatorError(f"the emulator is gone: {error}") from error
         if not answer:
             raise EmulatorError(f"the emulator is gone; its status was {self._process.wait(30)}")
-        said = json.loads(answer)
-        if "error" in said:
-            raise EmulatorError(said["error"])
-        return said["value"]
+        outcome = json.loads(answer)
+        if "error" in outcome:
+            raise EmulatorError(outcome["error"])
+        return outcome["value"]

@@ -1,4 +1,4 @@
-"""The faults that the emulator is told to produce, and the record of its requests."""
+"""Planned faults of the emulator's RPCs, and the log of requests."""
 
 from __future__ import annotations
 
@@ -13,37 +13,27 @@ from grpclib import GRPCError, Status
 from modal_proto import api_pb2 as pb
 
 RECORDED = 20_000
-"""How many requests are remembered."""
+"""Number of requests that are kept, the latest ones."""
 _UNRECORDED = frozenset({"TaskExecStdinWrite", "SandboxStdinWriteV2", "TaskExecStdinWriteStream"})
-"""RPCs that carry input. Only that they came is recorded."""
+"""RPCs that carry input of commands. The log has their names only, because input may be large."""
 
 
 @dataclass
 class RpcFault:
-    """One fault in calls of one RPC.
-
-    If an answer is lost, the work is done, then the call fails with `status`, or hangs if there is none.
-    """
+    """A fault in calls of one RPC. `ModalEmulator.fault` and `FaultOptions` say what the fields mean."""
 
     method: str
-    """The RPC's name: `SandboxCreateV2`, `TaskExecStdioRead`, …"""
     status: str | None = None
-    """The gRPC status to fail with: `UNAVAILABLE`, `RESOURCE_EXHAUSTED`, …"""
     message: str = ""
     after: int = 0
-    """How many calls succeed before the first that fails."""
     times: int = 1
-    """How many calls fail; -1 means every one from then on."""
     delay_s: float = 0.0
-    """How long to wait first, in seconds."""
     retry_after_s: float | None = None
-    """With RESOURCE_EXHAUSTED: after how many seconds the client is told to retry."""
     lose_answer: bool = False
     cut_after_bytes: int | None = None
-    """For streams: fail after so many bytes of the call."""
 
     def strikes(self) -> bool:
-        """Count a call; whether it is one that goes wrong."""
+        """Count a call. Return whether it is to fail."""
         if self.after > 0:
             self.after -= 1
             return False
@@ -58,7 +48,7 @@ class RpcFault:
         return GRPCError(Status[self.status or "UNAVAILABLE"], self.message or f"a fault in {self.method}", details)
 
     async def fail(self) -> None:
-        """Raise the failure; without a status there is never an answer."""
+        """Raise the error; without a status, wait forever."""
         if self.status is None:
             await asyncio.Event().wait()
         raise self.error()
@@ -74,7 +64,7 @@ class Faults:
         """Add a fault for later calls.
 
         Raises:
-            KeyError: gRPC does not have this status.
+            KeyError: gRPC has no such status.
         """
         if fault.status is not None:
             Status[fault.status]
@@ -97,11 +87,11 @@ class RequestLog:
         self._kept: deque[tuple[int, str, Any]] = deque(maxlen=RECORDED)
 
     def add(self, method: str, message: Any) -> None:
-        """Remember one."""
+        """Add a request."""
         self._kept.append((next(self._numbers), method, None if method in _UNRECORDED else message))
 
     def since(self, number: int, method: str | None) -> list[dict[str, Any]]:
-        """Return requests from a number on: `{"number", "method", "request"}`, with the fields' own names."""
+        """Return the requests from a number on, each as `{"number", "method", "request"}` with its protobuf fields."""
         return [
             {
                 "number": at,

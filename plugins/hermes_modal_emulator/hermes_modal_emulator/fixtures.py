@@ -11,9 +11,9 @@ from hermes_modal_emulator.emulator import ModalEmulator
 
 @pytest.fixture
 def modal_emulator(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModalEmulator]:
-    """Yield the test's own emulator, which its environment variables point to.
+    """Yield an emulator for one test, with environment variables that point the SDK to it.
 
-    The SDK reads its environment when it is first imported. If it was imported before, make a client with
+    The SDK reads its environment at its first import. If it was imported before, make a client with
     `modal.Client.from_credentials`, or use the backend `modal`, which makes its own.
     """
     with ModalEmulator() as emulator:

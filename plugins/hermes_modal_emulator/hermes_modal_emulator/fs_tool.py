@@ -1,4 +1,4 @@
-"""What `sandbox.filesystem` runs in a sandbox: one command as JSON in argv[1]; errors as JSON on standard error."""
+"""The program that `sandbox.filesystem` runs in a sandbox: argv[1] is a command as JSON, and errors are JSON, too."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KINDS = {
 
 
 def fail(kind: str, message: str) -> NoReturn:
-    """Say what is wrong, and end."""
+    """Write an error to standard error, and exit."""
     sys.stderr.write(json.dumps({"error_kind": kind, "message": message, "detail": ""}))
     sys.exit(1)
 
@@ -112,7 +112,7 @@ def _name(look_up: Callable[[int], Any], number: int) -> str:
 
 
 def main() -> None:
-    """Do what argv[1] says."""
+    """Run the command in argv[1]."""
     ((operation, given),) = json.loads(sys.argv[1]).items()
     run = OPERATIONS.get(operation)
     if run is None:

@@ -1,4 +1,4 @@
-"""The command router: commands in a sandbox, their streams, and snapshots of its files."""
+"""The command router: commands in a sandbox, their streams, and snapshots of the sandbox's files."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class CommandRouter(Service):
         return sandbox
 
     def _exec(self, request: Any) -> EmulatedCommand:
-        """Return a command, even of a sandbox that has ended."""
+        """Return a command, also of a sandbox that has ended."""
         sandbox = self.cloud.task(request.task_id)
         if request.exec_id not in sandbox.execs:
             raise GRPCError(Status.NOT_FOUND, f"exec {request.exec_id} not found")

@@ -1,4 +1,4 @@
-"""The emulator's sandboxes: what was requested for each, how long it lives, and how it ends."""
+"""The emulator's sandboxes: their commands, their time limits, and their ends."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from hermes_modal_emulator.commands import EmulatedCommand
 from hermes_modal_emulator.machines import BASE_ENV, Machine
 
 STDIO_TAIL = 16 << 20
-"""How much output of a sandbox's main process is kept."""
+"""Number of bytes of a main process's output that are kept, the last ones."""
 Status = pb.GenericResult
 
 
 def v1_id(prefix: str) -> str:
-    """Return an id with 22 letters and digits, by which the SDK recognises a V1 object."""
+    """Return an id with 22 letters and digits. By this length, the SDK recognises a V1 object."""
     return f"{prefix}-" + hashlib.sha256(os.urandom(16)).hexdigest()[:22]
 
 
 def v2_id(prefix: str) -> str:
-    """Return a longer id, which the SDK takes for a V2 object."""
+    """Return a longer id, which the SDK takes for that of a V2 object."""
     return f"{prefix}-01" + hashlib.sha256(os.urandom(16)).hexdigest()[:24].upper()
 
 
@@ -52,23 +52,23 @@ class EmulatedSandbox:
 
     @property
     def workdir(self) -> str:
-        """Return the directory that its commands start in."""
+        """Return the directory in which commands start."""
         return self.definition.workdir or "/root"
 
     def touch(self) -> None:
-        """Record that it is in use."""
+        """Begin the idle time anew."""
         self._active = time.monotonic()
 
     def _touch_if_used(self) -> None:
-        """Record that it is in use if a command runs."""
+        """Begin the idle time anew if a command runs."""
         if any(not each.ended.is_set() for each in self.execs.values()):
             self.touch()
 
     async def start(self, machine: Machine) -> None:
-        """Make its machine and start its main process.
+        """Start the machine and the main process.
 
         Raises:
-            MachineError, OSError: that failed.
+            MachineError, OSError: one of them can't be started.
         """
         self.machine = machine
         await machine.start()
@@ -76,17 +76,16 @@ class EmulatedSandbox:
         self._watcher = asyncio.create_task(self._watch())
 
     def run(self, command: EmulatedCommand, argv: list[str], cwd: str, env: dict[str, str], **how: Any) -> None:
-        """Start a command in it. `OSError` if it can't be started.
+        """Start a command in the sandbox. Raises `OSError` if it can't be started.
 
         Args:
             how: `pty` and `timeout_s` of `EmulatedCommand.start`.
         """
         assert self.machine is not None
-        place = self.machine.cwd(cwd)
-        command.start(self.machine.argv(argv, cwd), env={**self.env, **env}, cwd=place, **how)
+        command.start(self.machine.argv(argv, cwd), env={**self.env, **env}, cwd=self.machine.cwd(cwd), **how)
 
     async def _watch(self) -> None:
-        """Wait for its end: by its main process, its time limit, or its idle limit."""
+        """Wait for the end of the main process, the lifetime, or the idle time, and finish then."""
         limits = self.definition
         deadline = time.monotonic() + limits.timeout_secs if limits.timeout_secs else None
         while True:
@@ -111,7 +110,7 @@ class EmulatedSandbox:
             return
 
     def finish(self, result: Any) -> None:
-        """Mark it as ended: nobody can use it from now on."""
+        """Mark the sandbox as ended, with this result, and begin to clean up."""
         if self._ending is None:
             self.result = result
             self._ending = asyncio.create_task(self._end())
@@ -124,7 +123,7 @@ class EmulatedSandbox:
         self.finished.set()
 
     async def aclose(self) -> None:
-        """End it, and wait until nothing of it is left."""
+        """End the sandbox, and wait until nothing of it is left."""
         self.finish(Status(status=Status.GENERIC_STATUS_TERMINATED))
         assert self._ending is not None
         await self._ending

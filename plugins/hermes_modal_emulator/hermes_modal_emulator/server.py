@@ -1,4 +1,4 @@
-"""The emulator's process: both services on one port of loopback, and the operations for its owner."""
+"""The emulator's process: both gRPC services on one port of loopback, and the calls of the owner."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MODES = ("auto", "namespaces", "plain")
 
 
 class EmulatorServer:
-    """Serves the SDK until it is told to stop."""
+    """Serves the SDK. Whoever sets `stopped` ends `serve`."""
 
     def __init__(self, cloud: Cloud, port: int) -> None:
         self.cloud = cloud
@@ -37,7 +37,7 @@ class EmulatorServer:
         self.stopped = asyncio.Event()
 
     async def start(self) -> None:
-        """Listen. Raises `OSError` if the port is taken."""
+        """Begin to listen. Raises `OSError` if the port is taken."""
         server = Server([ControlPlane(self.cloud), CommandRouter(self.cloud)], status_details_codec=custom_detail_codec)
         await server.start("127.0.0.1", self._port)
         listening: Any = server._server
@@ -46,7 +46,7 @@ class EmulatorServer:
         self._server = server
 
     async def close(self) -> None:
-        """Cut every connection and listen no more; sandboxes live on."""
+        """Cut every connection and stop listening. Sandboxes live on."""
         if self._server is not None:
             self._server.close()
             with contextlib.suppress(TimeoutError):
@@ -65,7 +65,7 @@ class EmulatorServer:
 
 
 class Control:
-    """The operations that the owner's process may call, by method name."""
+    """The calls that the owner's process may make, by method name."""
 
     def __init__(self, server: EmulatorServer) -> None:
         self._server = server
@@ -101,7 +101,7 @@ class Control:
         ]
 
     async def kill_sandbox(self, sandbox_id: str) -> None:
-        """Kill the sandbox, as if its machine were lost."""
+        """End the sandbox as if its machine were lost."""
         sandbox = self._cloud.sandbox(sandbox_id)
         failed = pb.GenericResult.GENERIC_STATUS_INTERNAL_FAILURE
         sandbox.finish(pb.GenericResult(status=failed, exception="worker lost"))
@@ -111,7 +111,7 @@ class Control:
         self._cloud.revoke_tokens()
 
     async def outage(self, seconds: float) -> None:
-        """Make it unreachable for so long."""
+        """Make the server unreachable for some seconds."""
         await self._server.close()
         await asyncio.sleep(seconds)
         await self._server.start()
@@ -125,7 +125,7 @@ async def serve(
     follow: int | None = None,
     owner: asyncio.StreamReader | None = None,
 ) -> None:
-    """Serve until SIGTERM, SIGINT, the end of the process `follow`, or of `owner`; nothing is left then."""
+    """Serve until SIGTERM or SIGINT, or until the process `follow` or the stream `owner` ends. Then clean up."""
     server = EmulatorServer(Cloud(_folder(), namespaces=mode == "namespaces"), port)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -156,11 +156,10 @@ async def _follow(server: EmulatorServer, pid: int | None) -> None:
 
 
 async def serve_owner(mode: str, port: int) -> None:
-    """Serve the process at the other end of standard input, which asks by lines of JSON, and end with it."""
+    """Serve until standard input ends. Its lines are calls of `Control` as JSON."""
     reader = asyncio.StreamReader()
     loop = asyncio.get_running_loop()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-
     await serve(mode, port, lambda server: None, owner=reader)
 
 
@@ -170,13 +169,12 @@ async def _answer(reader: asyncio.StreamReader | None, server: EmulatorServer) -
     control = Control(server)
 
     async def answer(line: bytes) -> None:
-        asked = json.loads(line)
+        request = json.loads(line)
         try:
-            value = await getattr(control, asked["call"])(**asked["given"])
-            said = {"id": asked["id"], "value": value}
+            outcome = {"value": await getattr(control, request["call"])(**request["arguments"])}
         except Exception as error:
-            said = {"id": asked["id"], "error": f"{type(error).__name__}: {error}"}
-        os.write(1, json.dumps(said).encode() + b"\n")
+            outcome = {"error": f"{type(error).__name__}: {error}"}
+        os.write(1, json.dumps({"id": request["id"], **outcome}).encode() + b"\n")
 
     async with asyncio.TaskGroup() as group:
         while line := await reader.readline():
@@ -185,7 +183,7 @@ async def _answer(reader: asyncio.StreamReader | None, server: EmulatorServer) -
 
 
 def choose_mode(wanted: str) -> str:
-    """Return the mode. `auto` becomes `namespaces` if the machine allows them.
+    """Return the mode. `auto` becomes `namespaces` if this machine allows them, and else `plain`.
 
     Raises:
         SystemExit: `namespaces` was requested, but is not available.

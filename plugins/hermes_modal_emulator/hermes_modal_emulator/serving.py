@@ -1,4 +1,4 @@
-"""Serves a gRPC service of the SDK's stubs: the RPCs that have methods, with records and faults."""
+"""Serves a gRPC service of the SDK, with a log of its requests and with planned faults."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _KINDS = {
 
 
 class Service:
-    """A service built from its descriptor. An RPC of a later SDK that has no method is answered with UNIMPLEMENTED.
+    """A service whose methods are the RPCs of its descriptor. An RPC without a method is answered with UNIMPLEMENTED.
 
-    A method for a unary RPC takes the request and its metadata, and returns the answer. One that streams its answer
-    takes the request and a sink. One that receives a stream takes the stream itself.
+    The method of a unary RPC takes the request and its metadata, and returns the answer. The method of an RPC that
+    streams its answer takes the request and a sink. The method of an RPC that receives a stream takes the stream.
     """
 
     descriptor: ClassVar[Any]
@@ -33,21 +33,21 @@ class Service:
         self.cloud = cloud
 
     def check(self, method: str, metadata: dict[str, str]) -> None:
-        """Raise `GRPCError` if the caller is not allowed."""
+        """Raise `GRPCError` if the caller may not call this method."""
 
     def __mapping__(self) -> dict[str, Handler]:
-        found = {}
+        handlers = {}
         for method in self.descriptor.methods:
             serve = getattr(self, method.name, None)
             if serve is not None:
                 kind = _KINDS[method.client_streaming, method.server_streaming]
-                found[f"/{self.descriptor.full_name}/{method.name}"] = Handler(
+                handlers[f"/{self.descriptor.full_name}/{method.name}"] = Handler(
                     self._handler(method.name, serve, kind),
                     kind,
                     GetMessageClass(method.input_type),
                     GetMessageClass(method.output_type),
                 )
-        return found
+        return handlers
 
     def _handler(self, name: str, serve: Callable[..., Awaitable[Any]], kind: Cardinality) -> Any:
         async def handle(stream: Any) -> None:
@@ -84,7 +84,7 @@ class _Sink:
         self._left = None if fault is None else fault.cut_after_bytes
 
     async def send(self, message: Any, size: int) -> None:
-        """Send one; `size` is what it carries, in bytes."""
+        """Send an answer that carries `size` bytes."""
         if self._left is not None and self._fault is not None:
             self._left -= size
             if self._left < 0:

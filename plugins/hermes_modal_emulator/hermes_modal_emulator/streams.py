@@ -1,4 +1,4 @@
-"""Output of a command, by byte offset. A reader whose stream was cut can request the same bytes again."""
+"""Output of a command by byte offset, so that a reader whose stream was cut can read the same bytes again."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator, Callable
 
 CHUNK_BYTES = 1 << 16
 KEPT_BYTES = 16 << 20
-"""How much output behind the furthest reader is kept."""
+"""Number of bytes that are kept behind the furthest reader."""
 AHEAD_BYTES = 4 << 20
-"""How far the output may get ahead of the furthest reader before the command has to wait."""
+"""Number of bytes ahead of the furthest reader at which the command has to wait."""
 UNREAD_BYTES = 64 << 20
-"""How much of it is kept for a reader that has not come yet."""
+"""The same if nobody has read yet."""
 
 
 class OffsetTooOld(Exception):
@@ -22,8 +22,8 @@ class ByteLog:
     """An append-only stream of bytes with a bounded memory.
 
     Args:
-        tail: keep only the last so many bytes and never make the command wait, as the streams of V2 sandboxes do.
-        on_room: called when the command may go on after `full`.
+        tail: number of last bytes to keep, without ever making the command wait, as in the streams of V2 sandboxes.
+        on_room: called when the log is no longer `full`.
     """
 
     def __init__(self, tail: int | None = None, on_room: Callable[[], object] = lambda: None) -> None:
@@ -43,7 +43,7 @@ class ByteLog:
 
     @property
     def full(self) -> bool:
-        """Return whether the command has to wait for its reader."""
+        """Return whether the command has to wait for a reader."""
         if self._tail is not None:
             return False
         if self._furthest is None:
@@ -55,7 +55,7 @@ class ByteLog:
         self._tail = 0
 
     def feed(self, data: bytes) -> None:
-        """Append data, and forget what nobody can request any more."""
+        """Append data, and drop what is no longer kept."""
         self._data += data
         if self._tail is not None:
             self._keep_from(self.end - self._tail)
@@ -69,7 +69,7 @@ class ByteLog:
         self._tell()
 
     async def read_from(self, offset: int) -> AsyncIterator[tuple[int, bytes]]:
-        """Yield chunks with the offset of each, until the end. What a `tail` has dropped is left out.
+        """Yield each chunk with its offset, until the end. With `tail`, bytes that were dropped are left out.
 
         Raises:
             OffsetTooOld: the data at this offset is no longer kept.
@@ -99,7 +99,8 @@ class ByteLog:
 
     def _keep_from(self, offset: int) -> None:
         extra = offset - self.start
-        if extra >= KEPT_BYTES // 4 or (self._tail is not None and extra > 0):  # not for every chunk: it moves the rest
+        # Not for every chunk, because the deletion moves the rest of the buffer.
+        if extra >= KEPT_BYTES // 4 or (self._tail is not None and extra > 0):
             del self._data[:extra]
             self.start += extra
 

@@ -1,4 +1,4 @@
-"""The `ssh` backend: a sandbox is a process tree and a directory on a host, reached through one SSH connection."""
+"""The `ssh` backend: a sandbox is a process tree and a directory on a host, which is reached over SSH."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from hermes_ssh.hosts import Host, HostPool
 class SshBackend(Backend):
     """Sandboxes on hosts that are reached by SSH. The account there need not be root.
 
-    What a host really allows its account is found out when a sandbox is made there. A request for more is refused with
-    the reason.
+    Which levels a host allows the account is known once a sandbox is made there. A higher level is refused with the
+    reason.
 
     Args:
-        settings: the runtime's settings: its secrets open keys and accounts, its profiles name hosts.
+        settings: the runtime's settings, with secrets for keys and accounts, and with profiles that name hosts.
     """
 
     name: ClassVar[str] = "ssh"
@@ -50,7 +50,8 @@ class SshBackend(Backend):
         self._pool = HostPool(self._secret)
 
     async def create(self, spec: SandboxSpec) -> Sandbox:
-        """Start the sandbox of this spec on one of the profile's hosts, or return the one that has its creation id."""
+        """Start the sandbox of this spec on one of the profile's hosts, or return the one with the spec's creation
+        id."""
         config = spec.config
         if not isinstance(config, SshConfig) or not config.all_hosts:
             raise ConfigError(f"profile {config.name!r} names no host", hint="set `host`, or several `hosts`")
@@ -60,7 +61,7 @@ class SshBackend(Backend):
         return SshSandbox(self._pool, host, answer)
 
     async def list(self, owner: str | None = None) -> Sequence[SandboxInfo]:
-        """Return every sandbox of our accounts on the known hosts: those used so far and those in profiles."""
+        """Return the sandboxes of our accounts on the hosts that were used so far, and on those of the profiles."""
         return [
             SandboxInfo(
                 f"{host.name}/{each['sandbox_id']}",
@@ -80,7 +81,7 @@ class SshBackend(Backend):
             await host.ask({"op": "terminate", "sandbox_id": name})
 
     async def attach(self, sandbox_id: str) -> Sandbox:
-        """Return a handle on a running sandbox. Raise `SandboxLost` if there is none with that id, or it has ended."""
+        """Return a handle on a running sandbox. Raises `SandboxLost` if none with this id runs."""
         for host, name in self._places(sandbox_id):
             found = (await host.ask({"op": "find", "sandbox_id": name}))["sandbox"]
             if found is not None and found["running"]:
@@ -88,7 +89,7 @@ class SshBackend(Backend):
         raise SandboxLost("no such sandbox runs there", hint="create another one", sandbox_id=sandbox_id)
 
     def _places(self, sandbox_id: str) -> Sequence[tuple[Host, str]]:
-        """Return the hosts that may have a sandbox with this id, and its id there."""
+        """Return each host that may have a sandbox with this id, with the sandbox's id on the host."""
         host_name, _, name = sandbox_id.rpartition("/")
         return [(host, name) for host in find_hosts(self._pool, self._settings) if host.name == host_name]
 
@@ -108,7 +109,7 @@ class SshBackend(Backend):
 
 
 class SshSandbox(Sandbox):
-    """A process tree on a host, and its directory there. Made by `SshBackend`."""
+    """A process tree on a host with a directory there, made by `SshBackend`."""
 
     def __init__(self, pool: HostPool, host: Host, answer: Mapping[str, Any]) -> None:
         self._pool, self._host = pool, host
@@ -119,15 +120,15 @@ class SshSandbox(Sandbox):
         self.state_dir = f"{self.workspace_base}/.hermes"
 
     async def open(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> Channel:
-        """Start `argv` in the sandbox, over a new connection if the last one is lost. The program may outlive the
+        """Start `argv` in the sandbox, over a new connection if the last one is lost. The program may outlive its
         channel."""
         return await self._host.enter(self._name, argv, env or {})
 
     async def status(self) -> SandboxStatus:
-        """Return what the host says about it."""
+        """Return the sandbox's status on the host."""
         return SandboxStatus((await self._host.ask({"op": "status", "sandbox_id": self._name}))["status"])
 
     async def terminate(self) -> None:
-        """End the sandbox: kill every process, and remove its directory."""
+        """End the sandbox: kill its processes, and remove its directory."""
         await self._host.ask({"op": "terminate", "sandbox_id": self._name})
         self._pool.forget(self._host, self._creation_id)

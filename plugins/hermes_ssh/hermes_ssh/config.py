@@ -1,4 +1,4 @@
-"""The settings of one profile of the `ssh` backend, and how its hosts are reached."""
+"""The settings of a profile of the `ssh` backend, and those of the connection to one host."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _HOST = re.compile(r"(?:(?P<user>[^@\s]+)@)?(?P<name>\[[0-9a-fA-F:.%\w]+\]|[^@:\
 
 
 class SshConfig(SandboxConfig):
-    """A profile of the `ssh` backend. Processor, memory and system are those of the hosts.
+    """A profile of the `ssh` backend. Sandboxes have the processors, the memory and the system of the hosts.
 
-    Settings that are missing here come from the configuration file of OpenSSH's client.
+    Settings of the connection that are None come from the configuration file of OpenSSH's client.
     """
 
     unsupported = ("image", "cpu", "memory")
@@ -30,9 +30,9 @@ class SshConfig(SandboxConfig):
     )
 
     host: str | None = None
-    """The host: a name that the configuration file knows, or `[user@]name[:port]`."""
+    """The host: a name of the configuration file, or `[user@]name[:port]`."""
     hosts: tuple[str, ...] = ()
-    """Several of them: sandboxes are spread over these."""
+    """More hosts. Sandboxes are spread over all of them."""
     user: str | None = None
     """The account on the hosts."""
     port: int | None = Field(default=None, ge=1, le=65535)
@@ -42,25 +42,27 @@ class SshConfig(SandboxConfig):
     identity: str | None = None
     """A file with a private key, tried before all others."""
     passphrase_secret: str | None = None
-    """The name of the secret that opens the private keys."""
+    """The name of the secret with the passphrase of the private keys."""
     password_secret: str | None = None
-    """The name of the secret that is the account's password. Without it, passwords are not tried."""
+    """The name of the secret with the account's password. Without it, no password is tried."""
     known_hosts: str | None = None
-    """The file with the hosts' keys; None is what the configuration file says, `~/.ssh/known_hosts` if nothing."""
+    """The file with the hosts' keys. None is the one that the configuration file names, or `~/.ssh/known_hosts`."""
     agent: bool = True
     """Whether keys of the SSH agent are tried."""
     connect_timeout_s: float = Field(default=15.0, gt=0)
-    """Seconds for one connection to be made, its authentication included."""
+    """Time limit in seconds of one connection, its authentication included."""
     keepalive_s: float = Field(default=5.0, gt=0)
     """Seconds between two keep-alives of an idle connection."""
     max_sessions: int = Field(default=10, ge=1)
-    """Sessions in one connection at most: the server's MaxSessions. A server that allows fewer is found out."""
+    """Maximum number of sessions in one connection, as the server's MaxSessions. It is lowered if the server allows
+    fewer."""
     retry_host_after_s: float = Field(default=15.0, ge=0)
-    """Seconds for which a host that failed is set aside, while others are there; doubled with each further failure."""
+    """Seconds for which other hosts are preferred to one that failed; doubled with each further failure."""
     directory: str | None = None
-    """Where sandboxes are kept on a host; None is `/var/tmp/hermes-rl-ssh-<uid>`. A local disk, never a network one."""
+    """The directory of the sandboxes on a host, on a local disk and never on a network one. None is
+    `/var/tmp/hermes-rl-ssh-<uid>`."""
     python: str = "python3"
-    """Python 3.7 or newer on the hosts: runs our end there and the guest, and is what the slots see as `python3`."""
+    """Python 3.7 or newer on the hosts. It runs our program there and the guest, and is the slots' `python3`."""
 
     @field_validator("host", "hosts")
     @classmethod
@@ -80,7 +82,7 @@ class SshConfig(SandboxConfig):
 
     @property
     def all_hosts(self) -> tuple[str, ...]:
-        """Return every host of the profile, as written."""
+        """Return the hosts of the profile as they are written."""
         return (self.host, *self.hosts) if self.host else self.hosts
 
     def access(self, host: str) -> Access:
@@ -91,7 +93,7 @@ class SshConfig(SandboxConfig):
 
 @dataclass(frozen=True)
 class Access:
-    """Everything that a connection to one host depends on. Profiles with equal values share a connection."""
+    """The settings of the connection to one host. Profiles with equal values share a connection."""
 
     host: str
     user: str | None

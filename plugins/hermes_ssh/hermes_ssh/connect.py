@@ -1,4 +1,4 @@
-"""Makes connections hop by hop. Every host key is verified; every configured way to log in is tried, and no other."""
+"""Makes connections hop by hop. Every host key is verified, and only the configured ways to log in are tried."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hermes_ssh.known_hosts import HostKeyError, KnownHosts
 from hermes_ssh.routes import Hop, route
 
 log = logging.getLogger(__name__)
-# The library logs a traceback at level ERROR when a connection is lost. We report it in one line ourselves.
+# paramiko logs a traceback at level ERROR when a connection is lost. We log one line ourselves.
 logging.getLogger(f"{__name__}.paramiko").setLevel(logging.CRITICAL)
 
 _NOISE_BYTES = 1 << 20
@@ -33,18 +33,18 @@ Secret = Callable[[str], str]
 
 
 _DROPPED = (EOFError, ConnectionResetError, ConnectionAbortedError, BrokenPipeError)
-"""What is raised if a server that was reached ends the connection."""
+"""The errors of a connection that the server ended."""
 
 
 class Unreachable(ProvisionError):
     """A host, or one on the way to it, could not be reached, or dropped the connection while it was being made."""
 
     dropped = False
-    """Whether it answered and then dropped the connection, as a busy server does: another one may be kept."""
+    """Whether the server dropped the connection, as a busy one does. Then another attempt may succeed."""
 
 
 class LoginRefused(ProvisionError):
-    """A host refuses the login with the credentials that we have."""
+    """A host refuses the login with our credentials."""
 
     retryable = False
 
@@ -56,7 +56,7 @@ class SessionRefused(Exception):
 class HostConnection:
     """A logged-in connection to a host. Blocking; owned by a `Host`.
 
-    It asks the server for a sign of life every `keepalive_s`, and is dead if none has come before the next is due.
+    Every `keepalive_s` seconds it sends a keep-alive, and closes if the answer has not come before the next is due.
     """
 
     def __init__(self, transports: Sequence[paramiko.Transport], processes: Sequence[Any], access: Access) -> None:
@@ -65,18 +65,18 @@ class HostConnection:
         self._processes = processes
         self._interval_s = access.keepalive_s
         self._closed = threading.Event()
-        self._opening = threading.Lock()  # the library keeps one error for all channels that are being opened
+        self._opening = threading.Lock()  # paramiko keeps one error for all channels that are being opened
         self.sessions = 0
         """Number of sessions that are open or being opened."""
         self.proved = False
-        """Whether the server has opened a session in it."""
+        """Whether the server has ever opened a session in this connection."""
         self.room = access.max_sessions
         """Maximum number of sessions."""
         begin_thread(self._watch, "ssh-keepalive")
 
     @property
     def alive(self) -> bool:
-        """Return whether it still works, as far as we know."""
+        """Return whether the connection still works, as far as we know."""
         return self._transport.is_active() and not self._closed.is_set()
 
     def start(self, command: str) -> HostSession:
@@ -98,13 +98,13 @@ class HostConnection:
             channel.exec_command(command)
         except (paramiko.SSHException, EOFError, OSError) as error:
             channel.close()
-            if self._answers():  # otherwise it has just been cut, which looks the same at first
+            if self._answers():  # a connection that was cut just now raises the same errors as a refusal
                 raise SessionRefused(str(error)) from error
             raise Unreachable(f"the connection is lost: {error or type(error).__name__}") from error
         return HostSession(channel, self)
 
     def close(self) -> None:
-        """Close it and everything in it. Idempotent."""
+        """Close the connection with all of its sessions. Idempotent."""
         self._closed.set()
         _close_all(self._transports, self._processes)
 
@@ -115,7 +115,7 @@ class HostConnection:
         self.close()
 
     def _answers(self) -> bool:
-        """Return whether the server answers. Wait for its answer, or for the connection's end."""
+        """Wait for the server's answer to a keep-alive, or for the connection's end. Return whether it answered."""
         with contextlib.suppress(paramiko.SSHException, EOFError, OSError):
             self._transport.global_request("keepalive@openssh.com", wait=True)
         return self.alive
@@ -123,7 +123,7 @@ class HostConnection:
 
 @contextlib.contextmanager
 def _or_else(give_up: Callable[[], object], limit_s: float) -> Iterator[None]:
-    """Call `give_up` if the block takes longer than that. It must end what the block waits for."""
+    """Call `give_up`, which must end what the block waits for, if the block takes longer than `limit_s` seconds."""
     over = threading.Event()
     begin_thread(lambda: over.wait(limit_s) or give_up(), "ssh-overdue")
     try:
@@ -133,7 +133,7 @@ def _or_else(give_up: Callable[[], object], limit_s: float) -> Iterator[None]:
 
 
 class HostSession:
-    """One program on the host, with the calls that core's channel takes: `read`, `write`, `close` and `wait`."""
+    """A program on the host, with the blocking calls that `BlockingStreamChannel` takes."""
 
     def __init__(self, channel: paramiko.Channel, connection: HostConnection) -> None:
         self._channel = channel
@@ -142,10 +142,10 @@ class HostSession:
         self._stderr_ended = threading.Event()
 
     def read(self, n: int) -> bytes:
-        """Return at most `n` bytes of standard output after the mark; `b""` at the end. Raise EOFError if the
+        """Return at most `n` bytes of standard output after the mark; `b""` at the end. Raises EOFError if the
         connection was cut."""
         if not self._begun:
-            data = self._first()
+            data = self._read_to_mark()
             self._begun = True
             if data:
                 return data
@@ -156,7 +156,7 @@ class HostSession:
         self._channel.sendall(data)
 
     def wait(self) -> int:
-        """Return the exit status. Raise EOFError if the connection was cut first, or a signal ended the program."""
+        """Return the exit status. Raises EOFError if the connection was cut first, or a signal ended the program."""
         status: int = self._channel.recv_exit_status()
         self._stderr_ended.wait(_LAST_WORDS_S)
         if status < 0:
@@ -164,12 +164,12 @@ class HostSession:
         return status
 
     def close(self) -> None:
-        """End the stream. If the connection can't even transmit that, it is dead, and is closed completely."""
+        """Close the session. A connection that can't even transmit that is dead, and is closed."""
         with _or_else(self._connection.close, _CLOSE_S):
             self._channel.close()
 
     def carry_stderr(self, feed: Callable[[bytes], object]) -> None:
-        """Read standard error in a thread of its own, so that the program never has to wait for us to do it."""
+        """Pass standard error to `feed` in a thread of its own, so that the program never waits for its reader."""
 
         def run() -> None:
             with contextlib.suppress(OSError, EOFError):
@@ -179,7 +179,8 @@ class HostSession:
 
         begin_thread(run, "ssh-stderr")
 
-    def _first(self) -> bytes:
+    def _read_to_mark(self) -> bytes:
+        """Skip what the account's login files print, up to our program's mark. Return the output read after it."""
         noise = b""
         while MARK not in noise:
             data = self._receive(1 << 15)
@@ -198,13 +199,13 @@ class HostSession:
 
 
 def connect(access: Access, secret: Secret) -> HostConnection:
-    """Make a connection. Blocks for at most `connect_timeout_s` per hop.
+    """Make a connection. Blocks for at most `connect_timeout_s` for each hop.
 
     Raises:
         HostKeyError: a server's key is unknown or has changed.
         LoginRefused: no key and no password was accepted.
         Unreachable: a server does not answer.
-        ConfigError: the configuration names something that does not exist.
+        ConfigError: the configuration names a file or a secret that does not exist.
     """
     transports: list[paramiko.Transport] = []
     processes: list[Any] = []
@@ -225,7 +226,8 @@ def connect(access: Access, secret: Secret) -> HostConnection:
 
 
 def _close_all(transports: Sequence[paramiko.Transport], processes: Sequence[Any]) -> None:
-    """Close the last hop first, because it goes through the others. By then, nobody needs to hear of their ends."""
+    """Close the hops from the last one on, because each goes through those before. Ignore errors, and end the
+    proxies."""
     for transport in reversed(transports):
         with contextlib.suppress(paramiko.SSHException, EOFError, OSError):
             transport.close()
@@ -243,18 +245,18 @@ def _explain_errors(hop: Hop) -> Iterator[None]:
         unreachable = Unreachable(
             f"host {hop.name!r} ({hop}) can't be reached: {reason}", hint=f"does `ssh {hop.name} true` work?"
         )
-        # Before the server's first line, the library raises an error of its own, which has the dropping as its context.
+        # Before the server's first line, paramiko raises an error of its own, with that of the socket as its context.
         unreachable.dropped = any(isinstance(each, _DROPPED) for each in (error, error.__context__))
         raise unreachable from error
 
 
 def _reach(hop: Hop, through: paramiko.Transport | None, processes: list[Any], limit_s: float) -> Any:
-    """Return a stream to the server: through the previous server, a program, or the network."""
+    """Return a stream to the server: through the previous hop, through a proxy command, or directly."""
     if through is not None:
         return through.open_channel("direct-tcpip", (hop.hostname, hop.port), ("127.0.0.1", 0), timeout=limit_s)
     if hop.proxy_command is not None:
         ours, theirs = socket.socketpair()
-        with theirs:  # the user's own command from the user's own configuration, run as OpenSSH does
+        with theirs:  # the command is the user's own, from the user's configuration, and is run as by OpenSSH
             processes.append(
                 subprocess.Popen(
                     ["/bin/sh", "-c", f"exec {hop.proxy_command}"],
@@ -271,14 +273,15 @@ def _reach(hop: Hop, through: paramiko.Transport | None, processes: list[Any], l
 
 
 def _greet(transport: paramiko.Transport, hop: Hop, known: KnownHosts, limit_s: float) -> None:
-    """Agree on keys, and verify the server's key before anything else is sent."""
+    """Exchange keys, and verify the server's key before anything else is sent."""
     transport.set_log_channel(f"{__name__}.paramiko")
     transport.banner_timeout = transport.auth_timeout = transport.channel_timeout = limit_s
     options = transport.get_security_options()
-    wanted = set(known.kinds(hop.key_name))
-    if "ssh-rsa" in wanted:
-        wanted |= {"rsa-sha2-512", "rsa-sha2-256"}
-    options.key_types = sorted(options.key_types, key=lambda kind: kind not in wanted)  # keeps the order otherwise
+    known_kinds = set(known.kinds(hop.key_name))
+    if "ssh-rsa" in known_kinds:
+        known_kinds |= {"rsa-sha2-512", "rsa-sha2-256"}
+    # Ask for the kinds of keys that we know first. The sort is stable, so the order stays otherwise.
+    options.key_types = sorted(options.key_types, key=lambda kind: kind not in known_kinds)
     transport.start_client(timeout=limit_s)
     known.check(hop.key_name, transport.get_remote_server_key())
 
@@ -311,7 +314,7 @@ def _log_in(transport: paramiko.Transport, hop: Hop, access: Access, secret: Sec
 
 
 def _check_not_cut(transport: paramiko.Transport, hop: Hop, tried: list[str], error: Exception) -> None:
-    """Raise if the connection was lost: the library reports this as a refusal, too."""
+    """Raise `Unreachable` if the connection was lost, which paramiko reports as a refusal, too."""
     if not transport.is_active():
         raise Unreachable(
             f"host {hop.name!r} ({hop}) broke off the login after: {'; '.join(tried)}",
@@ -320,15 +323,15 @@ def _check_not_cut(transport: paramiko.Transport, hop: Hop, tried: list[str], er
 
 
 def _keys(hop: Hop, access: Access, secret: Secret, tried: list[str]) -> Iterator[tuple[str, paramiko.PKey]]:
-    """Yield the keys to try, in order. Keys that can't be tried are noted in `tried`."""
+    """Yield the keys to try, in order, each with its name for messages. Keys that can't be read are noted in
+    `tried`."""
     passphrase = secret(access.passphrase_secret) if access.passphrase_secret is not None else None
-    chosen = None if access.identity is None else Path(access.identity).expanduser()
+    identity = None if access.identity is None else Path(access.identity).expanduser()
     for path in hop.identities:
         if path.is_file():
-            key = _load(path, passphrase, tried)
-            if key is not None:
+            if (key := _load(path, passphrase, tried)) is not None:
                 yield str(path), key
-        elif path == chosen:
+        elif path == identity:
             raise ConfigError(f"there is no key {path}", hint="`identity` is the path of a private key, a file")
         elif hop.named_identities:
             tried.append(f"{path}: not there")

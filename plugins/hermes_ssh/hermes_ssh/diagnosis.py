@@ -1,4 +1,4 @@
-"""What `hermes-rl doctor` says about the hosts, and which hosts are known."""
+"""Finds the known hosts, and asks them about themselves for `hermes-rl doctor`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 def find_hosts(pool: HostPool, settings: Settings | None) -> list[Host]:
-    """Return the hosts that were used, and those that the runtime's profiles name."""
+    """Return the hosts that were used, and those of the runtime's profiles."""
     for name, values in (settings.profiles if settings is not None else {}).items():
         if "host" in values or "hosts" in values:
             try:
@@ -28,11 +28,10 @@ def find_hosts(pool: HostPool, settings: Settings | None) -> list[Host]:
 
 
 async def ask_all(hosts: Sequence[Host], request: Mapping[str, Any]) -> list[tuple[Host, dict[str, Any]]]:
-    """Return the answers of the hosts. For those that can't be reached a warning is logged, so that they don't affect
-    the others.
+    """Return the answers of the hosts. A host that does not answer is left out, with a warning in the log.
 
     Raises:
-        HermesError: none of them answers; gives the first one's reason.
+        HermesError: the first host's error, if no host answers.
     """
     answers: list[tuple[Host, dict[str, Any]]] = []
     failures: list[HermesError] = []
@@ -48,7 +47,7 @@ async def ask_all(hosts: Sequence[Host], request: Mapping[str, Any]) -> list[tup
 
 
 async def diagnose(hosts: Sequence[Host]) -> Diagnosis:
-    """Ask every host."""
+    """Ask every host for its levels."""
     if not hosts:
         return Diagnosis(
             True, "no host is configured", (), ("name one: `host: user@name` in a profile, or --backend.host",)

@@ -42,11 +42,11 @@ _LONGEST_ASIDE_S = 600.0
 _NO_PYTHON = (5, 126, 127)
 _TRIES = 4
 _PAUSES_S = (0.1, 0.4, 1.6)
-"""Seconds to wait before a request is sent for the second, third and fourth time."""
+"""Seconds before the second, the third and the fourth attempt of a request."""
 
 
 class Host:
-    """A host and the connections to it: one, unless the server's MaxSessions requires more."""
+    """A host and the connections to it: one, unless more sessions are needed than MaxSessions of the server allows."""
 
     def __init__(self, access: Access, secret: Secret) -> None:
         self.access = access
@@ -54,33 +54,35 @@ class Host:
         self.sandboxes: set[str] = set()
         """The creation ids of our sandboxes that run there or are being made."""
         self.packages: list[str] | None = None
-        """The directories where its Pythons keep packages, as reported by the host."""
+        """The package directories of the host's Pythons, as the host reports them."""
         self.aside_until = 0.0
+        """Until this time of the monotonic clock, other hosts are preferred."""
         self._failures = 0
         self._reached = False
-        """Whether it was ever reached. A host that once worked may come back."""
-        self._same_bytecode: bool | None = None  # whether its Python's is ours
+        """Whether the host was ever reached. If so, a failure to reach it may be temporary."""
+        self._same_bytecode: bool | None = None
+        """Whether the host's Python takes the bytecode of ours; None if that is not known."""
         self._secret = secret
         self._connections: list[HostConnection] = []
         self._work = TaskSet()
         self._dialling: SingleFlight[None] = SingleFlight("the connection to the host")
 
     def set_aside(self, seconds: float) -> None:
-        """Note that the host failed: others are preferred for a while, longer each time."""
+        """Prefer other hosts for a while, because this one failed. Each failure in a row doubles the time."""
         self.aside_until = time.monotonic() + min(seconds * 2**self._failures, _LONGEST_ASIDE_S)
         self._failures += 1
 
-    def works(self) -> None:
-        """Note that the host has done what it was asked to do."""
+    def clear_failures(self) -> None:
+        """Forget the host's failures, because it has just made a sandbox."""
         self.aside_until, self._failures = 0.0, 0
 
     async def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Have our program on the host do something, and return its answer.
+        """Send a request to our program on the host, and return the answer.
 
-        Every request may be carried out twice, so it is repeated if the connection is cut or dropped.
+        If the connection is cut or dropped, the request is sent again, as all requests are idempotent.
 
         Raises:
-            PolicyError, ConfigError, ProvisionError: the host refuses; gives the reason.
+            PolicyError, ConfigError, ProvisionError: the host refuses; the message has the reason.
             Unreachable, HostKeyError, LoginRefused: there is no connection.
             ChannelLost: the connection was cut; the request may have been carried out.
         """
@@ -118,7 +120,7 @@ class Host:
         return self._parse_answer(answer, status, channel.stderr_tail)
 
     async def open(self, request: Mapping[str, Any]) -> BlockingStreamChannel:
-        """Start our program on the host with a request, and return the stream to it. Raise as `ask` does."""
+        """Start our program on the host with a request, and return the channel to it. Raises as `ask` does."""
         session, connection = await self._session()
         over = functools.partial(self._note_end, connection, asyncio.get_running_loop())
         channel = BlockingStreamChannel(
@@ -126,40 +128,40 @@ class Host:
         )
         session.carry_stderr(channel.feed_stderr)
         try:
-            given = {**request, "directory": self.access.directory, "usual": _PLACE}
-            await channel.write(remote.message(given, self._same_bytecode))
+            arguments = {**request, "directory": self.access.directory, "usual": _PLACE}
+            await channel.write(remote.message(arguments, self._same_bytecode))
         except ChannelLost:
-            pass  # it has ended already, or is cut off: its output says which
+            pass  # either the program has ended already, or the connection was cut: the reader of its output will see
         except BaseException:
             await channel.aclose()
             raise
         return channel
 
     async def enter(self, sandbox_id: str, argv: Sequence[str], env: Mapping[str, str]) -> Channel:
-        """Start a program in a sandbox, and return the stream to it.
+        """Start a program in a sandbox, and return the channel to it.
 
         Raises:
             SandboxLost: the sandbox does not exist any more.
             ChannelLost: the host can't be reached.
         """
-        place = f"{self.name}/{sandbox_id}"
+        global_id = f"{self.name}/{sandbox_id}"
         request = {"op": "enter", "sandbox_id": sandbox_id, "command": [*argv], "env": dict(env)}
         try:
             channel = await self.open(request)
         except Unreachable as error:
-            raise ChannelLost(error.message, hint=error.hint, sandbox_id=place) from error
+            raise ChannelLost(error.message, hint=error.hint, sandbox_id=global_id) from error
         try:
-            if await channel.read(1):
+            if await channel.read(1):  # our program writes one byte before it becomes the one that was asked for
                 return channel
             if await channel.wait() == NOT_THERE:
-                raise SandboxLost("the sandbox has ended", hint="create another one", sandbox_id=place)
-            raise ChannelLost(f"it could not be entered: {channel.stderr_tail}", sandbox_id=place)
+                raise SandboxLost("the sandbox has ended", hint="create another one", sandbox_id=global_id)
+            raise ChannelLost(f"it could not be entered: {channel.stderr_tail}", sandbox_id=global_id)
         except BaseException:
             await channel.aclose()
             raise
 
     async def aclose(self) -> None:
-        """Close the connections. Programs on the host keep running."""
+        """Close the connections. Programs on the host go on."""
         await self._work.aclose()
         connections, self._connections = self._connections, []
         for connection in connections:
@@ -176,7 +178,7 @@ class Host:
             except SessionRefused as error:
                 self._release(connection)
                 self._note_refusal(connection, error)
-            except Unreachable:  # it was dead, but nobody had noticed: try another one
+            except Unreachable:  # the connection was dead, and nobody had noticed: try another one
                 self._release(connection)
             except BaseException:
                 self._release(connection)
@@ -187,8 +189,11 @@ class Host:
         raise Unreachable(f"host {self.name!r} opens no session, tried {_TRIES} times")
 
     def _note_refusal(self, connection: HostConnection, error: SessionRefused) -> None:
-        """Note that the server allows no more sessions in this connection. If it allows none in a new one, that is
-        final."""
+        """Use the connection for no more sessions than it has, or close it if it has none.
+
+        Raises:
+            ProvisionError: the server refuses the first session of a connection.
+        """
         if not connection.proved:
             raise ProvisionError(
                 f"host {self.name!r} allows no session: {error}",
@@ -198,12 +203,12 @@ class Host:
         if connection.sessions:
             connection.room = min(connection.room, connection.sessions)
             log.debug("host %s allows %d sessions in one connection", self.name, connection.room)
-        elif connection in self._connections:  # it still counts sessions that have ended, which it has not noticed yet
+        elif connection in self._connections:  # the server still counts sessions whose end it has not noticed
             self._connections.remove(connection)
             _close_apart(connection)
 
     async def _with_room(self) -> HostConnection:
-        """Return a connection that may have another session, and count that session."""
+        """Return a connection with room for another session, and count that session."""
         while True:
             self._connections = [each for each in self._connections if each.alive]
             for connection in self._connections:
@@ -226,7 +231,7 @@ class Host:
         self._connections.append(connection)
 
     def _note_end(self, connection: HostConnection, loop: asyncio.AbstractEventLoop) -> None:
-        """Note that a session has ended. Called in a thread of its own."""
+        """Release a session that has ended. Called in a thread of its own."""
         call_in(loop, self._release, connection)
 
     def _release(self, connection: HostConnection) -> None:
@@ -238,24 +243,24 @@ class Host:
 
     def _parse_answer(self, answer: bytes, status: int, words: str) -> dict[str, Any]:
         try:
-            found = json.loads(answer)
+            value = json.loads(answer)
         except ValueError:
-            self._same_bytecode = None  # its Python may be another one by now
+            self._same_bytecode = None  # the host may have another Python by now
             raise ProvisionError(
                 f"host {self.name!r} can't run our program with {self.access.python!r}: "
                 f"exit status {status}: {words[-1000:]}",
                 hint="it needs Python 3.7 or newer, which the setting `python` can name",
                 retryable=status not in _NO_PYTHON,
             ) from None
-        if not isinstance(found, dict):
+        if not isinstance(value, dict):
             raise ProvisionError(f"host {self.name!r} answers with something else than was asked for")
-        if "error" in found:
+        if "error" in value:
             kinds: dict[str, type[HermesError]] = {"policy": PolicyError, "config": ConfigError}
-            kind = kinds.get(str(found.get("kind")), ProvisionError)
-            hint = found.get("hint")
-            raise kind(f"host {self.name!r}: {str(found['error'])[:2000]}", hint=str(hint)[:2000] if hint else None)
-        self._same_bytecode = found.pop("magic", None) == MAGIC_NUMBER.hex()
-        return found
+            kind = kinds.get(str(value.get("kind")), ProvisionError)
+            hint = value.get("hint")
+            raise kind(f"host {self.name!r}: {str(value['error'])[:2000]}", hint=str(hint)[:2000] if hint else None)
+        self._same_bytecode = value.pop("magic", None) == MAGIC_NUMBER.hex()
+        return value
 
 
 def _close_apart(connection: HostConnection) -> None:
@@ -278,7 +283,7 @@ class HostPool:
         self._placed: dict[str, Host] = {}
 
     def hosts(self) -> list[Host]:
-        """Return the hosts that were used or asked for."""
+        """Return the hosts of all profiles that were used so far."""
         return list(self._hosts.values())
 
     def of(self, config: SshConfig) -> list[Host]:
@@ -292,8 +297,8 @@ class HostPool:
         return found
 
     def candidates(self, config: SshConfig, creation_id: str) -> Iterable[Host]:
-        """Return the hosts for a new sandbox, best first: one where it was tried before, then the least loaded, and at
-        the end those that are set aside."""
+        """Return the hosts for a new sandbox, best first: the host of the last attempt, then the least loaded ones, and
+        at the end those that are set aside."""
         now = time.monotonic()
         last = self._placed.get(creation_id)
 
@@ -306,10 +311,10 @@ class HostPool:
     async def place(
         self, config: SshConfig, creation_id: str, request: Mapping[str, Any]
     ) -> tuple[Host, dict[str, Any]]:
-        """Make a sandbox on one of the profile's hosts. Return that host, and its answer.
+        """Make a sandbox on one of the profile's hosts. Return that host and its answer.
 
         Raises:
-            InfraError, PolicyError, ConfigError: none of them could make it; says why.
+            InfraError, PolicyError, ConfigError: no host could make it; the message has the reasons.
         """
         failures: list[HermesError] = []
         for host in self.candidates(config, creation_id):
@@ -322,19 +327,19 @@ class HostPool:
                 if not isinstance(error, HermesError):
                     raise
                 host.set_aside(config.retry_host_after_s)
-                if isinstance(error, ChannelLost):  # it may exist: the next attempt must find it
+                if isinstance(error, ChannelLost):  # the sandbox may exist, and the next attempt must find it there
                     raise
                 log.warning("host %s is set aside: %s", host.name, error)
                 failures.append(error)
                 continue
-            host.works()
+            host.clear_failures()
             host.packages = answer["packages"]
             return host, answer
         self._placed.pop(creation_id, None)
         raise _combine(failures)
 
     def forget(self, host: Host, creation_id: str) -> None:
-        """Note that a sandbox has ended."""
+        """Remove a sandbox that has ended from the host's load."""
         host.sandboxes.discard(creation_id)
         self._placed.pop(creation_id, None)
 
@@ -345,7 +350,7 @@ class HostPool:
 
 
 def _combine(failures: list[HermesError]) -> HermesError:
-    """Return one error for all of these."""
+    """Return one error for the failures of all hosts."""
     if len(failures) == 1:
         return failures[0]
     text = "no host can have the sandbox: " + "; ".join(str(error) for error in failures)

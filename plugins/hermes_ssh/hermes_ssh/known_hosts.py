@@ -1,5 +1,5 @@
-"""Host keys: reads `known_hosts` files, compares them with a server's key, and refuses with the line that would accept
-it."""
+"""Compares a server's host key with those in `known_hosts` files. The error has the command that would accept the
+key."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hermes_core import ProvisionError
 
 
 class HostKeyError(ProvisionError):
-    """A server showed a key that nobody has accepted, or another one than was accepted. Nothing was sent to it."""
+    """A server has a key that was not accepted before. Nothing was sent to the server."""
 
     retryable = False
 
@@ -29,22 +29,22 @@ class _Known:
 
     def matches(self, name: str) -> bool:
         """Return whether the line is about this host: `!` excludes, `*` and `?` are wildcards, `|1|…` is hashed."""
-        found = False
+        is_included = False
         for pattern in self.patterns:
             if pattern.startswith("|1|"):
-                found = found or paramiko.HostKeys.hash_host(name, pattern) == pattern
+                is_included = is_included or paramiko.HostKeys.hash_host(name, pattern) == pattern
             elif fnmatch.fnmatchcase(name, _literal_brackets(pattern.removeprefix("!"))):
                 if pattern.startswith("!"):
                     return False
-                found = True
-        return found
+                is_included = True
+        return is_included
 
 
 class KnownHosts:
-    """The keys in some files. Missing files have none.
+    """The keys in some files. A file that can't be read counts as empty.
 
     Args:
-        files: a new key is to be added to the first one.
+        files: the files; messages name the first one as the place for a new key.
     """
 
     def __init__(self, files: Iterable[Path]) -> None:
@@ -52,20 +52,20 @@ class KnownHosts:
         self._entries = [entry for path in self._files for entry in _read(path)]
 
     def kinds(self, name: str) -> list[str]:
-        """Return the kinds of the known keys of a host. The host is asked for these first."""
+        """Return the kinds of a host's known keys, which the host is asked for first."""
         return [entry.kind for entry in self._entries if not entry.marker and entry.matches(name)]
 
     def check(self, name: str, key: paramiko.PKey) -> None:
-        """Check that `name` may have this key.
+        """Check that a host may have this key.
 
         Raises:
-            HostKeyError: it is unknown, revoked, or differs from the known one.
+            HostKeyError: the key is unknown, revoked, or differs from the known one.
         """
         kind, blob = key.get_name(), key.get_base64()
         known = [entry for entry in self._entries if entry.matches(name)]
-        shown = f"{kind} {key.fingerprint}"
+        label = f"{kind} {key.fingerprint}"
         if any(entry.marker == "@revoked" and entry.blob == blob for entry in known):
-            raise HostKeyError(f"the host key of {name} is revoked: {shown}", hint="do not use this host")
+            raise HostKeyError(f"the host key of {name} is revoked: {label}", hint="do not use this host")
         plain = [entry for entry in known if not entry.marker]
         if any(entry.blob == blob for entry in plain):
             return
@@ -73,9 +73,9 @@ class KnownHosts:
         accept = f"echo {shlex.quote(f'{name} {kind} {blob}')} >> {file}"
         compare = "if it equals what `ssh-keygen -lf` says of the key on the host itself, accept it by:"
         if not plain:
-            raise HostKeyError(f"the host key of {name} is not known: {shown}", hint=f"{compare} {accept}")
+            raise HostKeyError(f"the host key of {name} is not known: {label}", hint=f"{compare} {accept}")
         raise HostKeyError(
-            f"the host key of {name} has CHANGED, somebody may be in between: it shows {shown}, known is another",
+            f"the host key of {name} has CHANGED, somebody may be in between: it shows {label}, known is another",
             hint=f"{compare} ssh-keygen -R {shlex.quote(name)} -f {file} && {accept}",
         )
 
@@ -85,15 +85,15 @@ def _read(path: Path) -> list[_Known]:
         lines = path.read_text("utf-8", "replace").splitlines()
     except OSError:
         return []
-    found = []
+    entries = []
     for line in lines:
         words = line.split()
         marker = words.pop(0) if words and words[0].startswith("@") else ""
         if len(words) >= 3 and not words[0].startswith("#"):
-            found.append(_Known(marker, tuple(words[0].split(",")), words[1], words[2]))
-    return found
+            entries.append(_Known(marker, tuple(words[0].split(",")), words[1], words[2]))
+    return entries
 
 
 def _literal_brackets(pattern: str) -> str:
-    """Return the pattern with `[name]:port` escaped, because it is not a set of characters."""
+    """Escape the brackets of `[name]:port`, which `fnmatch` would take for a set of characters."""
     return pattern.replace("[", "[[]")

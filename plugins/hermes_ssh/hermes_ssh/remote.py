@@ -1,4 +1,4 @@
-"""What is sent to a host to run there: a line that every shell understands, and our programs on standard input."""
+"""Our program on a host: the command line that starts it, and the message with its modules and a request."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _CORE = (
     "sandbox.uids",
 )
 
-# No quote, no newline and no `!` in it, so that a pair of single quotes carries it through any login shell.
+# It has no quote, no newline and no `!`, so that single quotes carry it through any login shell.
 _LOADER = (
     "import sys\\n"
     "if sys.version_info < (3, 7):\\n"
@@ -63,27 +63,27 @@ main(request)
 
 
 def command_line(python: str) -> str:
-    """Return the command for the account's login shell: an interpreter that waits for `message` on standard input."""
+    """Return the command for the account's login shell: a Python that reads a `message` from standard input."""
     return f"exec {shlex.quote(python)} -I -S -X utf8 -c 'exec(\"{_LOADER}\")' big"
 
 
 def message(request: Mapping[str, Any], same_bytecode: bool | None = None) -> bytes:
-    """Return our programs and a request to them. What follows on the stream is for the program that is entered.
+    """Return our modules and a request. Later input on the stream is for the program that the request starts.
 
     Args:
-        same_bytecode: whether the bytecode of the host's Python is ours, if that is known.
+        same_bytecode: whether the host's Python takes the bytecode of ours; None if that is not known.
     """
-    asked = json.dumps(request).encode("ascii")
-    return _programs(same_bytecode) + struct.pack(">I", len(asked)) + asked
+    body = json.dumps(request).encode("ascii")
+    return _programs(same_bytecode) + struct.pack(">I", len(body)) + body
 
 
 @functools.cache
 def _programs(same_bytecode: bool | None) -> bytes:
-    """Return our programs as `_LOADER` expects them."""
+    """Return our modules as `_LOADER` expects them."""
     return packed(_modules(), "<{}>", _START, same_bytecode=same_bytecode)
 
 
 def _modules() -> dict[str, Path]:
-    """Return the files of what runs there, by the modules' names."""
+    """Return the files of the modules that a host needs, by name."""
     core = Path(hermes_core.__file__).parent
     return {f"hermes_core.{name}": core / (name.replace(".", "/") + ".py") for name in _CORE}

@@ -1,4 +1,4 @@
-"""Blocking calls whose result must be closed: awaited, and undone if nobody wants the result any more."""
+"""Awaits blocking calls in threads, and undoes those whose caller was cancelled."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ T = TypeVar("T")
 
 
 async def in_thread(call: Callable[[], T], undo: Callable[[T], object]) -> T:
-    """Return the result of `call`, which runs in a daemon thread. If cancelled, return at once, and give the outcome to
-    `undo`."""
+    """Return the result of `call`, which runs in a daemon thread. If the caller is cancelled, it need not wait: `undo`
+    gets the result later, in a thread of its own."""
     loop = asyncio.get_running_loop()
     outcome: asyncio.Future[T] = loop.create_future()
 
