@@ -35,7 +35,6 @@ from hermes_core.errors import (
 )
 from hermes_core.plugins.manager import PluginManager
 from hermes_core.plugins.registry import PluginEntry, import_hint
-from hermes_core.plugins.telemetry import Telemetry
 from hermes_core.sandbox.contract import Backend, Isolation, SandboxConfig
 from hermes_core.sandbox.pool.checkpoint import Checkpoint
 from hermes_core.sandbox.pool.provision import PrepareSandbox
@@ -90,9 +89,8 @@ class Runtime:
         self.redact = self.settings.redactor()
         """Removes the secrets that the driver knows from a text."""
         self._made: list[Closable] = []
-        watching = [self._keep(Telemetry.from_environment())] if self.settings.telemetry else []
         self.plugin_manager = PluginManager(
-            allow=self.settings.plugins, extra=[*plugins, *watching], load_entry_points=load_entry_points
+            allow=self.settings.plugins, extra=plugins, load_entry_points=load_entry_points
         )
         self.backends = self.plugin_manager.registry("backend")
         self.agents = self.plugin_manager.registry("agent")
@@ -103,6 +101,24 @@ class Runtime:
         self._tools: ToolRegistry | None = None
         self._backends: dict[str, Backend] = {}
         self._closed = False
+        if self.settings.telemetry:
+            self._start_telemetry()
+
+    def _start_telemetry(self) -> None:
+        """Make the observers that plugins registered for telemetry.
+
+        Raises:
+            ConfigError: there are none.
+            PluginError: one cannot be made, or cannot observe.
+        """
+        observers = self.plugin_manager.registry("observer")
+        if not observers.entries():
+            absent = [plugin.hint for plugin in observers.absent if plugin.name == "otel"]
+            raise ConfigError(
+                "telemetry is on, and no plugin in use sends it", hint=(absent or ["pip install hermes-rl-otel"])[0]
+            )
+        for entry in observers.entries():
+            self.plugin_manager.observe(entry, self._keep(self._make(entry)))
 
     @property
     def tools(self) -> ToolRegistry:

@@ -72,7 +72,7 @@ class Settings(BaseModel):
     profiles: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Profiles by name. Their keys are settings of the backend that uses them; that backend checks them."""
     telemetry: bool = False
-    """Whether to send spans and metrics of rollouts to OpenTelemetry. Needs the extra `otel`; the variables `OTEL_*`
+    """Whether to send spans and metrics of rollouts to OpenTelemetry. Needs `hermes-rl-otel`; the variables `OTEL_*`
     say where they go."""
     secrets: dict[str, SecretStr] = Field(default_factory=dict)
     """Secret values by name. They are replaced in logs, results and trajectories."""

@@ -85,6 +85,14 @@ def hermes_register_sinks(registry: Registrar) -> None:
 
 
 @hookspec
+def hermes_register_observers(registry: Registrar) -> None:
+    """Add observers that are on while the setting `telemetry` is: `factory() -> object`, once for each runtime.
+
+    The object has observer hooks as methods, and `async aclose()`, which is called when the runtime is closed.
+    """
+
+
+@hookspec
 def hermes_register_commands(registry: Registrar) -> None:
     """Add commands of `hermes-rl`: the factory is the `click.Command` itself, best as `module:attribute`."""
 

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 CORE = PluginInfo("core", "hermes-rl", __version__, builtin=True)
 """The plugin that is always loaded."""
 
-KINDS = ("backend", "agent", "parser", "environment", "sink", "command")
+KINDS = ("backend", "agent", "parser", "environment", "sink", "observer", "command")
 """Kinds of things that are registered as names with a factory each, by the hook `hermes_register_KINDs`."""
 
 
@@ -67,6 +67,21 @@ class PluginManager:
                 raise PluginError(f"{info.label}: {error.message}", hint=error.hint) from error
         self.events = observed(self.registered)
         """Events for the plugins' observers."""
+
+    def observe(self, entry: PluginEntry, observer: object) -> None:
+        """Let an object that a plugin's factory made observe this runtime's events.
+
+        Raises:
+            PluginError: it has no hook, or one that cannot work.
+        """
+        adapted = adapt(observer)
+        if not vars(adapted):
+            raise PluginError(
+                f"observer {entry.name!r} of {entry.plugin.label} implements no hook",
+                hint="mark its methods with @hookimpl",
+            )
+        self.registered.append((entry.plugin.label, adapted))
+        self.events = observed(self.registered)
 
     def registry(self, kind: str) -> Registry:
         """Return the names of one kind: one of `KINDS`, `tool`, `toolset` or `distribution`."""

@@ -1,27 +1,26 @@
-"""OpenTelemetry: what a run tells it, with the SDK's own exporters in memory."""
+"""The spans and metrics of a run, with the SDK's own exporters in memory and with a collector."""
 
 import http.server
 import json
-import sys
 import threading
 
+import hermes_otel
 import pytest
+from hermes_otel import telemetry as telemetry_module
+from hermes_otel.telemetry import Telemetry
 from hermes_testing.scripted_server import Fault, Reply, ScriptedServer, call
-
-from hermes_core.errors import ConfigError
-from hermes_core.plugins.telemetry import Telemetry
-from hermes_core.runs.runner import run_rollouts
-from hermes_core.runtime import Runtime
-from hermes_core.settings import Settings
-
-pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="needs the extra otel")
-
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
+
+from hermes_core.errors import ConfigError, PluginError
+from hermes_core.plugins.hookspecs import hookimpl
+from hermes_core.runs.runner import run_rollouts
+from hermes_core.runtime import Runtime
+from hermes_core.settings import Settings
 
 SECRET_PROMPT = "tell nobody of this prompt"
 
@@ -109,12 +108,38 @@ def test_a_sandbox_that_is_lost_and_then_ended_is_gone_once(exported):
     assert point.value == 1
 
 
-async def test_it_is_off_unless_asked_for_and_says_what_it_needs(monkeypatch):
-    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.metrics", None)
-    Runtime(Settings(), load_entry_points=False)
-    with pytest.raises(ConfigError, match="not installed") as refused:
+def test_it_is_off_unless_the_setting_is_on(monkeypatch):
+    monkeypatch.setattr(telemetry_module, "open_telemetry", lambda: pytest.fail("telemetry is off"))
+    Runtime(Settings(), plugins=[hermes_otel], load_entry_points=False)
+
+
+def test_telemetry_without_a_plugin_says_what_to_install():
+    with pytest.raises(ConfigError, match="no plugin in use sends it") as raised:
         Runtime(Settings(telemetry=True), load_entry_points=False)
-    assert "hermes-rl[otel]" in str(refused.value.hint)
+    assert raised.value.hint == "pip install hermes-rl-otel"
+
+
+@pytest.mark.entry_points
+def test_telemetry_with_the_plugin_left_out_says_how_to_use_it():
+    with pytest.raises(ConfigError, match="no plugin in use sends it") as raised:
+        Runtime(Settings(telemetry=True, plugins=("docker",)))
+    assert raised.value.hint == "add 'otel' to HERMES_PLUGINS"
+
+
+class Deaf:
+    async def aclose(self):
+        pass
+
+
+class HasADeafObserver:
+    @hookimpl
+    def hermes_register_observers(self, registry):
+        registry.add("deaf", Deaf)
+
+
+def test_an_observer_without_a_hook_is_refused():
+    with pytest.raises(PluginError, match=r"observer 'deaf' of plugin 'HasADeafObserver' .* implements no hook"):
+        Runtime(Settings(telemetry=True), plugins=[HasADeafObserver()], load_entry_points=False)
 
 
 async def test_a_collector_gets_everything_before_the_program_ends(tmp_path, monkeypatch):
@@ -134,7 +159,7 @@ async def test_a_collector_gets_everything_before_the_program_ends(tmp_path, mon
     thread.start()
     try:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
-        runtime = Runtime(Settings(state_dir=tmp_path, telemetry=True), load_entry_points=False)
+        runtime = Runtime(Settings(state_dir=tmp_path, telemetry=True), plugins=[hermes_otel], load_entry_points=False)
         async with runtime, ScriptedServer(script) as model:
             settings = {"model": "scripted", "base_url": model.base_url}
             await run_rollouts(runtime, "prompts", env=prompts(tmp_path, "one"), settings=settings)
