@@ -40,7 +40,7 @@ from hermes_core.sandbox.pool.cost import SandboxUsage
 from hermes_core.sandbox.pool.leases import Lease, stale
 from hermes_core.sandbox.pool.pool import Pool
 from hermes_core.sandbox.pool.preparation import Build, check_key, prepare
-from hermes_core.sandbox.pool.profile_check import granted_level
+from hermes_core.sandbox.pool.profile_check import resolve_isolation
 from hermes_core.sandbox.pool.provision import (
     FIRST_PAUSE_S,
     LONGEST_PAUSE_S,
@@ -51,7 +51,7 @@ from hermes_core.sandbox.pool.provision import (
     start_guest,
 )
 from hermes_core.sandbox.pool.watches import Subscriber, Watchers
-from hermes_core.sandbox.promises import listed
+from hermes_core.sandbox.promises import list_sandboxes
 from hermes_core.tools.base import CallContext, Tool
 from hermes_core.tools.registry import ToolRegistry
 from hermes_core.tools.slot_tools import SLOT_TOOLS
@@ -122,7 +122,7 @@ class ToolBackend:
     ) -> None:
         self.backend = backend
         self._on_closed = on_closed
-        self.isolation = isolation = granted_level(backend, isolation, profiles.values())
+        self.isolation = isolation = resolve_isolation(backend, isolation, profiles.values())
         self.default_profile = default_profile
         self._events = events or Events()
         self._watchers = Watchers(self._events)
@@ -243,7 +243,7 @@ class ToolBackend:
         left = {creation_id for creation_id, backend in checkpoint.orphans.items() if backend == self.backend.name}
         if not left:
             return
-        for info in await listed(self.backend, checkpoint.owner):
+        for info in await list_sandboxes(self.backend, checkpoint.owner):
             if info.creation_id in left:
                 log.warning("sandbox %s was being made or ended when its driver died, and is ended", info.sandbox_id)
                 await self.backend.terminate_id(info.sandbox_id)
@@ -488,11 +488,11 @@ class ToolBackend:
         lease = self._lease(slot)
         pooled, own = lease.pooled, lease.seat.index
         for index in (PREPARE, own) if preparation else (own,):
-            if not await lease.call(Operation.of(pooled.client.crowded, index)):
+            if not await lease.call(Operation.of(pooled.client.is_crowded, index)):
                 return
         # A process can hold files that have no name any more.
         await lease.call(Operation.of(pooled.client.kill_slot, own))
-        if await lease.call(Operation.of(pooled.client.crowded, own)):
+        if await lease.call(Operation.of(pooled.client.is_crowded, own)):
             error = Disturbed(
                 "other slots have filled the disk of the sandbox",
                 hint="give the profile more room (tmpfs_size) or fewer slots_per_sandbox",

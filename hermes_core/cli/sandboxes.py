@@ -12,7 +12,7 @@ from hermes_core.errors import HermesError, describe
 from hermes_core.runtime import Runtime
 from hermes_core.sandbox.contract import Backend, CanAttach, SandboxInfo, SandboxStatus
 from hermes_core.sandbox.direct import sh as shell
-from hermes_core.sandbox.promises import listed
+from hermes_core.sandbox.promises import list_sandboxes
 
 LISTEN_S = 10
 """How long we watch for a heartbeat, in seconds. Every driver's heartbeat comes more often than this."""
@@ -136,7 +136,7 @@ async def reap(
 async def _list(runtime: Runtime, name: str, owner: str | None) -> list[FoundSandbox] | str:
     try:
         async with asyncio.timeout(LIST_LIMIT_S):
-            return [FoundSandbox(name, info) for info in await listed(runtime.backend(name), owner)]
+            return [FoundSandbox(name, info) for info in await list_sandboxes(runtime.backend(name), owner)]
     except TimeoutError:
         return f"it did not answer within {LIST_LIMIT_S:g} s"
     except HermesError as error:

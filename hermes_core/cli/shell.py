@@ -22,7 +22,7 @@ from hermes_core.errors import CommandError, ConfigError, UnknownNameError, Usag
 from hermes_core.printing import printable, say
 from hermes_core.runtime import Runtime
 from hermes_core.sandbox.commands import ProcessStatus, Slot, SlotCommands, WindowSize
-from hermes_core.sandbox.pool.checkpoint import Checkpoint, saved_in
+from hermes_core.sandbox.pool.checkpoint import Checkpoint, read_checkpoint
 from hermes_core.tool_backend import ToolBackend
 
 DETACH = b"\x1d"
@@ -78,7 +78,7 @@ def _folder_of(sandbox: str, shells: Path) -> Path:
     known: dict[str, Path] = {}
     for path in shells.glob("*/processes.json"):
         with contextlib.suppress(ConfigError):
-            known |= {saved.sandbox_id: path.parent for saved in saved_in(path)}
+            known |= {saved.sandbox_id: path.parent for saved in read_checkpoint(path)}
     if sandbox not in known:
         raise UnknownNameError("shell", sandbox, known, where="that was left here")
     return known[sandbox]

@@ -44,7 +44,7 @@ from hermes_core.runs.quarantine import Quarantine
 from hermes_core.runs.stall_watchdog import STALLS, stalls_noticed
 from hermes_core.runtime import Runtime
 from hermes_core.sandbox.contract import Backend, Isolation
-from hermes_core.sandbox.pool.profile_check import granted_level
+from hermes_core.sandbox.pool.profile_check import resolve_isolation
 from hermes_core.settings import Redactor, url_secrets
 from hermes_core.tool_backend import ToolBackend
 from hermes_core.tools.registry import resolve_servers, resolve_tools
@@ -329,7 +329,7 @@ def _new_backend(
         options = options.model_copy(update={"concurrency": max(1, min(options.concurrency, rollouts))})
     profiles = runtime.profiles(options.backend, default_profile=options.profile)
     asked = [PoolSize({}, options.backend_config, 0).applied(profile, warm=True) for profile in profiles.values()]
-    isolation = granted_level(runtime.backend(options.backend), isolation, asked)
+    isolation = resolve_isolation(runtime.backend(options.backend), isolation, asked)
     used = options.profile or runtime.settings.default_profile
     sizes = {
         name: pool_size(options, isolation, profile, environment.slot_user, share_network=environment.share_network)

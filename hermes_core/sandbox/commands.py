@@ -321,7 +321,7 @@ class Around(Protocol):
         """Await `call(operation)` and return its outcome."""
 
 
-def unguarded(operation: Operation[T], /) -> Coroutine[Any, Any, T]:
+def call_directly(operation: Operation[T], /) -> Coroutine[Any, Any, T]:
     """Carry out an operation without a check: the `Call` of commands that belong to no lease."""
     return operation.begin()
 
@@ -376,7 +376,7 @@ class SlotCommands(ABC):
         call: carries out each operation, exactly once.
     """
 
-    def __init__(self, workspace_dir: str, call: Call = unguarded, cwd: str = "") -> None:
+    def __init__(self, workspace_dir: str, call: Call = call_directly, cwd: str = "") -> None:
         self.workspace_dir = workspace_dir
         self.cwd = cwd
         self.call = call

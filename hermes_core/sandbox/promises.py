@@ -116,7 +116,7 @@ def levels_of(backend: Backend, config: SandboxConfig) -> frozenset[Isolation]:
     return backend.capabilities.isolation & found
 
 
-async def created(backend: Backend, method: str, make: Callable[[], Awaitable[object]]) -> Sandbox:
+async def create_sandbox(backend: Backend, method: str, make: Callable[[], Awaitable[object]]) -> Sandbox:
     """Return the sandbox that the backend makes.
 
     Args:
@@ -132,7 +132,7 @@ async def created(backend: Backend, method: str, make: Callable[[], Awaitable[ob
     return made
 
 
-async def listed(backend: Backend, owner: str | None = None) -> list[SandboxInfo]:
+async def list_sandboxes(backend: Backend, owner: str | None = None) -> list[SandboxInfo]:
     """Return the sandboxes that the backend's `list` names.
 
     Raises:

@@ -376,7 +376,7 @@ async def test_cancelling_at_random_moments_leaks_nothing(world, seed):
         await asyncio.sleep(chance.random() * 0.001)
     outcomes = await asyncio.gather(*tasks, return_exceptions=True)
     assert all(outcome is None or isinstance(outcome, asyncio.CancelledError) for outcome in outcomes), outcomes
-    await until(lambda: not pool._creations and all(not pooled.leases for pooled in pool._there()))
+    await until(lambda: not pool._creations and all(not pooled.leases for pooled in pool._existing()))
     healthy, available, waiting = counts(pool)
     assert available == healthy * 3 and waiting == 0 and healthy == len(world.provider.living)
     # and every slot can be had again, but for the reserve
@@ -933,13 +933,13 @@ async def test_growth_stops_before_the_leases_do(world, monkeypatch):
     pool = world.pool(min_sandboxes=0, max_sandboxes=3, slots_per_sandbox=1, prices=DEAR, max_cost=300.0)
     first = await take(pool)
     await until(lambda: not pool.meter.may_grow)
-    assert not pool.meter.spent
+    assert not pool.meter.is_spent
     queued = asyncio.create_task(take(pool))
     await asyncio.sleep(0.01)
     assert world.provider.made == 1 and not queued.done(), "it waits for the slot that there is"
     await pool.release(first, reset=True)
     again = await queued
-    await until(lambda: pool.meter.spent)
+    await until(lambda: pool.meter.is_spent)
     with pytest.raises(CostLimitReached, match=r"of its max_cost 300, and no slot is given any more"):
         await take(pool)
     await pool.release(again, reset=True)
@@ -968,7 +968,7 @@ async def test_who_has_nothing_to_wait_for_is_told_when_growth_stops(world, monk
 async def test_a_verification_gets_its_slot_whatever_was_spent(world):
     pool = world.pool(min_sandboxes=0, max_sandboxes=1, reserve_slots=1, prices=DEAR, max_cost=10.0)
     agent = await take(pool)
-    await until(lambda: pool.meter.spent)
+    await until(lambda: pool.meter.is_spent)
     check = await take(pool, verification=True)
     await pool.release(check, reset=True)
     assert counts(pool)[0] == 1, "the agent still works there"

@@ -22,7 +22,7 @@ from hermes_core.sandbox.contract import (
     SandboxSpec,
     SandboxStatus,
 )
-from hermes_core.sandbox.promises import diagnosis_of, levels_of, listed
+from hermes_core.sandbox.promises import diagnosis_of, levels_of, list_sandboxes
 
 INFO = SandboxInfo("paper-1", "me", "c1", 1.5, SandboxStatus.RUNNING)
 
@@ -63,7 +63,7 @@ class Paper(Backend):
 
 @pytest.mark.parametrize("answer", [[INFO], (INFO, replace(INFO, created=1)), []])
 async def test_a_list_is_returned_as_it_is(answer: Any) -> None:
-    assert await listed(Paper(answer)) == list(answer)
+    assert await list_sandboxes(Paper(answer)) == list(answer)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ async def test_a_list_is_returned_as_it_is(answer: Any) -> None:
 )
 async def test_a_list_of_something_else_is_told(answer: Any, told: str) -> None:
     with pytest.raises(ProvisionError, match=rf"^Paper\.list\(\) .*{told}.*a bug in the plugin"):
-        await listed(Paper(answer))
+        await list_sandboxes(Paper(answer))
 
 
 def test_levels_are_those_that_are_declared_too() -> None:
@@ -94,7 +94,7 @@ def test_levels_of_another_type_are_told(answer: Any) -> None:
 
 async def test_typed_errors_stay_what_they_are() -> None:
     with pytest.raises(PolicyError, match="not for you"):
-        await listed(Paper(PolicyError("not for you")))
+        await list_sandboxes(Paper(PolicyError("not for you")))
     with pytest.raises(PolicyError, match="not for you"):
         levels_of(Paper(PolicyError("not for you")), SandboxConfig())
 

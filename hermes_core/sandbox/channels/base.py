@@ -1,4 +1,4 @@
-"""What channels have in common: output that arrived before it was asked for, and the end of standard error."""
+"""What channels have in common: a buffer for output that nobody has read yet, and the tail of standard error."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from hermes_core.errors import ChannelLost
 from hermes_core.sandbox.contract import Channel
 
 BUFFER_BYTES = 1 << 20
-"""Maximum number of bytes read ahead of the caller. More data waits in the transport, which slows down the sender."""
+"""Maximum number of buffered bytes. More data waits in the transport, which slows down the sender."""
 
 CHUNK_BYTES = 1 << 18
-"""Maximum size of one read or write of a transport, and the size that pipes are asked to have."""
+"""Maximum size of one read or write of a transport, and the size of pipes, if the host allows it."""
 
 STDERR_BYTES = 8192
-"""Number of bytes kept of standard error."""
+"""The number of bytes of standard error that are kept."""
 
 
 class Inbox:
-    """Data that was read but not yet asked for. Used only in the event loop's thread."""
+    """A buffer for data that arrived before it was read. Use it only in the event loop's thread."""
 
     def __init__(self) -> None:
         self._data = bytearray()
@@ -30,7 +30,7 @@ class Inbox:
         return len(self._data)
 
     @property
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether all data has arrived."""
         return self._ended
 
@@ -40,13 +40,13 @@ class Inbox:
         self._arrival.set()
 
     def end(self, error: Exception | None = None) -> None:
-        """Mark the end of the data; `error` if the reason is that the transport broke."""
+        """Mark the end of the data. `error` is the reason if the transport broke."""
         if not self._ended:
             self._ended, self._error = True, error
             self._arrival.set()
 
     async def take(self, n: int) -> bytes:
-        """Return 1 to n bytes, or none at the end. Raise the `error` that `end` was given."""
+        """Return 1 to n bytes, or none at the end. Raises the error passed to `end`."""
         while not self._data:
             if self._error is not None:
                 raise self._error
@@ -75,24 +75,23 @@ class Tail:
 
 
 class BufferedChannel(Channel):
-    """A channel that keeps what arrives until it is asked for, and the end of standard error."""
+    """A channel that buffers output until it is read, and keeps the tail of standard error."""
 
     def __init__(self) -> None:
         self._inbox = Inbox()
         self._tail = Tail()
 
     def feed_stderr(self, data: bytes) -> None:
-        """Keep data that the transport carried as standard error, which `read` does not return. Call it from any
-        thread."""
+        """Keep data of standard error, which `read` does not return. Can be called from any thread."""
         self._tail.feed(data)
 
     @property
     def stderr_tail(self) -> str:
-        """Return the end of standard error."""
+        """Return the last bytes of standard error as text."""
         return self._tail.text()
 
     def _gone(self, cause: Exception | None) -> ChannelLost:
-        """Return the error of a channel whose transport has broken, or, without a cause, which we closed."""
+        """Return the error for a broken transport, or, if `cause` is None, for a channel that we closed."""
         reason = "it was closed" if cause is None else f"{type(cause).__name__}: {cause}"
         tail = self.stderr_tail
         error = ChannelLost(f"the channel is gone: {reason}" + (f"; its last words: {tail}" if tail else ""))

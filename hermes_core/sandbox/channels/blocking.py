@@ -23,7 +23,7 @@ __all__ = [
 ]
 
 WRITES_AHEAD = 4
-"""Maximum number of writes in progress in a blocking stream. Cancelled ones count, because they can't be taken back."""
+"""Maximum number of writes in progress. Cancelled writes count too, because a blocking call can't be stopped."""
 
 
 T = TypeVar("T")
@@ -33,10 +33,10 @@ class BlockingStreamChannel(BufferedChannel):
     """A channel over blocking calls, with one thread for each direction.
 
     Args:
-        read: returns 1 to n bytes of standard output; `b""` at the end. Raises if the transport breaks.
+        read: returns 1 to n bytes of standard output, or `b""` at the end. Raises if the transport breaks.
         write: writes all of its argument, or raises.
-        close: ends the stream; a `read` or `write` that is waiting must then return or raise. Called once, in a thread.
-        wait: blocks until there is an exit status, and returns it; called once, in a thread.
+        close: ends the stream. A waiting `read` or `write` must then return or raise. Called once, in a thread.
+        wait: blocks until there is an exit status, and returns it. Called once, in a thread.
     """
 
     def __init__(
@@ -62,8 +62,7 @@ class BlockingStreamChannel(BufferedChannel):
             begin_thread(run, f"channel-{name}")
 
     async def read(self, n: int) -> bytes:
-        """Return up to `n` bytes. Raise `ChannelLost` if the transport broke, after the data that had arrived
-        before."""
+        """Return up to `n` bytes. After the data that has arrived, raise `ChannelLost` if the transport broke."""
         data = await self._inbox.take(n)
         with self._room:
             self._buffered -= len(data)
@@ -71,15 +70,15 @@ class BlockingStreamChannel(BufferedChannel):
         return data
 
     async def write(self, data: bytes) -> None:
-        """Write all of `data`. Return once the blocking call has returned."""
+        """Write all of `data`. Return when the blocking call has returned."""
         await self._permits.acquire()
         if self._failure is not None or self._closing is not None:
             self._permits.release()
             raise self._gone(self._failure)
-        done: asyncio.Future[None] = self._loop.create_future()
-        done.add_done_callback(lambda future: future.cancelled() or future.exception())
-        self._outbox.put((data, done))
-        await asyncio.shield(done)
+        outcome: asyncio.Future[None] = self._loop.create_future()
+        outcome.add_done_callback(lambda future: future.cancelled() or future.exception())
+        self._outbox.put((data, outcome))
+        await asyncio.shield(outcome)
 
     async def wait(self) -> int:
         """Return the exit status from the transport's `wait`."""
@@ -93,7 +92,7 @@ class BlockingStreamChannel(BufferedChannel):
             raise self._gone(error) from error
 
     async def aclose(self) -> None:
-        """End the stream. Does not wait for the threads, which end when their current calls do."""
+        """End the stream. The threads end later, when their current calls return."""
         if self._closing is None:
             self._inbox.end()
             with self._room:
@@ -121,23 +120,23 @@ class BlockingStreamChannel(BufferedChannel):
 
     def _write_on(self) -> None:
         while (item := self._outbox.get()) is not None:
-            data, done = item
+            data, outcome = item
             try:
                 if self._failure is None:
                     self._blocking_write(data)
             except Exception as caught:
                 self._failure = caught
-            if not call_in(self._loop, self._written, done):
+            if not call_in(self._loop, self._finish_write, outcome):
                 return
 
-    def _written(self, done: asyncio.Future[None]) -> None:
+    def _finish_write(self, outcome: asyncio.Future[None]) -> None:
         self._permits.release()
-        if done.done():
+        if outcome.done():
             return
         if self._failure is not None:
-            done.set_exception(self._gone(self._failure))
+            outcome.set_exception(self._gone(self._failure))
         else:
-            done.set_result(None)
+            outcome.set_result(None)
 
 
 def in_thread(function: Callable[[], T], name: str) -> asyncio.Future[T]:

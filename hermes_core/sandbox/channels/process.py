@@ -1,4 +1,4 @@
-"""A channel over a child process that does the transport."""
+"""A channel over a child process that carries its data, such as `ssh`."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _LAST_WORDS_S = 0.25
 
 
 class AsyncioStreamChannel(BufferedChannel):
-    """A channel to the standard streams of a child process that does the transport.
+    """A channel over the standard streams of a child process that carries its data.
 
-    Closing releases the child: it gets end-of-file and, if it has not ended by then, SIGKILL. So the child must only be
-    a carrier (`ssh`, an entering process), not the program in the sandbox itself.
+    Closing the channel closes the child's streams and kills the child. So the child must only be a carrier, such as
+    `ssh`, and not the program in the sandbox itself.
     """
 
     def __init__(self) -> None:
@@ -37,15 +37,14 @@ class AsyncioStreamChannel(BufferedChannel):
     async def spawn(
         cls, argv: Sequence[str], *, env: Mapping[str, str] | None = None, pass_fds: Sequence[int] = ()
     ) -> AsyncioStreamChannel:
-        """Start a child in a session of its own, so that Ctrl-C at our terminal does not reach it, and hold its
-        streams.
+        """Start a child in a new session, so that Ctrl-C at our terminal does not reach it.
 
         Args:
-            env: the whole environment of the child; None is ours.
-            pass_fds: descriptors that it inherits in addition to its standard streams.
+            env: the whole environment of the child. None is ours.
+            pass_fds: descriptors that the child inherits in addition to its standard streams.
 
         Raises:
-            OSError: it could not be started.
+            OSError: the child could not be started.
         """
         channel = cls()
         start = asyncio.get_running_loop().subprocess_exec(
@@ -59,7 +58,7 @@ class AsyncioStreamChannel(BufferedChannel):
             start_new_session=True,
         )
         try:
-            # asyncio waits for ever if it is cancelled between the child's start and the connection of its pipes.
+            # If asyncio is cancelled between the start of the child and the connection of its pipes, it hangs.
             transport, _ = await complete(start)
         except asyncio.CancelledError:
             await complete(channel.aclose())
@@ -70,7 +69,7 @@ class AsyncioStreamChannel(BufferedChannel):
         return channel
 
     async def read(self, n: int) -> bytes:
-        """Return up to `n` bytes of the child's standard output, or `b""` once it has ended or closed it."""
+        """Return up to `n` bytes of the child's standard output; `b""` at its end."""
         data = await self._inbox.take(n)
         if self._paused and len(self._inbox) <= BUFFER_BYTES // 2:
             self._paused = False
@@ -81,21 +80,20 @@ class AsyncioStreamChannel(BufferedChannel):
         """Write to the child's standard input, waiting while its pipe is full."""
         writer = None if self._transport is None else self._transport.get_pipe_transport(0)
         if self._closed or writer is None or writer.is_closing():
-            raise await self._lost("its standard input is closed")
+            raise await self._channel_lost("its standard input is closed")
         assert isinstance(writer, asyncio.WriteTransport)
         writer.write(data)
         await self._writable.wait()
         if self._closed or writer.is_closing():
-            raise await self._lost("it stopped reading")
+            raise await self._channel_lost("it stopped reading")
 
     async def wait(self) -> int:
-        """Return the child's exit status. Raise `ChannelLost` if a signal ended it, because the far end may still run
-        then."""
+        """Return the child's exit status. Raises `ChannelLost` after a signal, because the far end may still run."""
         await self._exited.wait()
         await self._last_words()
         status = None if self._transport is None else self._transport.get_returncode()
         if status is None or status < 0:
-            raise await self._lost("it was closed" if self._closed else f"signal {-(status or 0)} ended it")
+            raise await self._channel_lost("it was closed" if self._closed else f"signal {-(status or 0)} ended it")
         return status
 
     async def aclose(self) -> None:
@@ -112,8 +110,8 @@ class AsyncioStreamChannel(BufferedChannel):
             pipe = self._transport.get_pipe_transport(descriptor)
             if pipe is not None:
                 pipe.close()
-        # Don't use the transport's own `close`: it polls whether the child has ended, and so may take the exit status
-        # away from asyncio's watcher, which then complains of an unknown child.
+        # Don't use the transport's `close`. It polls the child, and so may reap it before asyncio's watcher does, which
+        # then complains of an unknown child.
         _kill_child(self._transport.get_pid())
         await self._exited.wait()  # SIGKILL takes effect at once
 
@@ -124,14 +122,14 @@ class AsyncioStreamChannel(BufferedChannel):
         return reader
 
     async def _last_words(self) -> None:
-        """Give standard error a short time to arrive, but not forever: another process may hold it open."""
+        """Wait a short time for the end of standard error. It may never come, if another process holds it open."""
         try:
             async with asyncio.timeout(0 if self._closed else _LAST_WORDS_S):
                 await self._silent.wait()
         except TimeoutError:
             pass
 
-    async def _lost(self, reason: str) -> ChannelLost:
+    async def _channel_lost(self, reason: str) -> ChannelLost:
         await self._last_words()
         tail = self.stderr_tail
         return ChannelLost(f"the channel's process is gone: {reason}" + (f"; it said: {tail}" if tail else ""))
@@ -179,18 +177,18 @@ class _ChildProtocol(asyncio.SubprocessProtocol):
 
 
 def _kill_child(pid: int) -> None:
-    """Kill our child, unless it was reaped. Asyncio may reap it in a thread and tell the loop later, and by then a busy
-    host may have given its process id to another process."""
+    """Kill our child, unless it was reaped. Asyncio reaps it in a thread and tells the loop later. By then, another
+    process may have its pid."""
     with contextlib.suppress(ChildProcessError, ProcessLookupError):
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         os.kill(pid, signal.SIGKILL)
 
 
 def _widen(pipe: asyncio.BaseTransport | None) -> None:
-    """Ask for a larger pipe, which takes fewer turns of the event loop per megabyte. A host may refuse."""
+    """Enlarge a pipe if the host allows it, so that the event loop needs fewer turns per megabyte."""
     file = None if pipe is None else pipe.get_extra_info("pipe")
     if file is not None:
         try:
             fcntl.fcntl(file.fileno(), fcntl.F_SETPIPE_SZ, CHUNK_BYTES)
-        except (OSError, ValueError):  # none available, not a pipe (asyncio may use a socket), or already closed
+        except (OSError, ValueError):  # over the host's limit, not a pipe (asyncio may use a socket), or closed
             pass

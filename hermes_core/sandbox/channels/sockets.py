@@ -1,5 +1,4 @@
-"""A channel over a connected socket, on the event loop itself, so that no thread has to be woken for each piece of
-data."""
+"""A channel over a connected socket. It works in the event loop, so that no thread is woken for each piece of data."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ from hermes_core.sandbox.channels.base import BUFFER_BYTES, CHUNK_BYTES, Buffere
 from hermes_core.sandbox.channels.blocking import in_thread
 
 STUCK_S = 1.0
-"""Seconds for which nothing can be sent until the far end is asked whether its program still runs."""
+"""If nothing could be sent for this long, we ask whether the program has ended."""
 
 _NOT_NOW = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
@@ -22,14 +21,14 @@ class SocketChannel(BufferedChannel):
     """A channel over a connected socket, plain or TLS.
 
     Args:
-        connection: belongs to the channel from now on.
-        wait: blocks until there is an exit status, and returns it. Called once, in a thread, when `SocketChannel.wait`
-            is first called. Raises once `close` was called.
-        unpack: returns the standard output in the bytes that have arrived. Called with every piece, and with `b""` at
-            the end, where it raises `OSError` if that is too early. The channel is lost with what it raises.
+        connection: the socket. The channel closes it.
+        wait: blocks until there is an exit status, and returns it. Called once, in a thread, by the first
+            `SocketChannel.wait`. Raises after `close` was called.
+        unpack: returns the standard output in the bytes that have arrived. Called with each piece, and at the end with
+            `b""`, when it raises `OSError` if the stream is incomplete. If it raises, the channel is lost.
         early: data of the stream that was read before the channel was made.
-        ended: blocks until it knows whether the program has ended; called in a thread while nothing can be sent. For
-            transports that keep a stream open whose program ended without reading its input. The channel ends then.
+        ended: returns whether the program has ended. Called in a thread while nothing can be sent, because some
+            transports keep a stream open after the program ended without reading its input. Then the channel ends.
         close: called once, after the connection has been shut down.
     """
 
@@ -62,15 +61,14 @@ class SocketChannel(BufferedChannel):
         self._resume()
 
     async def read(self, n: int) -> bytes:
-        """Return up to `n` bytes. Raise `ChannelLost` if the transport broke, after the data that had arrived
-        before."""
+        """Return up to `n` bytes. After the data that has arrived, raise `ChannelLost` if the transport broke."""
         data = await self._inbox.take(n)
         if len(self._inbox) < BUFFER_BYTES // 2:
             self._resume()
         return data
 
     async def write(self, data: bytes) -> None:
-        """Send all of `data`. If the call is cancelled, the rest is still sent, before the next data."""
+        """Send all of `data`. If the call is cancelled, the rest is sent before the next call's data."""
         async with self._turn:
             await self._sent.wait()
             self._check()
@@ -113,7 +111,7 @@ class SocketChannel(BufferedChannel):
         if not self._reading and self._lost is None:
             self._reading = True
             self._loop.add_reader(self._connection.fileno(), self._receive)
-            self._receive()  # data that TLS has decrypted already does not make the descriptor ready
+            self._receive()  # TLS may hold decrypted data, for which the descriptor does not become ready
 
     def _pause(self) -> None:
         if self._reading:
@@ -129,7 +127,7 @@ class SocketChannel(BufferedChannel):
                     return
         except _NOT_NOW:
             return
-        except Exception as error:  # also `unpack`'s, which would be lost in the event loop
+        except Exception as error:  # also from `unpack`; the event loop would only log it
             self._fail(error)
 
     def _feed(self, data: bytes) -> None:
@@ -144,12 +142,12 @@ class SocketChannel(BufferedChannel):
     # --- out --------------------------------------------------------------------------------------------------------
 
     def _send(self) -> None:
-        waited = not self._sent.is_set()
+        was_waiting = not self._sent.is_set()
         try:
             while self._unsent:
                 self._unsent = self._unsent[self._connection.send(self._unsent[:CHUNK_BYTES]) :]
         except _NOT_NOW:
-            if not waited:
+            if not was_waiting:
                 self._sent.clear()
                 self._loop.add_writer(self._connection.fileno(), self._send)
                 if self._ended is not None and self._watching is None:
@@ -158,18 +156,18 @@ class SocketChannel(BufferedChannel):
         except OSError as error:
             self._fail(error)
             return
-        if waited:
+        if was_waiting:
             self._loop.remove_writer(self._connection.fileno())
             self._sent.set()
 
     async def _watch(self, ended: Callable[[], bool]) -> None:
-        """End the channel if its program ends before it has read what was sent, and all of its output is here."""
+        """End the channel if its program has ended without reading its input. First, read all of its output."""
         over = False
         while not self._sent.is_set():
             before = len(self._unsent), self._received
             await asyncio.sleep(STUCK_S)
-            held_back = not self._reading and not self._inbox.ended
-            if self._sent.is_set() or held_back or (len(self._unsent), self._received) != before:
+            is_paused = not self._reading and not self._inbox.has_ended
+            if self._sent.is_set() or is_paused or (len(self._unsent), self._received) != before:
                 over = False
             elif over:
                 self._inbox.end()
@@ -177,7 +175,7 @@ class SocketChannel(BufferedChannel):
             else:
                 try:
                     over = await in_thread(ended, "channel-ended")
-                except Exception:  # the transport does not answer: the next time it may, or the connection breaks
+                except Exception:  # the transport does not answer. It may the next time, or the connection breaks
                     over = False
         self._watching = None
 

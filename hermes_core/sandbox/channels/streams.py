@@ -1,4 +1,4 @@
-"""A channel over a provider's asynchronous calls: an iterator to read, a coroutine function to write."""
+"""A channel over asynchronous calls of a provider: an iterator to read, a coroutine function to write."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hermes_core.sandbox.channels.base import BUFFER_BYTES, BufferedChannel
 from hermes_core.sandbox.channels.blocking import WRITES_AHEAD
 
 PATIENCE_S = 0.5
-"""Seconds that a reader may take before the stream that waits for it is closed."""
+"""If nobody reads for this long, the provider's stream is closed."""
 
 T = TypeVar("T")
 
@@ -20,16 +20,17 @@ T = TypeVar("T")
 class AsyncStreamChannel(BufferedChannel):
     """A channel over asynchronous calls, with at most one call of each kind in progress.
 
-    Cancelling a caller does not interrupt a call: what was read waits for the next `read`, and a write continues.
+    Cancelling a caller does not interrupt these calls: data that was read waits for the next `read`, and a write
+    continues.
 
     Args:
-        stdout: returns an iterator over non-empty chunks of standard output, which raises if the transport breaks. If
-            nobody reads for a while, the iterator is closed, so that it does not block its connection, and another one
-            is asked for, which continues where it stopped.
+        stdout: returns an iterator over non-empty chunks of standard output. The iterator raises if the transport
+            breaks. If nobody reads for a while, it is closed, so that it does not block its connection. Later,
+            `stdout` is called again, and must continue where the iterator stopped.
         write: writes all of its argument, or raises.
-        wait: returns the exit status once there is one; called once.
-        stderr: chunks of standard error, separately.
-        close: releases the stream; called once, after the other calls have been cancelled.
+        wait: waits for the exit status, and returns it. Called once.
+        stderr: returns an iterator over chunks of standard error.
+        close: releases the stream. Called once, after the other calls have been cancelled.
     """
 
     def __init__(
@@ -56,15 +57,14 @@ class AsyncStreamChannel(BufferedChannel):
             self._work.spawn(self._listen(stderr()), "channel stderr")
 
     async def read(self, n: int) -> bytes:
-        """Return up to `n` bytes. Raise `ChannelLost` if the transport broke, after the data that had arrived
-        before."""
+        """Return up to `n` bytes. After the data that has arrived, raise `ChannelLost` if the transport broke."""
         data = await self._inbox.take(n)
         if len(self._inbox) < BUFFER_BYTES:
             self._room.set()
         return data
 
     async def write(self, data: bytes) -> None:
-        """Write all of `data`. Return once the transport has taken it."""
+        """Write all of `data`. Return when the provider's call has returned."""
         await self._permits.acquire()
         if self._failure is not None or self._closing is not None:
             self._permits.release()
@@ -82,7 +82,7 @@ class AsyncStreamChannel(BufferedChannel):
         return await self._outcome(self._status)
 
     async def aclose(self) -> None:
-        """End the stream, and all calls in progress."""
+        """Cancel all calls in progress, and close the stream."""
         if self._closing is None:
             self._inbox.end()
             self._closing = self._ends.spawn(self._end(), "channel close")
@@ -98,7 +98,7 @@ class AsyncStreamChannel(BufferedChannel):
         self._inbox.end(None if error is None else self._gone(error))
 
     async def _read_until_stalled(self, source: Callable[[], AsyncGenerator[bytes, None]]) -> bool:
-        """Read until the end of the stream (return False), or until nobody takes the data (return True)."""
+        """Read the stream. Return False at its end, or True if it was closed because nobody reads the data."""
         async with aclosing(source()) as chunks:
             async for data in chunks:
                 self._inbox.feed(data)
@@ -107,7 +107,7 @@ class AsyncStreamChannel(BufferedChannel):
         return False
 
     async def _has_room(self) -> bool:
-        """Return whether there is room again soon."""
+        """Wait for room for up to `PATIENCE_S`. Return whether there is some."""
         self._room.clear()
         try:
             async with asyncio.timeout(PATIENCE_S):
@@ -137,7 +137,7 @@ class AsyncStreamChannel(BufferedChannel):
             raise self._gone(error) from error
 
     async def _outcome(self, work: asyncio.Task[T]) -> T:
-        """Wait for work that continues if the caller is cancelled, and that `aclose` cancels."""
+        """Return the result of a task, which goes on if the caller is cancelled. `aclose` cancels it."""
         try:
             return await asyncio.shield(work)
         except asyncio.CancelledError:

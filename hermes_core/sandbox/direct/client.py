@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Self
 
 from hermes_core.errors import ChannelLost, CommandError, InfraError, PolicyError, ProvisionError, SandboxLost, SlotLost
-from hermes_core.sandbox.commands import PREPARE, Call, unguarded
+from hermes_core.sandbox.commands import PREPARE, Call, call_directly
 from hermes_core.sandbox.contract import Isolation, Sandbox
 from hermes_core.sandbox.direct import sh
 from hermes_core.sandbox.direct.commands import DirectCommands, DirectSlot
@@ -168,7 +168,7 @@ class DirectClient:
         return self._slots[index]
 
     def commands(
-        self, index: int, call: Call = unguarded, cwd: str = "", env: Mapping[str, str] | None = None
+        self, index: int, call: Call = call_directly, cwd: str = "", env: Mapping[str, str] | None = None
     ) -> DirectCommands:
         """Return the commands of a slot, as `GuestClient.commands` does."""
         return DirectCommands(self._shell, {**self.settings.env, **(env or {})}, self._slot(index), call, cwd)
@@ -212,7 +212,7 @@ class DirectClient:
             raise SlotLost(f"the slot could not be emptied: {error}", sandbox_id=self.sandbox.id) from error
         slot.used = False
 
-    async def crowded(self, index: int) -> bool:
+    async def is_crowded(self, index: int) -> bool:
         """Return False: without a guest, nobody knows whose files fill the disk."""
         return False
 

@@ -1,4 +1,4 @@
-"""Packs modules for a Python elsewhere, and has the loader that `python3 -c` runs to receive those of the guest."""
+"""Packs modules for a Python elsewhere, and has the program that `python3 -c` runs to receive the guest's modules."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from types import CodeType
 from typing import Any
 
 NO_GUEST = 4
-"""The exit status of a bridge that has found no guest to join."""
+"""The exit status of a bridge that found no guest to join."""
 
 TOO_OLD = 5
-"""The exit status of the loader where Python is older than the guest needs."""
+"""The exit status of the loader if Python is older than 3.7."""
 
 LOADER = """
 import sys
@@ -48,9 +48,10 @@ main(sys.argv[1], sys.argv[2] == "join")
 sys.stderr.flush()
 os._exit(0)
 """
-"""Receives the payload on standard input and runs it as the package `hermes_guest`. Nothing touches the disk.
+"""Receives the payload on standard input and runs it as the package `hermes_guest`. Nothing is written to the disk.
 
-What it loads does not become garbage, and taking it down takes a third of the time that an interpreter needs to start.
+Garbage collection is off while it loads, and `_exit` skips the interpreter's shutdown, which would take a third of the
+time of its start.
 """
 
 _OLD_MARSHAL = 2
@@ -59,49 +60,49 @@ _OLD_MARSHAL = 2
 
 @functools.cache
 def payload() -> bytes:
-    """Return the guest's modules as the loader expects them: a 32-bit big-endian length, then compressed data."""
+    """Return the guest's modules for the loader: a 32-bit big-endian length, then compressed data."""
     sandbox = Path(__file__).parents[1]
     modules = {"hermes_guest": sandbox / "guest" / "__init__.py"}
     for package in ("guest", "linux"):
         for path in sorted((sandbox / package).glob("*.py")):
             name = f"hermes_guest.{package}.{path.stem}"
             modules[name.removesuffix(".__init__")] = path
-    return packed(modules, "<{}>")
+    return pack_modules(modules, "<{}>")
 
 
-def packed(modules: Mapping[str, Path], shown: str, *more: str, same_bytecode: bool | None = None) -> bytes:
+def pack_modules(modules: Mapping[str, Path], file_name: str, *more: str, same_bytecode: bool | None = None) -> bytes:
     """Return modules for a Python elsewhere: a 32-bit big-endian length, then compressed data of `marshal`.
 
-    They are sent as sources, for any Python, and compiled, for a Python whose bytecode is ours: compiling takes as
-    long as all else that the guest does at its start.
+    They are packed as sources, for any Python, and compiled, for a Python with our bytecode: compiling takes as long as
+    the rest of the guest's start.
 
     Args:
-        modules: their files by name.
-        shown: the files' names in tracebacks, where {} stands for a module's.
+        modules: the files of the modules by name.
+        file_name: the name of a file in tracebacks, where {} stands for the module's name.
         more: texts that follow the sources, our magic number and the code.
-        same_bytecode: whether its bytecode is ours, if that is known. Then what it does not need is left out.
+        same_bytecode: whether that Python has our bytecode, if we know. Then, the sources or the code are left out.
     """
-    sources, compiled = {}, {}
+    sources, codes = {}, {}
     if not same_bytecode:
         sources = {name: path.read_text("utf-8") for name, path in modules.items()}
     if same_bytecode is not False:
-        compiled = {name: _compiled(name, path, shown.format(name)) for name, path in modules.items()}
-    content: Any = (sources, MAGIC_NUMBER, marshal.dumps(compiled), *more)
+        codes = {name: _compile_module(name, path, file_name.format(name)) for name, path in modules.items()}
+    content: Any = (sources, MAGIC_NUMBER, marshal.dumps(codes), *more)
     data = zlib.compress(marshal.dumps(content, _OLD_MARSHAL), 1)
     return struct.pack(">I", len(data)) + data
 
 
-def _compiled(name: str, path: Path, shown: str) -> CodeType | None:
-    """Return a module's code, from Python's own cache if possible, without our paths."""
+def _compile_module(name: str, path: Path, file_name: str) -> CodeType | None:
+    """Return a module's code, from Python's own cache if possible. It does not contain our paths."""
     code = SourceFileLoader(name, str(path)).get_code(name)
-    return code and _renamed(code, shown)
+    return code and _replace_file_name(code, file_name)
 
 
-def _renamed(code: CodeType, file: str) -> CodeType:
-    constants = tuple(_renamed(each, file) if isinstance(each, CodeType) else each for each in code.co_consts)
+def _replace_file_name(code: CodeType, file: str) -> CodeType:
+    constants = tuple(_replace_file_name(each, file) if isinstance(each, CodeType) else each for each in code.co_consts)
     return code.replace(co_filename=file, co_consts=constants)
 
 
 def guest_argv(state_dir: str, *, join: bool) -> list[str]:
-    """Return the command that starts the guest of a sandbox, or joins it; with `join` it never starts another."""
+    """Return the command that joins a sandbox's guest, and starts it if there is none, unless `join`."""
     return ["python3", "-I", "-S", "-X", "utf8", "-c", LOADER, state_dir, "join" if join else "start"]

@@ -1,4 +1,4 @@
-"""The driver's end of a guest: one channel at a time, many requests in progress, resumed when the channel is lost."""
+"""The driver's connection to a guest: one channel at a time, and many requests, which outlive lost channels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from hermes_core.errors import ChannelLost, CommandError, HermesError, InfraError, PolicyError, SandboxLost
-from hermes_core.sandbox.commands import PREPARE, Call, SlotCommands, unguarded
+from hermes_core.sandbox.commands import PREPARE, Call, SlotCommands, call_directly
 from hermes_core.sandbox.contract import Channel, Isolation, Sandbox, SandboxStatus
 from hermes_core.sandbox.guest import wire
 from hermes_core.sandbox.guest_client.commands import RemoteCommands
@@ -30,11 +30,12 @@ logger = logging.getLogger(__name__)
 
 HELLO_TIMEOUT_S = 60.0
 END_TIMEOUT_S = 30.0
-"""Seconds that the guest may take to kill and remove everything when it is told to end the sandbox. A provider may not
-be able to remove what it leaves."""
+"""How long the guest may take to kill all processes and remove all files when the sandbox shall end. A provider may be
+unable to remove files that the guest leaves."""
 FIRST_ATTEMPTS = 3
-"""Attempts to reach a guest that has never answered. The reason then is not temporary."""
+"""Attempts to reach a guest that has never answered. After these, the reason is not temporary."""
 _ACK_AT_ONCE = 16 << 10
+"""An answer of more bytes is confirmed at once, because the guest keeps it in memory until then."""
 _ACK_BATCH = 64
 
 
@@ -49,7 +50,7 @@ class _Pending:
     input: InputStream | None = None
 
     def end_streams(self) -> None:
-        """End its streams, as it has ended."""
+        """End the streams of a request that has ended."""
         for stream in (self.output, self.input):
             if stream is not None:
                 stream.end()
@@ -58,9 +59,9 @@ class _Pending:
 class GuestClient:
     """The connection to the guest of one sandbox. Made by `start`, ended by `aclose`.
 
-    A lost channel is not a lost sandbox: another one is opened, every unanswered request is sent again (the guest does
-    nothing twice), and every stream continues at its byte offset. Once the sandbox has ended, or could not be reached
-    for as long as it would wait for us, `lost` is set, and everything pending fails with `SandboxLost`.
+    When the channel is lost, another one is opened, every unanswered request is sent again (the guest carries out none
+    twice), and every stream continues at its byte offset. When the sandbox has ended, or could not be reached for as
+    long as it waits for us, `lost` is set, and all requests fail with `SandboxLost`.
     """
 
     missing: tuple[str, ...] = ()
@@ -78,13 +79,13 @@ class GuestClient:
         self._outbox: deque[bytes] = deque()
         self._outbox_filled = asyncio.Event()
         self._acks: list[str] = []
-        self._heard = time.monotonic()
+        self._last_frame_at = time.monotonic()
         self._first_hello: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._runner: asyncio.Task[None] | None = None
         self._closing = False
         self._ending = False
         self.life = settings.take_over if isinstance(settings.take_over, GuestLife) else None
-        """The identity of the guest, once it has said hello."""
+        """The identity of the guest; None until its first hello."""
         self._reason: HermesError | None = None
 
     @classmethod
@@ -94,19 +95,19 @@ class GuestClient:
         Raises:
             PolicyError: the sandbox can't grant the isolation, or another driver holds it.
             NoPythonError: the sandbox has no python3; `DirectClient` is for those.
-            SandboxLost, ChannelLost: it could not be reached.
+            SandboxLost, ChannelLost: the guest could not be reached.
         """
         client = cls(sandbox, settings)
-        # Lives as long as the client, which `aclose` ends; no task group of a caller lasts that long.
+        # This task lives until `aclose`. No task group of a caller lasts that long.
         client._runner = asyncio.create_task(client._serve(), name=f"guest {sandbox.id}")
         try:
-            await client._greeted_within(HELLO_TIMEOUT_S)
+            await client._await_greeting(HELLO_TIMEOUT_S)
         except BaseException:
             await client.aclose()
             raise
         return client
 
-    async def _greeted_within(self, limit_s: float) -> None:
+    async def _await_greeting(self, limit_s: float) -> None:
         try:
             async with asyncio.timeout(limit_s):
                 await asyncio.shield(self._first_hello)
@@ -117,7 +118,7 @@ class GuestClient:
             raise PolicyError(message, hint="use a weaker level or another backend", sandbox_id=self.sandbox.id)
 
     async def aclose(self, *, end_sandbox: bool = False) -> None:
-        """Release the channel. With `end_sandbox`, the guest kills everything and ends the sandbox. Idempotent."""
+        """Close the channel. With `end_sandbox`, the guest first ends the sandbox. Idempotent."""
         if end_sandbox and self._runner is not None and not self._runner.done() and not self._closing:
             self._ending = True
             self._post({"op": "end"})
@@ -129,24 +130,24 @@ class GuestClient:
             await asyncio.wait([self._runner])
         self._fail_all(SandboxLost("the connection to the sandbox was closed", sandbox_id=self.sandbox.id))
         if self._first_hello.done() and not self._first_hello.cancelled():
-            self._first_hello.exception()
+            self._first_hello.exception()  # or asyncio complains of an exception that nobody read
         self._first_hello.cancel()
 
     # --- slots ------------------------------------------------------------------------------------------------------
 
     async def open_slot(self, index: int) -> str:
-        """Make a slot ready; return its workspace directory as seen from inside. Idempotent."""
+        """Make a slot ready. Return the path of its workspace inside the sandbox. Idempotent."""
         header, _ = await self.request({"op": "open_slot", "slot": index})
         return str(header["workspace"])
 
     def commands(
-        self, index: int, call: Call = unguarded, cwd: str = "", env: Mapping[str, str] | None = None
+        self, index: int, call: Call = call_directly, cwd: str = "", env: Mapping[str, str] | None = None
     ) -> SlotCommands:
-        """Return the commands of an opened slot; `PREPARE` is the preparation user's.
+        """Return the commands of an open slot. `PREPARE` is the preparation user's slot.
 
         Args:
-            call: carries them out.
-            cwd: where relative paths start, relative to the workspace or absolute.
+            call: carries out each operation.
+            cwd: the directory for relative paths, absolute or relative to the workspace.
             env: environment variables of every command.
         """
         if index == PREPARE:
@@ -159,20 +160,20 @@ class GuestClient:
         """Kill every process of the slot. All are dead when this returns. Its files stay, and its logs unless `forget`.
 
         Raises:
-            SlotLost: that could not be proved; the slot is quarantined.
+            SlotLost: the death of all processes could not be proved; the slot is quarantined.
         """
         await self.request({"op": "recycle", "slot": index, "wipe": False, "forget": forget})
 
     async def reset_slot(self, index: int) -> None:
-        """Kill the slot's processes, verify that, empty its directories, and make it ready for its next lease.
+        """Kill the slot's processes, prove that, empty its directories, and make it ready for its next lease.
 
         Raises:
-            SlotLost: it could not be proved clean; the slot is quarantined.
+            SlotLost: the slot could not be proved clean; it is quarantined.
         """
         await self.request({"op": "recycle", "slot": index, "wipe": True})
 
-    async def crowded(self, index: int) -> bool:
-        """Return whether the sandbox's disk is full, and not of the slot's own files. `PREPARE` is the preparation."""
+    async def is_crowded(self, index: int) -> bool:
+        """Return whether the sandbox's disk is full of other files than the slot's. `PREPARE` is the preparation."""
         header, _ = await self.request({"op": "check_disk", "slot": index})
         return bool(header["crowded"])
 
@@ -186,15 +187,15 @@ class GuestClient:
         output: OutputStream | None = None,
         input: InputStream | None = None,  # noqa: A002
     ) -> tuple[dict[str, Any], bytes]:
-        """Send a request to the guest, across lost channels, and return its answer. Cancelling kills what the request
-        started.
+        """Send a request to the guest and return its answer, also if channels are lost meanwhile. Cancelling kills
+        what the request started.
 
         Raises:
             SandboxLost: the sandbox is gone.
-            HermesError: the guest refused, with the corresponding error.
+            HermesError: the guest refused the request.
         """
         if self.lost.is_set() or self._closing:
-            raise self._lost_error()
+            raise self._sandbox_lost()
         identity = f"{self._session_id}-{next(self._numbers)}"
         header["id"] = identity
         try:
@@ -212,7 +213,7 @@ class GuestClient:
         try:
             answer, data = await pending.answer
         except asyncio.CancelledError:
-            # Even if the answer has arrived: what was started would otherwise live on, and nobody would know of it.
+            # Also if the answer has arrived, or a background process would live on without anybody knowing its id.
             if identity in self._pending or identity in self._acks:
                 self._post({"op": "cancel", "id": identity})
             raise
@@ -230,13 +231,13 @@ class GuestClient:
     # --- the channel ------------------------------------------------------------------------------------------------
 
     async def _serve(self) -> None:
-        """Keep a channel open until the sandbox is lost or we are closed."""
+        """Keep a channel open until the sandbox is lost or the client is closed."""
         try:
             while not self._closing:
                 connection = await self._reach()
                 try:
-                    # A separate task: after a failure, Python 3.11.2's task groups leave their task marked as being
-                    # cancelled, and `asyncio.timeout` in it then ends in CancelledError.
+                    # A separate task, because after a failure Python 3.11.2's task groups leave their task marked as
+                    # being cancelled, and a later `asyncio.timeout` in it raises CancelledError.
                     await asyncio.create_task(self._session(connection), name=f"channel of {self.sandbox.id}")
                 except ChannelLost as error:
                     if self._ending:
@@ -267,32 +268,32 @@ class GuestClient:
 
     async def _check_alive(self, cause: ChannelLost) -> None:
         """Raise `SandboxLost` if another attempt is useless."""
-        if time.monotonic() - self._heard > self.settings.orphan_ttl_s:
+        if time.monotonic() - self._last_frame_at > self.settings.orphan_ttl_s:
             message = f"the sandbox could not be reached for {self.settings.orphan_ttl_s:.0f} s"
             raise SandboxLost(message, sandbox_id=self.sandbox.id) from cause
         try:
             status = await self.sandbox.status()
-        except InfraError as error:  # its provider is unreachable too, which says nothing about the sandbox
+        except InfraError as error:  # the provider can't be reached either, which says nothing about the sandbox
             logger.info("sandbox %s: its status is not known: %s", self.sandbox.id, error)
             return
         if status != SandboxStatus.RUNNING:
             raise SandboxLost("the sandbox has ended", sandbox_id=self.sandbox.id) from cause
 
     async def _open(self) -> GuestConnection:
-        left = self.settings.orphan_ttl_s - (time.monotonic() - self._heard)
-        # Half of what is left: an attempt that hangs must leave time for another.
-        limit = HELLO_TIMEOUT_S if self.life is None else max(1.0, left / 2)
+        patience_s = self.settings.orphan_ttl_s - (time.monotonic() - self._last_frame_at)
+        # An attempt that hangs must leave time for another.
+        limit = HELLO_TIMEOUT_S if self.life is None else max(1.0, patience_s / 2)
         connection, greeting = await greet(
             self.sandbox, self.settings, self._session_id, join=self.life is not None, limit_s=limit
         )
         try:
-            self._greeted(greeting)
+            self._on_greeting(greeting)
         except BaseException:
             await connection.channel.aclose()
             raise
         return connection
 
-    def _greeted(self, header: dict[str, Any]) -> None:
+    def _on_greeting(self, header: dict[str, Any]) -> None:
         life = GuestLife(str(header["instance"]), str(header["boot"]), int(header["began"]))
         if self.life not in (None, life):
             raise SandboxLost("there is another guest in the sandbox now", sandbox_id=self.sandbox.id)
@@ -300,15 +301,15 @@ class GuestClient:
         self.granted = Isolation(header["granted"])
         self.own_users = header["mechanism"] != "shared"
         self.processors = int(header["processors"])
-        self._heard = time.monotonic()
-        # On a new channel, everything in transit on the old one is sent again; the guest does nothing twice.
+        self._last_frame_at = time.monotonic()
+        # Send all unanswered requests again. The guest knows those that it has received by their ids.
         self._outbox.clear()
         self._acks = [identity for identity in header["known"] if identity not in self._pending]
         for pending in list(self._pending.values()):
-            again = dict(pending.header)
+            repetition = dict(pending.header)
             if pending.output is not None:
-                again["have"] = pending.output.received
-            self._post(again, pending.body)
+                repetition["have"] = pending.output.received
+            self._post(repetition, pending.body)
             if pending.input is not None:
                 pending.input.resume()
             if pending.answer.cancelled():
@@ -320,20 +321,20 @@ class GuestClient:
 
     async def _session(self, connection: GuestConnection) -> None:
         """Serve one channel until it is lost."""
-        lost: Exception | None = None
+        failure: Exception | None = None
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._read(connection))
                 tasks.create_task(self._write(connection.channel))
                 tasks.create_task(self._beat())
         except* HermesError as group:
-            lost = group.exceptions[0]
-        if lost is not None:  # raised outside, because Python 3.11.2 wraps errors from inside into another group
-            raise lost
+            failure = group.exceptions[0]
+        if failure is not None:  # raised outside, because Python 3.11.2 wraps errors from inside into another group
+            raise failure
 
     async def _read(self, connection: GuestConnection) -> None:
         while (frame := await connection.next()) is not None:
-            self._heard = time.monotonic()
+            self._last_frame_at = time.monotonic()
             try:
                 self._dispatch(*frame)
             except (KeyError, TypeError, ValueError) as error:
@@ -353,18 +354,17 @@ class GuestClient:
         elif event == "out" and pending.output is not None:
             pending.output.feed(int(header["off"]), body, bool(header.get("eof")))
         elif event == "taken" and pending.input is not None:
-            pending.input.taken(int(header["off"]))
+            pending.input.confirm(int(header["off"]))
 
     def _settle(self, identity: str, pending: _Pending | None, header: dict[str, Any], body: bytes) -> None:
         if pending is not None:
-            sent = header["out"][0][1] if "out" in header else 0
-            if pending.output is not None and sent > pending.output.received:
+            total = header["out"][0][1] if "out" in header else 0
+            if pending.output is not None and total > pending.output.received:
                 raise ChannelLost("an answer came before the end of its stream", sandbox_id=self.sandbox.id)
             pending.end_streams()
             del self._pending[identity]
             if not pending.answer.done():
                 pending.answer.set_result((header, body))
-        # Tell the guest to forget this answer, with the next batch, or at once if it is large.
         self._acks.append(identity)
         if len(body) > _ACK_AT_ONCE or len(self._acks) >= _ACK_BATCH:
             self._post_acks()
@@ -382,20 +382,20 @@ class GuestClient:
                 if len(self._outbox) > 1:
                     batch = b"".join(self._outbox)
                     self._outbox.clear()
-                else:
+                else:  # without a copy
                     batch = self._outbox.popleft()
                 await channel.write(batch)
 
     async def _beat(self) -> None:
-        """Tell the guest that we live, and detect when it can't be reached any more."""
+        """Send heartbeats, and raise `ChannelLost` if the guest is silent for too long."""
         interval = wire.beat_interval_s(self.settings.orphan_ttl_s)
         while True:
             self._post_acks()
             self._post({"op": "ping"})
             await asyncio.sleep(interval)
-            silent = time.monotonic() - self._heard
-            if silent > wire.silence_s(self.settings.orphan_ttl_s):
-                raise ChannelLost(f"nothing heard for {silent:.1f} s", sandbox_id=self.sandbox.id)
+            silence_s = time.monotonic() - self._last_frame_at
+            if silence_s > wire.silence_s(self.settings.orphan_ttl_s):
+                raise ChannelLost(f"nothing heard for {silence_s:.1f} s", sandbox_id=self.sandbox.id)
 
     # --- the end ----------------------------------------------------------------------------------------------------
 
@@ -406,7 +406,7 @@ class GuestClient:
             self._first_hello.set_exception(error)
         self._fail_all(error)
 
-    def _lost_error(self) -> SandboxLost:
+    def _sandbox_lost(self) -> SandboxLost:
         message = "the sandbox is gone" + (f": {self._reason.message}" if self._reason is not None else "")
         error = SandboxLost(message, hint="acquire another slot", sandbox_id=self.sandbox.id)
         error.__cause__ = self._reason
@@ -417,5 +417,5 @@ class GuestClient:
         for pending in self._pending.values():
             pending.end_streams()
             if not pending.answer.done():
-                pending.answer.set_exception(self._lost_error())
+                pending.answer.set_exception(self._sandbox_lost())
         self._pending.clear()

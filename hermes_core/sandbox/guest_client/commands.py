@@ -1,4 +1,4 @@
-"""The commands of one slot, sent to the guest: implements `SlotCommands` with frames."""
+"""Implements `SlotCommands` by requests to the guest."""
 
 from __future__ import annotations
 
@@ -29,12 +29,19 @@ from hermes_core.sandbox.commands import (
     Sink,
     SlotCommands,
     WindowSize,
+    call_directly,
     operation,
-    unguarded,
 )
 from hermes_core.sandbox.guest.wire import CAPTURE_LIMIT, CHUNK, WINDOW
-from hermes_core.sandbox.guest_client.forward import forwarded
-from hermes_core.sandbox.guest_client.streams import Answer, InputStream, OutputStream, SendRequest, fed, once
+from hermes_core.sandbox.guest_client.forward import open_forward
+from hermes_core.sandbox.guest_client.streams import (
+    Answer,
+    InputStream,
+    OutputStream,
+    SendRequest,
+    once,
+    run_with_input,
+)
 from hermes_core.sandbox.linux.output import HeadTail
 
 GRACE_S = 2.0
@@ -46,16 +53,15 @@ MAX_ARGUMENTS = 1536 << 10
 MAX_SIDE = 1000
 """Maximum number of rows or columns of a terminal."""
 LONGEST_WAIT_S = 3600.0
-"""Maximum seconds to wait for a log, before an empty answer."""
+"""Maximum number of seconds to wait for a log."""
 _LABEL = 2000
-"""Number of characters of a background process's command in a listing."""
-_JOINED_AT_ONCE = 4 << 20
-"""Maximum number of bytes for which the pieces of a stream are joined on the event loop: 100 MB would stall it for 50
-ms."""
+"""Maximum number of characters of a background process's command in a listing."""
+_MAX_JOINED_ON_LOOP = 4 << 20
+"""More bytes than this are joined in a thread. Joining 100 MB would stall the event loop for 50 ms."""
 
 
 class RemoteCommands(SlotCommands):
-    """`SlotCommands` over a guest. See there for documentation.
+    """`SlotCommands` over a guest; see there.
 
     Args:
         request: sends a request to the guest.
@@ -68,7 +74,7 @@ class RemoteCommands(SlotCommands):
         request: SendRequest,
         index: int,
         workspace_dir: str,
-        call: Call = unguarded,
+        call: Call = call_directly,
         cwd: str = "",
         *,
         env: Mapping[str, str] | None = None,
@@ -92,28 +98,27 @@ class RemoteCommands(SlotCommands):
             if command.stdout is not None:
                 return await self._run_streamed(header, script, command.stdin, command.stdout)
             if command.output_limit > CAPTURE_LIMIT:
-                return await self._run_kept(header, script, command)
+                return await self._run_windowed(header, script, command)
             return _command_result(*await self._exec(header | {"mode": "capture"}, script, command.stdin))
         except CommandError as error:
             if error.code != "killed":
                 raise
             return CommandResult(exit_code=None, signal=9, stderr=error.message.encode())
 
-    async def _run_kept(self, header: dict[str, Any], script: bytes, command: Command) -> CommandResult:
-        """Run with standard output limited by the window, so that a result of many megabytes never delays a
-        neighbour."""
-        kept = HeadTail(command.output_limit)
+    async def _run_windowed(self, header: dict[str, Any], script: bytes, command: Command) -> CommandResult:
+        """Run with standard output as a stream, because an answer of many megabytes would delay neighbours."""
+        output = HeadTail(command.output_limit)
 
         async def keep(piece: bytes) -> None:
-            kept.feed(piece)
+            output.feed(piece)
 
         result = await self._run_streamed(header, script, command.stdin, keep)
-        return replace(result, stdout=kept.value(), stdout_truncated=kept.truncated)
+        return replace(result, stdout=output.value(), stdout_truncated=output.truncated)
 
     async def _run_streamed(
         self, header: dict[str, Any], script: bytes, stdin: bytes | AsyncIterator[bytes] | None, sink: Sink
     ) -> CommandResult:
-        """Run with standard output sent to `sink`, as fast as it takes it."""
+        """Run with standard output sent to `sink`, at the speed of the sink."""
         stream = OutputStream()
         async with alongside(self._exec(header | {"mode": "stream"}, script, stdin, stream)) as call:
             async for piece in stream:
@@ -127,7 +132,7 @@ class RemoteCommands(SlotCommands):
         stdin: bytes | AsyncIterator[bytes] | None,
         output: OutputStream | None = None,
     ) -> Answer:
-        """Run with input of any size. Small input is sent with the request."""
+        """Run with input of any size. Input of at most one piece is sent with the request."""
         if stdin is None:
             return await self._request(header, script, output=output)
         header["input"] = True
@@ -136,10 +141,10 @@ class RemoteCommands(SlotCommands):
             return await self._request(header, script + stdin, output=output)
         stream = InputStream()
         feeding = stream.pump(once(stdin) if isinstance(stdin, bytes) else stdin)
-        return await fed(self._request(header, script, input=stream, output=output), feeding)
+        return await run_with_input(self._request(header, script, input=stream, output=output), feeding)
 
     def _launch(self, command: Command) -> tuple[dict[str, Any], bytes]:
-        """Return what a request says of a command, and the script that it carries.
+        """Return the header of a request for a command, and its script.
 
         Raises:
             CommandError: no process can have such a command.
@@ -164,7 +169,7 @@ class RemoteCommands(SlotCommands):
         words = "".join((*argv, cwd, *env, *env.values()))
         if "\0" in words:
             raise CommandError("an argument, the directory or a variable contains a NUL byte", code="invalid")
-        if len(_encoded(words)) > MAX_ARGUMENTS:
+        if len(_encode(words)) > MAX_ARGUMENTS:
             raise CommandError("the arguments and variables are too long", code="too_large", hint="use standard input")
         return header, script
 
@@ -194,7 +199,7 @@ class RemoteCommands(SlotCommands):
     async def log(
         self, process_id: str, *, offset: int = 0, limit: int = 200_000, wait_s: float | None = None
     ) -> LogChunk:
-        """Return its output from a byte offset on."""
+        """Return the output of a background process from a byte offset on."""
         header = {
             "op": "log",
             "slot": self._index,
@@ -208,31 +213,31 @@ class RemoteCommands(SlotCommands):
 
     @operation
     async def wait(self, process_id: str, *, timeout_s: float | None = None) -> ProcessStatus:
-        """Wait for its end, or until the time limit."""
+        """Wait until a background process ends, or until the time limit."""
         timeout = None if timeout_s is None else _seconds("timeout_s", timeout_s, least=0.0)
         return await self._about("wait", process_id, timeout=timeout)
 
     @operation
     async def write(self, process_id: str, data: bytes, *, eof: bool = False) -> int:
-        """Write to its standard input. Return the number of bytes taken."""
-        taken = 0
+        """Write to the standard input of a background process. Return the number of bytes written."""
+        written = 0
         while True:
-            part = data[taken : taken + WINDOW]
-            last = taken + len(part) == len(data)
-            header = {"op": "write", "slot": self._index, "process": process_id, "eof": eof and last}
+            part = data[written : written + WINDOW]
+            is_last = written + len(part) == len(data)
+            header = {"op": "write", "slot": self._index, "process": process_id, "eof": eof and is_last}
             answer, _ = await self._request(header, part)
-            taken += int(answer["taken"])
-            if last or answer["taken"] < len(part):
-                return taken
+            written += int(answer["taken"])
+            if is_last or answer["taken"] < len(part):
+                return written
 
     @operation
     async def resize(self, process_id: str, size: WindowSize) -> ProcessStatus:
-        """Give its terminal another size."""
+        """Resize the terminal of a background process."""
         return await self._about("resize", process_id, pty=_size(size))
 
     @operation
     async def kill(self, process_id: str, *, grace_s: float = 2.0) -> ProcessStatus:
-        """Send TERM, then KILL after the grace period, to the process and everything that it started."""
+        """Send TERM, and KILL after the grace period, to a background process and all processes that it started."""
         return await self._about("kill", process_id, grace=_seconds("grace_s", grace_s, least=0.0) or 0.0)
 
     async def _about(self, op: str, process_id: str, **arguments: Any) -> ProcessStatus:
@@ -243,12 +248,12 @@ class RemoteCommands(SlotCommands):
     # --- forwards ---------------------------------------------------------------------------------------------------
 
     def forward(self, serve: Serve, *, port: int | None = None, most: int = 64) -> AbstractAsyncContextManager[Forward]:
-        """Open a port of the slot's loopback during the block; `serve` gets each connection to it."""
+        """Open a port of the slot's loopback during the block, and call `serve` with each connection."""
         if port is not None and not 0 < port < 1 << 16:
             raise CommandError(f"a port is a number from 1 to 65535, not {port}", code="invalid")
         if most < 1:
             raise CommandError(f"most must be above 0, not {most}", code="invalid")
-        return forwarded(self._request, self.call, self._index, serve, port=port or 0, most=most)
+        return open_forward(self._request, self.call, self._index, serve, port=port or 0, most=most)
 
     # --- files ------------------------------------------------------------------------------------------------------
 
@@ -264,14 +269,14 @@ class RemoteCommands(SlotCommands):
 
     @operation
     async def write_file(self, path: str, data: bytes, *, mode: int | None = None, append: bool = False) -> None:
-        """Replace or append to a file. Either all is written or an error is raised."""
+        """Replace a file or append to it. Either all data is written, or an error is raised."""
         await self._builtin(
             "write", {"path": self._path(path), "size": len(data), "mode": mode, "append": append}, data
         )
 
     @operation
     async def stat(self, path: str) -> FileStat:
-        """Return information about the path."""
+        """Return size, kind, mode and time of a path."""
         result, _ = await self._builtin("stat", {"path": self._path(path)})
         return FileStat(**result["stat"])
 
@@ -291,7 +296,7 @@ class RemoteCommands(SlotCommands):
 
     @operation
     async def clear(self, keep: Sequence[str] = ()) -> None:
-        """Remove all files of the slot, except some entries of its workspace."""
+        """Remove all files of the slot, except the entries `keep` of its workspace."""
         await self._builtin("clear", {"keep": list(keep)})
 
     @operation
@@ -301,13 +306,13 @@ class RemoteCommands(SlotCommands):
 
     @operation
     async def tar_out(self, path: str = ".", *, max_bytes: int = MAX_FILE_BYTES) -> bytes:
-        """Return a plain tar of a directory's contents."""
+        """Return an uncompressed tar of a directory's contents."""
         data, _ = await self._stream("tar_out", {"path": self._path(path), "max_bytes": max_bytes})
         return data
 
     @operation
     async def tar_out_to(self, sink: Sink, path: str = ".", *, max_bytes: int = MAX_FILE_BYTES) -> int:
-        """Write a plain tar of a directory's contents to `sink`, piece by piece."""
+        """Write an uncompressed tar of a directory's contents to `sink`, piece by piece. Return its size in bytes."""
         size, _ = await self._stream_to("tar_out", {"path": self._path(path), "max_bytes": max_bytes}, sink)
         return size
 
@@ -339,7 +344,7 @@ class RemoteCommands(SlotCommands):
             pieces.append(piece)
 
         size, outcome = await self._stream_to(name, arguments, keep)
-        data = await asyncio.to_thread(_joined, pieces) if size > _JOINED_AT_ONCE else _joined(pieces)
+        data = await asyncio.to_thread(_join, pieces) if size > _MAX_JOINED_ON_LOOP else _join(pieces)
         return data, outcome
 
     async def _stream_to(self, name: str, arguments: Mapping[str, Any], sink: Sink) -> tuple[int, dict[str, Any]]:
@@ -354,22 +359,22 @@ class RemoteCommands(SlotCommands):
         return stream.received, self._outcome(name, result)
 
     def _outcome(self, name: str, result: CommandResult) -> dict[str, Any]:
-        """Return what a file operation reports on standard error."""
+        """Return the outcome that a file operation wrote to standard error. Raises CommandError if it failed."""
         slot_id = f"slot_{self._index}"
         try:
             outcome: dict[str, Any] = json.loads(result.stderr)
             if outcome.get("ok"):
                 return outcome
             message, code = str(outcome["message"]), str(outcome["code"])
-        except (ValueError, KeyError, AttributeError, RecursionError) as error:  # killed, or the output is not ours
+        except (ValueError, KeyError, AttributeError, RecursionError) as error:  # it was killed, or Python failed
             text = result.error_text[-500:] or f"it ended with status {result.returncode}"
             code = "killed" if result.signal == signal.SIGKILL else "failed"
             raise CommandError(f"{name} failed: {text}", code=code, slot_id=slot_id) from error
         raise CommandError(f"{name}: {message}", code=code, slot_id=slot_id)
 
 
-def _joined(pieces: list[bytes]) -> bytes:
-    """Return all pieces joined, and empty the list. Copying many bytes releases the interpreter's lock."""
+def _join(pieces: list[bytes]) -> bytes:
+    """Join the pieces, and empty the list. In a thread, joining large pieces does not hold the interpreter's lock."""
     data = b"".join(pieces)
     pieces.clear()
     return data
@@ -378,23 +383,23 @@ def _joined(pieces: list[bytes]) -> bytes:
 def _path(path: str) -> str:
     if "\0" in path or not path:
         raise CommandError(f"not a path: {path!r}", code="invalid", hint="a path has at least one character and no NUL")
-    if len(_encoded(path)) > MAX_PATH:
+    if len(_encode(path)) > MAX_PATH:
         raise CommandError(f"the path is too long: {path[:100]!r}…", code="invalid")
     return path
 
 
 def _seconds(name: str, value: float, *, least: float | None = None) -> float | None:
-    """Return a time limit in the form that is sent: above zero, or at least `least`; None for no limit."""
+    """Return a time limit as it is sent; None is no limit. Raises CommandError if it is too small."""
     if math.isnan(value) or (value <= 0 if least is None else value < least):
         raise CommandError(f"{name} must be a number of seconds above zero, not {value}", code="invalid")
     return None if math.isinf(value) else value
 
 
 def _script(args: str | Sequence[str]) -> tuple[bytes, list[str]]:
-    """Return a text for the shell, or a program and its arguments.
+    """Return a script for the shell, or the words of a command; the other one is empty.
 
     Raises:
-        CommandError: there is no program, or the text can't be a command.
+        CommandError: there are no words, or the script can't be run.
     """
     if not isinstance(args, str):
         if not args:
@@ -402,14 +407,14 @@ def _script(args: str | Sequence[str]) -> tuple[bytes, list[str]]:
         return b"", list(args)
     if "\0" in args:
         raise CommandError("the command contains a NUL byte", code="invalid", hint="write binary data to a file first")
-    script = _encoded(args)
+    script = _encode(args)
     if len(script) > MAX_SCRIPT:
         message = f"the command is {len(script)} bytes long"
         raise CommandError(message, code="too_large", hint="write it to a file and run that")
     return script, []
 
 
-def _encoded(text: str) -> bytes:
+def _encode(text: str) -> bytes:
     try:
         return text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError as error:

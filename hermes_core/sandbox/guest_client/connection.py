@@ -1,4 +1,4 @@
-"""Reaching a guest: a channel with a finished greeting, and the frames that arrive on it."""
+"""Opens a channel to a guest, exchanges greetings, and reads the frames that arrive."""
 
 from __future__ import annotations
 
@@ -31,26 +31,26 @@ from hermes_core.sandbox.linux.probe import system_identity
 
 _NO_PYTHON = (TOO_OLD, 126, 127)
 _GREETING = re.compile(rb'.{8}\{"ev":"(?:hello|refused)"', re.DOTALL)
-"""How the guest's first frame begins: two lengths and a header."""
+"""The beginning of the guest's first frame: two lengths and a header."""
 _NOISE_BYTES = 64 << 10
-"""Bytes that may come before it: a wrapper named python3, say, may print when it is started."""
+"""Maximum number of bytes before the first frame. For example, a wrapper named python3 may print something."""
 
 
 @dataclass(frozen=True)
 class GuestLife:
-    """The identity of a guest, so that it is not confused with another: a process id alone is soon reused."""
+    """The identity of a guest. A process id alone would not do, because it is soon reused."""
 
     instance: str
-    """A random id of this one guest."""
+    """A random id of this guest."""
     boot_id: str
-    """The id of the kernel that it runs on, from `/proc/sys/kernel/random/boot_id`."""
+    """The kernel's boot id, from `/proc/sys/kernel/random/boot_id`."""
     began: int
-    """Its start time, in clock ticks since the kernel's start."""
+    """The start time of the guest's process, in clock ticks since the boot."""
 
 
 @dataclass(frozen=True)
 class GuestSettings:
-    """What the driver tells a guest once, when it starts."""
+    """The settings of a guest, which the driver sends in its first hello."""
 
     creation_id: str
     driver_id: str
@@ -78,21 +78,21 @@ class GuestSettings:
     visible_paths: tuple[str, ...] = ()
     network: Network = Network.OPEN
     take_over: GuestLife | Literal["silent"] | None = None
-    """The guest of a dead driver that this client continues with. `silent` means any guest there, once its driver is
-    silent; None takes over nothing."""
+    """The guest of a dead driver that this client takes over. `silent`: any guest in the sandbox, when its driver has
+    become silent. None: no guest is taken over."""
     restored: bool = False
     """Whether the sandbox's files come from a snapshot."""
 
 
-_TOLD = (
+_PASSED_ON = (
     *("creation_id", "slots", "workspace_base", "orphan_ttl_s", "uid_base", "own_system", "slot_root", "share_network"),
     *("max_processes", "inherit", "secrets", "visible_paths", "restored"),
 )
-"""Settings that the guest gets as they are."""
+"""Settings that are sent unchanged."""
 
 
 class GuestConnection:
-    """A channel whose guest has been greeted, with the frames received so far."""
+    """A channel to a guest, and the frames that have been received."""
 
     def __init__(self, channel: Channel, sandbox_id: str) -> None:
         self.channel = channel
@@ -101,21 +101,21 @@ class GuestConnection:
         self._frames: deque[tuple[dict[str, Any], bytes]] = deque()
 
     async def greeting(self) -> tuple[dict[str, Any], bytes] | None:
-        """Return the first frame, and drop what was printed before it; None at the end of the stream."""
+        """Return the first frame, and drop the bytes before it. None: the stream has ended."""
         noise = bytearray()
-        while (found := _GREETING.search(noise)) is None:
+        while (match := _GREETING.search(noise)) is None:
             data = await self._read()
             if not data:
                 return None
             noise += data
             if len(noise) > _NOISE_BYTES:
-                said = f"garbage on the channel, and no greeting: {bytes(noise[:40])!r}"
-                raise ChannelLost(said, sandbox_id=self._sandbox_id)
-        self._feed(bytes(noise[found.start() :]))
+                message = f"garbage on the channel, and no greeting: {bytes(noise[:40])!r}"
+                raise ChannelLost(message, sandbox_id=self._sandbox_id)
+        self._feed(bytes(noise[match.start() :]))
         return await self.next()
 
     async def next(self) -> tuple[dict[str, Any], bytes] | None:
-        """Return the next frame; None at the end of the stream."""
+        """Return the next frame. None: the stream has ended."""
         while not self._frames:
             data = await self._read()
             if not data:
@@ -141,26 +141,26 @@ class GuestConnection:
 async def greet(
     sandbox: Sandbox, settings: GuestSettings, session: str, *, join: bool, limit_s: float
 ) -> tuple[GuestConnection, dict[str, Any]]:
-    """Open a channel to the sandbox's guest and say hello. Return the connection and the guest's answer.
+    """Open a channel to the sandbox's guest and send a hello. Return the connection and the guest's answer.
 
     Args:
-        session: one id per client. The guest keeps a session's requests across channels, but not those of other
-            sessions.
-        join: never start a guest.
+        session: the id of the client. The guest keeps a session's requests when channels change, and drops those of
+            other sessions.
+        join: join a running guest, and never start one.
 
     Raises:
-        ChannelLost: it failed, but may work the next time.
-        HermesError: it can never work.
+        ChannelLost: the attempt failed, and another one may succeed.
+        HermesError: no attempt can succeed.
     """
     channel: Channel | None = None
     try:
         async with asyncio.timeout(limit_s):
             fault = partial(plugin_fault, sandbox, "open", sandbox_id=sandbox.id)
             with explained(fault, but=(HermesError, TimeoutError)):
-                opened = await sandbox.open(guest_argv(settings.state_dir, join=join))
-                if not isinstance(opened, Channel):
-                    raise wrong_answer(sandbox, "open", opened, "a Channel", sandbox_id=sandbox.id)
-                channel = opened
+                result = await sandbox.open(guest_argv(settings.state_dir, join=join))
+                if not isinstance(result, Channel):
+                    raise wrong_answer(sandbox, "open", result, "a Channel", sandbox_id=sandbox.id)
+                channel = result
             connection = GuestConnection(channel, sandbox.id)
             answer = await _ask(connection, payload() + _hello(settings, session))
             if answer is None:
@@ -176,10 +176,10 @@ async def greet(
     return connection, answer[0]
 
 
-async def _ask(connection: GuestConnection, words: bytes) -> tuple[dict[str, Any], bytes] | None:
-    """Send `words` and return the first frame that comes back; None if the other side is gone."""
+async def _ask(connection: GuestConnection, data: bytes) -> tuple[dict[str, Any], bytes] | None:
+    """Send `data` and return the first frame that comes back. None: the other side is gone."""
     try:
-        await connection.channel.write(words)
+        await connection.channel.write(data)
     except ChannelLost:
         return None
     return await connection.greeting()
@@ -187,27 +187,27 @@ async def _ask(connection: GuestConnection, words: bytes) -> tuple[dict[str, Any
 
 def _hello(settings: GuestSettings, session: str) -> bytes:
     config = {
-        **{name: getattr(settings, name) for name in _TOLD},
+        **{name: getattr(settings, name) for name in _PASSED_ON},
         "isolation": int(settings.isolation),
         "driver_etc": system_identity(),
         "process_memory": (settings.process_memory or 0) << 20,
         "env": dict(settings.env),
     }
     hello = {"op": "hello", "driver": settings.driver_id, "session": session, "config": config}
-    whom = settings.take_over.instance if isinstance(settings.take_over, GuestLife) else settings.take_over
-    return wire.encode(hello | {"take_over": whom or ""})
+    take_over = settings.take_over.instance if isinstance(settings.take_over, GuestLife) else settings.take_over
+    return wire.encode(hello | {"take_over": take_over or ""})
 
 
 async def _no_greeting(channel: Channel, sandbox_id: str) -> HermesError:
-    """Return why the guest's bridge ended without a message."""
+    """Return the error for a guest's bridge that ended without a greeting."""
     status = await channel.wait()
-    words = channel.stderr_tail.strip()[-2000:]
+    stderr = channel.stderr_tail.strip()[-2000:]
     if status == NO_GUEST:
-        message = "its guest is dead, and with it the slots" + (f"; its last words: {words}" if words else "")
+        message = "its guest is dead, and with it the slots" + (f"; its last words: {stderr}" if stderr else "")
         return SandboxLost(message, hint="acquire another slot", sandbox_id=sandbox_id)
     if status in _NO_PYTHON:
-        return NoPythonError(words or "there is no python3 in it", sandbox_id=sandbox_id)
-    return ChannelLost(f"the guest's bridge ended with status {status}: {words}", sandbox_id=sandbox_id)
+        return NoPythonError(stderr or "there is no python3 in it", sandbox_id=sandbox_id)
+    return ChannelLost(f"the guest's bridge ended with status {status}: {stderr}", sandbox_id=sandbox_id)
 
 
 _HINTS = {
@@ -218,7 +218,7 @@ _HINTS = {
 
 
 def error_from_guest(error: Mapping[str, Any], sandbox_id: str, slot: int | None) -> HermesError:
-    """Return the typed error for an error of the guest."""
+    """Return the typed error for an error in an answer of the guest."""
     message, code = str(error.get("message")), str(error.get("code"))
     slot_id = None if slot is None else f"slot_{slot}"
     match error.get("kind"):
@@ -227,7 +227,7 @@ def error_from_guest(error: Mapping[str, Any], sandbox_id: str, slot: int | None
         case "policy":
             return PolicyError(message, hint=_HINTS.get(code), sandbox_id=sandbox_id)
         case _ if code in ("unclean", "unready"):
-            lost = SlotUnclean if code == "unclean" else SlotLost
-            return lost(message, hint="it is quarantined with its sandbox", sandbox_id=sandbox_id, slot_id=slot_id)
+            kind = SlotUnclean if code == "unclean" else SlotLost
+            return kind(message, hint="it is quarantined with its sandbox", sandbox_id=sandbox_id, slot_id=slot_id)
         case _:
             return InfraError(message, sandbox_id=sandbox_id, slot_id=slot_id)

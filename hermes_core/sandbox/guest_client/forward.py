@@ -1,4 +1,4 @@
-"""The driver's side of a forward: a port in a slot whose connections are streams of the sandbox's channel."""
+"""The driver's side of a forward: a port in a slot, whose connections are carried over the sandbox's channel."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from hermes_core.sandbox.guest_client.streams import InputStream, OutputStream, 
 log = logging.getLogger(__name__)
 
 SPARE = 4
-"""How many carriers wait for connections, so that these need not wait for the channel."""
+"""The number of carrier requests that wait in the guest, so that a new connection needs no round trip first."""
 LINGER_S = 2.0
-"""Seconds that a program has to close its end after ours, before the connection is reset."""
+"""How long a program may take to close its end after we closed ours. Then, the connection is reset."""
 
 
 @asynccontextmanager
-async def forwarded(
+async def open_forward(
     request: SendRequest, call: Call, index: int, serve: Serve, *, port: int, most: int
 ) -> AsyncIterator[Forward]:
-    """Open a port of a slot during the block, and serve the connections to it; `SlotCommands.forward` has the rules.
+    """Open a port of a slot during the block, and serve its connections. See `SlotCommands.forward`.
 
     Args:
-        call: carries out the opening, which is the operation of the slot. What follows ends with the request for it.
-        port: which one; 0 is any.
+        call: carries out the operation that opens the port.
+        port: the number of the port. 0 is any free port.
     """
     async with AsyncExitStack() as stack:
         listen = partial(_listen, stack, request, {"op": "listen", "slot": index, "port": port})
@@ -41,23 +41,23 @@ async def forwarded(
 
 
 async def _listen(stack: AsyncExitStack, request: SendRequest, header: dict[str, Any]) -> Forward:
-    """Have the port opened, until the stack is unwound."""
-    words = OutputStream()
-    listening = await stack.enter_async_context(alongside(request(header, output=words)))
-    if not (port := await words.read()):
-        await listening  # it says why not
+    """Open the port until the stack is unwound."""
+    output = OutputStream()
+    listening = await stack.enter_async_context(alongside(request(header, output=output)))
+    if not (port := await output.read()):
+        await listening  # raises the reason
     return Forward(int(port))
 
 
 @dataclass(eq=False)
 class ForwardedConnection:
-    """A `Connection`: the two streams of the request that carries it."""
+    """A `Connection` over the two streams of a carrier request."""
 
     output: OutputStream = field(default_factory=OutputStream)
     input: InputStream = field(default_factory=InputStream)
 
     async def read(self, n: int = 65536) -> bytes:
-        """Return up to `n` bytes of what the program has sent; empty at its end."""
+        """Return up to `n` bytes from the program; empty at the end."""
         data = await self.output.read(n)
         if not data and not self.output.complete:
             raise ConnectionResetError("the program broke the connection, or its forward was closed")
@@ -69,7 +69,7 @@ class ForwardedConnection:
             raise ConnectionResetError("the program takes no more, or its forward was closed")
 
     async def finish(self) -> None:
-        """Tell the program that nothing more will be sent."""
+        """Send the end of our data to the program."""
         self.input.finish()
 
 
@@ -84,7 +84,7 @@ class _Server:
         self._spare = asyncio.Semaphore(SPARE)
 
     async def run(self) -> None:
-        """Have carriers wait for connections, and serve those that come."""
+        """Keep carrier requests waiting in the guest, and serve each connection."""
         async with asyncio.TaskGroup() as tasks:
             while True:
                 await self._spare.acquire()
@@ -94,14 +94,14 @@ class _Server:
     async def _carry(self) -> None:
         connection = ForwardedConnection()
         carry = self._request({"op": "carry", **self._port}, output=connection.output, input=connection.input)
-        async with alongside(carry) as carried:
+        async with alongside(carry) as carrier:
             if not await connection.output.read(1):
-                return  # the forward has ended: none of the carriers is replaced then
+                return  # the forward has ended; `_spare` is not released, so no carrier follows
             self._spare.release()
             try:
                 with exits_are_errors():
                     await self._serve(connection)
-                await _close(connection, carried)
+                await _close(connection, carrier)
             except ConnectionError as error:
                 log.debug("a connection of a program in a slot broke: %s", error)
             except Exception:
@@ -110,12 +110,12 @@ class _Server:
                 self._free.release()
 
 
-async def _close(connection: ForwardedConnection, carried: asyncio.Task[Any]) -> None:
-    """Send all that was written and its end, and wait a moment for the program's."""
+async def _close(connection: ForwardedConnection, carrier: asyncio.Task[Any]) -> None:
+    """Send all data and its end, and wait for a moment until the program closes its end."""
     connection.input.finish()
     async with alongside(_discard(connection.output)):
         if await connection.input.flush():
-            await asyncio.wait([carried], timeout=LINGER_S)
+            await asyncio.wait([carrier], timeout=LINGER_S)
 
 
 async def _discard(output: OutputStream) -> None:

@@ -1,4 +1,4 @@
-"""The driver's ends of a request's streams. Each resumes at its byte offset after a lost channel."""
+"""The driver's ends of a request's streams. On a new channel, each resumes at its byte offset."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ T = TypeVar("T")
 
 
 class OutputStream:
-    """The receiving end of a stream: pieces in order, none twice, with the sender limited by a window."""
+    """The receiving end of a stream. It returns the pieces in order, and limits the sender by a window."""
 
     def __init__(self) -> None:
         self.received = 0
         self.complete = False
-        """Whether the sender has said that this is all: not so if the request ended first."""
+        """Whether the sender has marked the end. False if the request ended first."""
         self._taken = 0
         self._confirmed = 0
         self._pieces: deque[bytes] = deque()
@@ -32,33 +32,33 @@ class OutputStream:
         self._post: Post | None = None
 
     def attach(self, identity: str, post: Post) -> None:
-        """Bind it to its request."""
+        """Set the id of the request, and how frames are sent."""
         self._identity, self._post = identity, post
 
     def feed(self, offset: int, data: bytes, eof: bool = False) -> None:
-        """Take a piece that starts at `offset`. Known bytes are left out.
+        """Take a piece that starts at `offset`. Bytes that were received before are dropped.
 
         Raises:
             ChannelLost: bytes are missing before this piece, so the channel can't be trusted.
         """
         if offset > self.received:
             raise ChannelLost(f"a stream jumped from byte {self.received} to {offset}")
-        fresh = data[self.received - offset :]
-        if fresh:
-            self.received += len(fresh)
-            self._pieces.append(fresh)
+        piece = data[self.received - offset :]
+        if piece:
+            self.received += len(piece)
+            self._pieces.append(piece)
             self._changed.set()
         if eof:
             self.complete = True
             self.end()
 
     def end(self) -> None:
-        """Note that no more pieces will come."""
+        """End the stream: no more pieces will come."""
         self._ended = True
         self._changed.set()
 
     async def read(self, n: int = CHUNK) -> bytes:
-        """Return up to `n` bytes, as soon as there are some; empty at the end."""
+        """Return 1 to `n` bytes; empty at the end."""
         while not self._pieces:
             if self._ended:
                 return b""
@@ -80,12 +80,14 @@ class OutputStream:
 
 
 class InputStream:
-    """The sending end of a stream. It is never more than a window ahead of what the program has taken."""
+    """The sending end of a stream. It is never more than a window ahead of the program."""
 
     def __init__(self) -> None:
-        self._kept = bytearray()
+        self._unconfirmed = bytearray()
         self._base = 0
+        """The offset of the first unconfirmed byte."""
         self._sent = 0
+        """The offset of the first byte that was not sent on this channel."""
         self._finished = False
         self._ended = False
         self._room = asyncio.Event()
@@ -93,69 +95,69 @@ class InputStream:
         self._post: Post | None = None
 
     def attach(self, identity: str, post: Post) -> None:
-        """Bind it to its request."""
+        """Set the id of the request, and how frames are sent."""
         self._identity, self._post = identity, post
 
     def resume(self) -> None:
-        """Send again everything that the program may not have: on a new channel, after the request itself."""
+        """Send everything that is unconfirmed. On a new channel, call it after the request was sent again."""
         self._sent = self._base
-        self._send_kept()
+        self._send_rest()
 
-    def taken(self, offset: int) -> None:
-        """Note that the program has everything before `offset`."""
+    def confirm(self, offset: int) -> None:
+        """Record that the program has everything before `offset`."""
         if offset > self._base:
-            del self._kept[: offset - self._base]
+            del self._unconfirmed[: offset - self._base]
             self._base = offset
             self._sent = max(self._sent, offset)
             self._room.set()
 
     def end(self) -> None:
-        """Note that the request has ended, so that nothing more will be taken."""
+        """Stop waiting for confirmations, because the request has ended."""
         self._ended = True
         self._room.set()
 
     async def write(self, data: bytes) -> bool:
-        """Send bytes, waiting for room before each piece; whether that is of use still: not once it has ended."""
+        """Send bytes, and wait for room before each piece. Return False if the request has ended."""
         for start in range(0, len(data), CHUNK):
-            if not await self._below(WINDOW):
+            if not await self._wait_until_below(WINDOW):
                 return False
-            self._kept += data[start : start + CHUNK]
-            self._send_kept()
+            self._unconfirmed += data[start : start + CHUNK]
+            self._send_rest()
         return not self._ended
 
     def finish(self) -> None:
-        """Say that this was all. Idempotent."""
+        """Mark the end of the stream. Idempotent."""
         if not self._finished:
             self._finished = True
-            self._send_kept()
+            self._send_rest()
 
     async def flush(self) -> bool:
-        """Wait until all has been taken; False if the request ended first."""
-        return await self._below(1)
+        """Wait until everything is confirmed. Return False if the request ended first."""
+        return await self._wait_until_below(1)
 
     async def pump(self, source: AsyncIterator[bytes]) -> None:
-        """Send the source to its end."""
+        """Send everything from `source`, and then the end."""
         async for data in source:
             if not await self.write(data):
                 return
         self.finish()
 
-    async def _below(self, size: int) -> bool:
-        """Wait until fewer bytes than this are waiting to be taken; False if the request ended first."""
-        while len(self._kept) >= size and not self._ended:
+    async def _wait_until_below(self, size: int) -> bool:
+        """Wait until fewer than `size` bytes are unconfirmed. Return False if the request ended first."""
+        while len(self._unconfirmed) >= size and not self._ended:
             self._room.clear()
             await self._room.wait()
         return not self._ended
 
-    def _send_kept(self) -> None:
-        data = bytes(self._kept[self._sent - self._base :])
+    def _send_rest(self) -> None:
+        data = bytes(self._unconfirmed[self._sent - self._base :])
         if self._post is not None and (data or self._finished):
             self._post({"op": "in", "id": self._identity, "off": self._sent, "eof": self._finished}, data)
             self._sent += len(data)
 
 
 class SendRequest(Protocol):
-    """A request to the guest: `GuestClient.request`."""
+    """The type of `GuestClient.request`."""
 
     def __call__(
         self,
@@ -172,9 +174,9 @@ async def once(data: bytes) -> AsyncIterator[bytes]:
     yield data
 
 
-async def fed(work: Coroutine[Any, Any, T], feeding: Coroutine[Any, Any, None]) -> T:
-    """Return the outcome of `work`, which gets its input meanwhile. It may end before all input is sent. If sending
-    fails, so does this."""
+async def run_with_input(work: Coroutine[Any, Any, T], feeding: Coroutine[Any, Any, None]) -> T:
+    """Return the result of `work` while `feeding` sends its input. `work` may end first. If `feeding` fails first, its
+    error is raised."""
     async with alongside(work) as working, alongside(feeding) as feeder:
         await asyncio.wait({working, feeder}, return_when=asyncio.FIRST_COMPLETED)
         if feeder.done() and not working.done():

@@ -1,4 +1,4 @@
-"""Sandboxes that an earlier driver of the same owner left, for the next one to go on with."""
+"""Finds sandboxes that an earlier driver of the same owner left, and that a pool can use."""
 
 from __future__ import annotations
 
@@ -11,64 +11,64 @@ import secrets
 from hermes_core.aio import SingleFlight, TaskSet
 from hermes_core.errors import HermesError
 from hermes_core.sandbox.contract import Backend, Isolation, SandboxConfig, SandboxStatus
-from hermes_core.sandbox.promises import listed
+from hermes_core.sandbox.promises import list_sandboxes
 from hermes_core.version import __version__
 
 log = logging.getLogger(__name__)
 
 LIST_LIMIT_S = 30.0
-"""How long the provider may take to say what there is."""
+"""Time limit in seconds for the provider's list of sandboxes."""
 
-_OF_THE_POOL = {
+_POOL_SETTINGS = {
     *("min_sandboxes", "max_sandboxes", "reserve_slots", "idle_timeout", "acquire_timeout_s", "execution_timeout_s"),
     *("prices", "max_cost"),
 }
-"""Settings that say nothing of a single sandbox."""
+"""Settings that do not concern a single sandbox."""
 
 
 def new_creation_id(config: SandboxConfig, isolation: Isolation) -> str:
-    """Return an id that nobody else has, and that says what the sandbox is to be: 32 hexadecimal digits."""
-    return _mark(config, isolation) + secrets.token_hex(8)
+    """Return a new unique id of 32 hexadecimal digits. Its first half is the same for sandboxes of equal settings."""
+    return _settings_digest(config, isolation) + secrets.token_hex(8)
 
 
-def _mark(config: SandboxConfig, isolation: Isolation) -> str:
-    """Return a mark that two sandboxes share if, and only if, one is as good as the other."""
-    settings = config.model_dump(mode="json", exclude=_OF_THE_POOL)
+def _settings_digest(config: SandboxConfig, isolation: Isolation) -> str:
+    """Return a digest of the settings. Sandboxes with the same digest can replace each other."""
+    settings = config.model_dump(mode="json", exclude=_POOL_SETTINGS)
     text = json.dumps([__version__, isolation.label, type(config).__name__, settings], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 class Adoption:
-    """The creation ids of an owner's sandboxes, looked up once, before the first sandbox is made.
+    """The creation ids of an owner's sandboxes, listed once, before the first sandbox is made.
 
     Args:
-        owner: None looks for none.
-        tasks: own the look.
+        owner: the owner of the sandboxes. None: nothing is adopted.
+        tasks: own the task that lists them.
     """
 
     def __init__(self, backend: Backend, owner: str | None, tasks: TaskSet) -> None:
         self._backend = backend
         self._owner = owner
         self._tasks = tasks
-        self._found: SingleFlight[list[str]] = SingleFlight("the look for what an earlier driver left", keep=True)
+        self._list: SingleFlight[list[str]] = SingleFlight("the look for what an earlier driver left", keep=True)
 
     async def take(self, config: SandboxConfig, isolation: Isolation) -> str | None:
-        """Return the creation id of a sandbox that is as this profile wants it; each is given once."""
+        """Return the creation id of a sandbox with these settings, and don't return it again. None: there is none."""
         if self._owner is None:
             return None
-        creation_ids = await self._found.get(self._tasks, self._look)
-        mark = _mark(config, isolation)
-        found = next((each for each in creation_ids if each.startswith(mark)), None)
-        if found is not None:
-            creation_ids.remove(found)
-        return found
+        creation_ids = await self._list.get(self._tasks, self._look)
+        digest = _settings_digest(config, isolation)
+        creation_id = next((each for each in creation_ids if each.startswith(digest)), None)
+        if creation_id is not None:
+            creation_ids.remove(creation_id)
+        return creation_id
 
     async def _look(self) -> list[str]:
         try:
             async with asyncio.timeout(LIST_LIMIT_S):
-                found = await listed(self._backend, self._owner)
+                infos = await list_sandboxes(self._backend, self._owner)
         except (HermesError, TimeoutError) as error:
             log.warning("what an earlier driver left could not be looked up: %s", error)
             return []
-        running = [each for each in found if each.status is SandboxStatus.RUNNING]
-        return [each.creation_id for each in sorted(running, key=lambda each: -each.created)]
+        running = [info for info in infos if info.status is SandboxStatus.RUNNING]
+        return [info.creation_id for info in sorted(running, key=lambda info: -info.created)]

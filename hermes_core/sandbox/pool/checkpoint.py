@@ -1,6 +1,6 @@
-"""The checkpoint of a driver: which sandboxes it holds for whom, so that another can take them over after its death.
+"""The checkpoint of a driver: its sandboxes and leases, so that another driver can take them over after its death.
 
-What runs in them is not in it: that their guests know, and tell whoever holds the lease.
+It does not list processes. The guests know these, and tell the driver that takes over.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ class _Model(BaseModel):
 
 
 class SavedLease(_Model):
-    """A slot of a sandbox, and whose it is."""
+    """The lease of a slot."""
 
     trajectory_id: str
     watches: dict[str, Watch] = Field(default_factory=dict)
-    """By process."""
+    """The watches of background processes, by process id."""
 
 
 class SavedSandbox(_Model):
-    """A sandbox, and all that proves that it is still the same one."""
+    """A sandbox, and the identity of its guest, which proves that it is still the same sandbox."""
 
     backend: str
     sandbox_id: str
@@ -48,9 +48,9 @@ class SavedSandbox(_Model):
     instance: str
     boot_id: str
     began: int
-    """Of its guest: `hermes_core.sandbox.guest_client.connection.GuestLife`."""
+    """With `instance` and `boot_id`, the identity of its guest: see `GuestLife`."""
     leases: dict[int, SavedLease] = Field(default_factory=dict)
-    """By slot."""
+    """The leases by the index of the slot."""
 
 
 class _CheckpointFile(_Model):
@@ -58,22 +58,22 @@ class _CheckpointFile(_Model):
     owner: str
     sandboxes: list[SavedSandbox]
     unsettled: dict[str, str] = Field(default_factory=dict)
-    """The creation ids of sandboxes that are being made or ended, and their backends."""
+    """The backends of sandboxes that are being made or ended, by creation id."""
 
 
 class Checkpoint:
-    """`processes.json` in a directory, locked for as long as this is open; a context manager.
+    """The file `processes.json` in a directory, which is locked while this object is open. A context manager.
 
-    It is replaced as a whole at each change, by a rename: after `kill -9` it is the old one or the new one. The lock is
-    the kernel's, so that it dies with its holder, and no process id has to be trusted.
+    Each change replaces the file by a rename, so that after `kill -9` it holds either the old or the new content. The
+    kernel releases the lock when its holder dies.
 
     Args:
-        folder: made if need be, for its user only.
-        owner: whose the sandboxes are, if there is no file yet; else the file says it.
+        folder: the directory. It is made if necessary, for this user only.
+        owner: the owner of the sandboxes, unless there is a file, which names the owner.
 
     Raises:
-        UsageError: another driver that lives uses the directory, or it can't be used.
-        ConfigError: the file in it is none that this version understands.
+        UsageError: a living driver uses the directory, or we can't use it.
+        ConfigError: this version can't read the file.
     """
 
     def __init__(self, folder: Path, owner: str) -> None:
@@ -93,9 +93,9 @@ class Checkpoint:
             raise
         self.owner = owner if saved is None else saved.owner
         self.sandboxes: dict[str, SavedSandbox] = {}
-        """By creation id."""
+        """The sandboxes by creation id."""
         self.orphans: dict[str, str] = {}
-        """Creation ids of sandboxes that an earlier driver was making or ending when it died, and their backends."""
+        """The backends of sandboxes that an earlier driver was making or ending when it died, by creation id."""
         self._unsettled: dict[str, str] = {}
         if saved is not None:
             self.sandboxes = {each.creation_id: each for each in saved.sandboxes}
@@ -108,7 +108,7 @@ class Checkpoint:
         self.close()
 
     def close(self) -> None:
-        """Let another driver have the directory; the file stays, unless there is nothing in it. Idempotent."""
+        """Release the directory. The file stays, unless it is empty. Idempotent."""
         if self._lock < 0:
             return
         if not (self.sandboxes or self.orphans or self._unsettled):
@@ -117,7 +117,7 @@ class Checkpoint:
         self._lock = -1
 
     def save(self) -> None:
-        """Write what is known now. A disk that does not take it is complained of, and ends nothing."""
+        """Write the file. If that fails, only log the error."""
         if self._lock < 0:
             return
         sandboxes, unsettled = list(self.sandboxes.values()), self.orphans | self._unsettled
@@ -131,7 +131,7 @@ class Checkpoint:
             log.error("%s was not written, and after a crash now sandboxes could not be found: %s", self.path, error)
 
     def record(self, backend: str, isolation: Isolation, pooled: PooledSandbox, config: SandboxConfig) -> None:
-        """Write what is true now of a sandbox, if it can be taken over."""
+        """Write a sandbox and its leases to the file, if it can be taken over."""
         life = pooled.client.life
         if life is None:
             return
@@ -155,18 +155,18 @@ class Checkpoint:
         self.save()
 
     def note(self, backend: str, creation_id: str) -> None:
-        """Write that a sandbox is about to be made, or ended: should we die now, the next one ends it."""
+        """Write that a sandbox is about to be made or ended. If we die then, the next driver ends it."""
         self.sandboxes.pop(creation_id, None)
         self._unsettled[creation_id] = backend
         self.save()
 
     def settle(self, creation_id: str) -> None:
-        """Write that there is no sandbox of this creation id any more."""
+        """Write that there is no sandbox with this creation id any more."""
         if self._unsettled.pop(creation_id, None) is not None:
             self.save()
 
     def give_up(self, saved: SavedSandbox) -> None:
-        """Write that a sandbox can't be taken over any more: what is left of its creation id is to be ended."""
+        """Write that a sandbox can't be taken over, so that it will be ended as an orphan."""
         self.sandboxes.pop(saved.creation_id, None)
         self.orphans[saved.creation_id] = saved.backend
         self.save()
@@ -179,11 +179,11 @@ class Checkpoint:
             raise UsageError(message, hint="wait for it to end, or choose another directory") from error
 
 
-def saved_in(path: Path) -> list[SavedSandbox]:
-    """Return what a checkpoint says that may be another driver's: to be shown, not to be used.
+def read_checkpoint(path: Path) -> list[SavedSandbox]:
+    """Return the sandboxes of a checkpoint without locking it, only to show them.
 
     Raises:
-        ConfigError: it is none that this version understands.
+        ConfigError: this version can't read the file.
     """
     saved = _read(path)
     return [] if saved is None else saved.sandboxes

@@ -1,4 +1,4 @@
-"""What the sandboxes of a profile cost: their seconds, their price, and the most that the profile allows."""
+"""Counts what the sandboxes of a profile cost, and compares it with `max_cost`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hermes_core.errors import PolicyError
 
 GROWTH_PART = 0.9
-"""The part of `max_cost` from which on no further sandbox is made: the rest is for those that there are."""
+"""When this part of `max_cost` is spent, no further sandbox is made. The rest is for the existing ones."""
 
 _HOUR_S = 3600.0
 
@@ -19,20 +19,20 @@ class CostLimitReached(PolicyError):
 
 @dataclass(frozen=True)
 class SandboxUsage:
-    """What a profile's sandboxes have used so far."""
+    """The usage of a profile's sandboxes so far."""
 
     sandbox_s: float
-    """Seconds, of all sandboxes together."""
+    """The seconds of all sandboxes together."""
     cost: float | None
-    """In the currency of the profile's prices; None without prices."""
+    """The cost in the currency of the profile's prices; None without prices."""
 
 
 class Meter:
     """Counts the seconds of one profile's sandboxes, from the answer of the provider until their end.
 
     Args:
-        profile: its name, for messages.
-        price: of a sandbox by the hour; None is not known.
+        profile: the name of the profile, for messages.
+        price: the price of one sandbox per hour; None if it is unknown.
         limit: the profile's `max_cost`.
     """
 
@@ -44,16 +44,16 @@ class Meter:
         self._ended_s = 0.0
 
     def begin(self, sandbox_id: str) -> None:
-        """Count its seconds from now on; nothing if they are counted already."""
+        """Begin to count a sandbox. Idempotent."""
         self._running.setdefault(sandbox_id, time.monotonic())
 
     def end(self, sandbox_id: str) -> None:
-        """Count no more, as it has ended; nothing if it is not known."""
+        """Stop counting a sandbox. Idempotent."""
         if (began := self._running.pop(sandbox_id, None)) is not None:
             self._ended_s += time.monotonic() - began
 
     def usage(self) -> SandboxUsage:
-        """Return what was used until now."""
+        """Return the usage until now."""
         now = time.monotonic()
         seconds = self._ended_s + sum(now - began for began in self._running.values())
         return SandboxUsage(seconds, None if self._price is None else seconds * self._price / _HOUR_S)
@@ -64,24 +64,24 @@ class Meter:
         return self._below(GROWTH_PART)
 
     @property
-    def spent(self) -> bool:
-        """Return whether rollouts get no more slots."""
+    def is_spent(self) -> bool:
+        """Return whether `max_cost` is spent, so that rollouts get no more slots."""
         return not self._below(1.0)
 
     def next_change_s(self) -> float | None:
-        """Return the seconds until one of the two changes, with the sandboxes that run now; None if neither will."""
-        if self._limit is None or not self._price or not self._running or self.spent:
+        """Return the seconds until `may_grow` or `is_spent` changes if no sandbox begins or ends; None if never."""
+        if self._limit is None or not self._price or not self._running or self.is_spent:
             return None
         part = GROWTH_PART if self.may_grow else 1.0
-        left = part * self._limit - (self.usage().cost or 0.0)
-        return max(0.0, left * _HOUR_S / (self._price * len(self._running)))
+        budget = part * self._limit - (self.usage().cost or 0.0)
+        return max(0.0, budget * _HOUR_S / (self._price * len(self._running)))
 
     def refusal(self) -> CostLimitReached:
-        """Return the error for whoever asks for a slot now."""
+        """Return the error for a caller that asks for a slot now."""
         cost = self.usage().cost or 0.0
-        what = "no slot is given any more" if self.spent else "no further sandbox is made"
+        effect = "no slot is given any more" if self.is_spent else "no further sandbox is made"
         return CostLimitReached(
-            f"profile {self.profile!r} has cost {cost:.4g} of its max_cost {self._limit:g}, and {what}",
+            f"profile {self.profile!r} has cost {cost:.4g} of its max_cost {self._limit:g}, and {effect}",
             hint="raise max_cost",
         )
 

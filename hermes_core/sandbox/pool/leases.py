@@ -1,4 +1,4 @@
-"""Seats and leases: what a pool keeps per slot, and the commands that a lease gives until it ends."""
+"""A pool's state: its sandboxes, their seats (slots) and leases, through which all commands of a slot go."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 
 from hermes_core.aio import SingleFlight
 from hermes_core.errors import InfraError, SandboxLost, StaleSlotError
-from hermes_core.sandbox.commands import Call, Operation, SandboxImage, Slot, SlotCommands, SlotState, unguarded
+from hermes_core.sandbox.commands import Call, Operation, SandboxImage, Slot, SlotCommands, SlotState, call_directly
 from hermes_core.sandbox.contract import Isolation, Sandbox, SandboxConfig
 from hermes_core.sandbox.guest_client.connection import GuestLife
 
@@ -22,43 +22,43 @@ T = TypeVar("T")
 
 
 class Client(Protocol):
-    """What runs a sandbox's slots: the guest's client, or the direct mode if there is no Python."""
+    """The driver's connection to a sandbox: to its guest, or the direct mode if the sandbox has no Python."""
 
     granted: Isolation
     own_users: bool
     """Whether slots have users or user namespaces of their own."""
     processors: int
-    """How many processors the sandbox may use."""
+    """The number of processors that the sandbox may use."""
     lost: asyncio.Event
     missing: tuple[str, ...]
-    """What can't be done in this sandbox, in words; empty with a guest."""
+    """Descriptions of what can't be done in this sandbox; empty with a guest."""
     life: GuestLife | None
     """Identifies the running guest; None if there is none."""
 
     async def open_slot(self, index: int) -> str:
-        """Make the slot ready (idempotent); return its workspace directory."""
+        """Make the slot ready, and return its workspace directory. Idempotent."""
 
     def commands(
-        self, index: int, call: Call = unguarded, cwd: str = "", env: Mapping[str, str] | None = None
+        self, index: int, call: Call = call_directly, cwd: str = "", env: Mapping[str, str] | None = None
     ) -> SlotCommands:
-        """Return the commands of the slot, or of the preparation user (`PREPARE`); `call` carries them out, relative
-        paths start at `cwd`, and every command has the variables `env`."""
+        """Return the commands of the slot, or of the preparation user (`PREPARE`). `call` carries out each operation,
+        relative paths start at `cwd`, and every command has the variables `env`."""
 
     async def kill_slot(self, index: int, *, forget: bool = False) -> None:
-        """Kill every process of the slot; all are dead when it returns. With `forget`, nobody will ask for them."""
+        """Kill every process of the slot. All are dead when it returns. With `forget`, their logs are dropped too."""
 
     async def reset_slot(self, index: int) -> None:
-        """Make the slot ready for its next lease. `SlotLost` if it can't be proved clean."""
+        """Make the slot ready for its next lease. Raises `SlotLost` if it can't be proved clean."""
 
-    async def crowded(self, index: int) -> bool:
-        """Whether the sandbox's disk is full, and not of the slot's own files."""
+    async def is_crowded(self, index: int) -> bool:
+        """Return whether the sandbox's disk is full of other files than the slot's."""
 
     async def aclose(self, *, end_sandbox: bool = False) -> None:
-        """End the connection, and the sandbox with it if asked to."""
+        """Close the connection. With `end_sandbox`, end the sandbox first."""
 
 
 class Turns:
-    """Allows so many turns at a time, or one holder of all of them."""
+    """A semaphore of `count` turns. A holder can also have all of them."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -70,7 +70,7 @@ class Turns:
         """Hold a turn, or all of them, while the block runs."""
         async with AsyncExitStack() as stack:
             if alone:
-                await stack.enter_async_context(self._all)  # two holders of half of them would wait for each other
+                await stack.enter_async_context(self._all)  # or two such holders with half each would block each other
             for _ in range(self._count if alone else 1):
                 await stack.enter_async_context(self._each)
             yield
@@ -85,29 +85,29 @@ class PooledSandbox:
     processors: Turns
     """One turn for each processor that its profile and its host give it."""
     vacant: list[Seat] = field(default_factory=list)
-    """Seats that a lease can have."""
+    """The seats without a lease."""
     creation_id: str = ""
-    """The id under which it was made. Who knows it can take over the sandbox from a dead driver."""
+    """The id under which it was made. A driver that knows it can take over the sandbox from a dead driver."""
     kept: bool = False
-    """Whether it lives on without us."""
+    """Whether the sandbox lives on after the pool is closed."""
     leases: set[Lease] = field(default_factory=set)
     """The leases of the other seats, including those being opened or reset."""
     idle_since: float = 0.0
     """The loop's time at which its last lease ended."""
     draining: bool = False
-    """Whether it gets no new leases, and is ended when its last lease has ended."""
+    """Whether it gets no new leases, and ends with its last lease."""
     quarantined: bool = False
     """Whether it is draining because it can't be trusted any more."""
     lost: InfraError | None = None
-    """Why it can't be reached any more."""
+    """The error if it can't be reached any more."""
     expires_at: float = math.inf
     """The loop's time after which it gets no new leases, because its provider will end it."""
     over: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when its pool is done with it, or has lost it."""
+    """Set when the pool has finished with it or lost it."""
     restored: bool = False
-    """Whether it was made from a snapshot or taken over, so that preparations in it may be complete already."""
+    """Whether it was made from a snapshot or taken over, so that preparations may be complete already."""
     preparations: SingleFlight[str] = field(default_factory=lambda: SingleFlight("the preparation", keep=True))
-    """The directories that were, or are being, prepared in it, by key and by whether the directory is private."""
+    """The prepared directories, by key and by whether the directory is private."""
 
     @classmethod
     def of(
@@ -120,10 +120,10 @@ class PooledSandbox:
         creation_id: str = "",
         restored: bool = False,
     ) -> PooledSandbox:
-        """Return a sandbox with all of its seats vacant. Their ids are as unique as its own, and valid file names.
+        """Return a sandbox with all seats vacant. The ids of the slots are unique, and valid file names.
 
         Args:
-            cpu: how many processors its profile gives it; None means all that its host gives it.
+            cpu: the number of processors that its profile gives it. None: all that its host gives it.
         """
         processors = client.processors if cpu is None else min(client.processors, math.ceil(cpu))
         pooled = cls(sandbox, client, Turns(processors), creation_id=creation_id, restored=restored)
@@ -146,7 +146,7 @@ class PooledSandbox:
 
         Args:
             config: the profile's settings.
-            record: called when something has changed that the next driver has to know.
+            record: called with the sandbox to write it to the checkpoint.
         """
         seat.generation += 1
         slot = Slot(
@@ -167,68 +167,69 @@ class PooledSandbox:
 
 @dataclass(eq=False)
 class Seat:
-    """One slot of a sandbox, over all of its leases."""
+    """One slot of a sandbox, which has one lease after the other."""
 
     pooled: PooledSandbox
     index: int
     slot_id: str
     workspace_dir: str = ""
-    """Known once the slot has been opened."""
+    """Empty until the slot has been opened."""
     generation: int = 0
+    """The number of leases so far."""
     dirty: bool = False
     """Whether its last lease was released without a reset."""
 
 
 @dataclass
 class Watch:
-    """A subscription to a process, and how much of it was delivered."""
+    """A subscription to a background process."""
 
     interval_s: float
     offset: int = 0
-    """How many bytes of its output were delivered."""
+    """The number of bytes of its output that were delivered."""
     ended: bool = False
     """Whether its end was delivered."""
     delivered: float = 0.0
-    """When something was last delivered, in seconds since the epoch; 0 means never."""
+    """The time of the last delivery in seconds since the epoch; 0 is never."""
 
 
 @dataclass(eq=False)
 class Lease:
-    """One trajectory's hold on a seat: from the moment it was chosen until the slot is ready for the next."""
+    """The lease of a seat by one trajectory, from the pool's decision until the slot is ready for its next lease."""
 
     config: SandboxConfig
     """The profile's settings."""
     record: Callable[[], None]
-    """Records what the next driver needs to know of it."""
+    """Writes the lease to the checkpoint."""
     seat: Seat
     slot: Slot
     verification: bool
     cwd: str = ""
-    """Where relative paths start, relative to the workspace or absolute."""
+    """The directory for relative paths, absolute or relative to the workspace."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Environment variables of every command."""
     state: dict[str, Any] = field(default_factory=dict)
-    """The tools' own memory of this trajectory."""
+    """State that tools keep for this trajectory."""
     watches: dict[str, Watch] = field(default_factory=dict)
     """Subscriptions to its background processes."""
     tool_calls: int = 0
-    """How many tool calls run now."""
+    """The number of running tool calls."""
     release: asyncio.Task[None] | None = None
-    """The task that ends it, once started."""
+    """The task that ends the lease; None until the release."""
 
     @property
     def pooled(self) -> PooledSandbox:
-        """Return the sandbox that it is on."""
+        """Return the sandbox of the slot."""
         return self.seat.pooled
 
     @cached_property
     def commands(self) -> SlotCommands:
-        """What can be done in the slot until the lease ends."""
+        """The commands of the slot. They fail when the lease has ended."""
         return self.pooled.client.commands(self.seat.index, self.call, self.cwd, self.env)
 
     @contextmanager
     def executing(self) -> Iterator[None]:
-        """Set the slot's state to say that a tool call runs, while the block runs."""
+        """Set the slot's state to EXECUTING during the block."""
         self.tool_calls += 1
         if self.slot.state is SlotState.ACQUIRED:
             self.slot.state = SlotState.EXECUTING
@@ -240,7 +241,7 @@ class Lease:
                 self.slot.state = SlotState.ACQUIRED
 
     def check(self) -> None:
-        """Raise if the lease can't be used (any more).
+        """Check that the lease can be used.
 
         Raises:
             StaleSlotError: it was released.
@@ -249,39 +250,39 @@ class Lease:
         if self.release is not None:
             raise stale(self.slot)
         if (error := self.pooled.lost) is not None:
-            raise located(SandboxLost(error.message, hint=error.hint), self.slot) from error
+            raise with_slot_ids(SandboxLost(error.message, hint=error.hint), self.slot) from error
 
     async def call(self, operation: Operation[T], /) -> T:
-        """Carry out an operation for this lease. Everything that is done in its slot goes through here.
+        """Carry out an operation for this lease. All operations on its slot go through here.
 
         Raises:
             StaleSlotError: the lease was released, before or during the call.
-            InfraError: the sandbox or the connection to it failed; carries the ids.
+            InfraError: the sandbox or the connection to it failed. The error has the ids of the slot.
         """
         self.check()
         try:
             outcome = await operation.begin()
         except InfraError as error:
-            # Work that the release itself interrupted is not a failure of the sandbox.
+            # If the release interrupted the operation, the sandbox has not failed.
             if self.release is not None:
                 raise stale(self.slot) from error
-            raise located(error, self.slot).with_traceback(error.__traceback__) from error.__cause__
+            raise with_slot_ids(error, self.slot).with_traceback(error.__traceback__) from error.__cause__
         if self.release is not None:
             raise stale(self.slot)
         return outcome
 
 
-def located(error: InfraError, slot: Slot) -> InfraError:
-    """Return a copy of the error with the slot's ids where it has none; others may have waited for the same attempt."""
-    own = error.twin()
-    own.sandbox_id = error.sandbox_id or slot.sandbox_id
-    own.slot_id = error.slot_id or slot.slot_id
-    own.trajectory_id = error.trajectory_id or slot.trajectory_id
-    return own
+def with_slot_ids(error: InfraError, slot: Slot) -> InfraError:
+    """Return a copy of an error, with the slot's ids added. A copy, because other slots may get the same error."""
+    copy = error.twin()
+    copy.sandbox_id = error.sandbox_id or slot.sandbox_id
+    copy.slot_id = error.slot_id or slot.slot_id
+    copy.trajectory_id = error.trajectory_id or slot.trajectory_id
+    return copy
 
 
 def stale(slot: Slot) -> StaleSlotError:
-    """Return the error for a handle whose lease has ended."""
+    """Return the error for the use of a slot after its release."""
     return StaleSlotError(
         f"lease {slot.generation} of this slot was released",
         hint="acquire a slot and use its handle; a handle is good for one lease",

@@ -1,8 +1,8 @@
 """The pool of one profile: decides who gets which slot when, and how many sandboxes to run.
 
-`Pool._decide` takes every decision without an await, so that no lock is needed, and returns what is to be done.
-`Pool.pump` starts to do that: tasks call the provisioner to make and end sandboxes, open and reset slots, and pump
-again when they are done. Callers only wait for futures, so cancelling one leaves nothing half done.
+`Pool._decide` makes every decision without an await, so that no lock is needed. It returns a `Decision`, which
+`Pool.pump` carries out: its tasks call the provisioner to make and end sandboxes, open and reset slots, and pump again
+when they are done. Callers only wait for futures, so cancelling a caller leaves nothing half done.
 """
 
 from __future__ import annotations
@@ -37,48 +37,48 @@ from hermes_core.sandbox.pool.waiting import Waiter, WaitQueue
 log = logging.getLogger(__name__)
 
 START_ATTEMPTS = 3
-"""How often making the first sandboxes may fail before `start` fails."""
+"""`start` fails after so many failed creations in a row."""
 
 OPEN_ATTEMPTS = 3
-"""How many slots that fail to open one waiter is offered before it fails."""
+"""A waiter fails after so many slots that could not be opened."""
 
 RESET_LIMIT_S = 60.0
-"""How long the reset of a slot may take before its sandbox is given up, in seconds."""
+"""Time limit of a reset in seconds. After that, the sandbox is quarantined."""
 
 LEAVING_BESIDE = 2
-"""How many quarantined sandboxes are allowed beyond `max_sandboxes`. Sandboxes that end slowly must neither stop the
-pool nor exhaust the host."""
+"""Maximum number of quarantined sandboxes beyond `max_sandboxes`. Sandboxes that end slowly must neither stop the pool
+nor exhaust the host."""
 
 LAST_PART, LAST_PART_S = 0.25, 300.0
-"""A sandbox that its provider will end gets no new lease in the last quarter of its life, at most these seconds."""
+"""If a provider ends sandboxes after a time, they get no new leases in the last quarter of it, at most 300 s."""
 
 GROUPS_REMEMBERED = 1024
 
 
 @dataclass
 class Decision:
-    """What is to be done now. Its changes to waiters, seats and leases are already made."""
+    """What `pump` has to do. The changes to waiters, seats and leases have been made already."""
 
     refused: list[tuple[Waiter, HermesError]]
     """The waiters that can't be served, with the reason."""
     served: list[tuple[Waiter, Lease]]
     """The waiters that are served, with their leases."""
     missing: int
-    """How many sandboxes to make."""
+    """The number of sandboxes to make."""
     ended: list[PooledSandbox]
-    """Which sandboxes to end."""
+    """The sandboxes to end."""
     due: float
-    """When to decide again even if nothing happens, by the loop's time; infinite if nothing is due."""
+    """The loop's time at which to decide again even if nothing happens; infinity if there is none."""
 
 
 class Pool:
     """The sandboxes and slots of one profile.
 
     Args:
-        meter: the profile's, shared with the pools of its other images. None means an own meter.
+        meter: the meter of the profile, shared with the pools of its other images. None makes a new one.
 
     Attributes:
-        begun: whether it was started, or a slot of it was requested.
+        begun: whether the pool was started, or a slot was requested.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Pool:
         self._failures = 0
         """Failed creations since the last one that succeeded."""
         self._hopeless = False
-        """Whether the last creation failed for good. Then nothing is created until somebody asks, or there is room."""
+        """Whether retrying the last creation is useless. Then none is made until someone asks or a sandbox ends."""
         self._warm: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._closing = False
@@ -115,7 +115,7 @@ class Pool:
         """Make the warm sandboxes, in parallel.
 
         Raises:
-            ProvisionError, PolicyError: they can't be made; what was made already stays until `aclose`.
+            ProvisionError, PolicyError: they can't be made. Those that were made stay until `aclose`.
         """
         self.begun = True
         if len(self._usable()) >= self.config.min_sandboxes:
@@ -133,15 +133,20 @@ class Pool:
         timeout_s: float,
         apart_from: str | None = None,
     ) -> Lease:
-        """Return the lease of a slot, in order of arrival.
+        """Return the lease of a slot. Callers are served in order of arrival.
+
+        Args:
+            group: slots of one group go to the same sandbox if they fit.
+            verification: whether the slot may be one of the reserve.
+            apart_from: the id of a sandbox to avoid if possible.
 
         Raises:
-            AcquireTimeout: none became free in time.
-            ProvisionError, PolicyError: no sandbox can be made, and there is none to wait for.
-            CostLimitReached: the profile's `max_cost` is spent. Verifications still get slots that there are.
+            AcquireTimeout: no slot became free in time.
+            ProvisionError, PolicyError: there is no sandbox to wait for, and none can be made.
+            CostLimitReached: the profile's `max_cost` is spent. Verifications still get free slots.
         """
         if self._closing:
-            raise _closed()
+            raise _closing_error()
         future: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
         waiter = Waiter(future, trajectory_id, group, verification, apart_from)
         self.begun, self._hopeless = True, False
@@ -153,14 +158,14 @@ class Pool:
         except BaseException as error:
             self._queue.leave(waiter)
             if not future.cancelled() and future.exception() is None:
-                self._vacate(future.result())  # served and cut off in the same turn of the loop
+                self._vacate(future.result())  # it was served and cancelled in the same turn of the loop
             self.pump()
             if isinstance(error, TimeoutError):
-                raise self._timed_out(timeout_s) from self._error
+                raise self._timeout_error(timeout_s) from self._error
             raise
 
     def release(self, lease: Lease, *, reset: bool) -> asyncio.Task[None]:
-        """End a lease; return the task that does it, always the same for one lease."""
+        """End a lease. Return the task that does it, the same one for each call with this lease."""
         if lease.release is None:
             lease.slot.state = SlotState.RELEASING
             lease.release = self._tasks.spawn(self._release(lease, reset), f"release {lease.slot.slot_id}")
@@ -168,38 +173,38 @@ class Pool:
         return lease.release
 
     async def take_over(self, saved: SavedSandbox) -> list[Lease]:
-        """Take over a sandbox that a dead driver left; return the leases that were on it.
+        """Take over a sandbox that a dead driver left, and return its leases.
 
         Raises:
-            SandboxLost, InfraError, PolicyError: it can't be had, or not now.
+            SandboxLost, InfraError, PolicyError: it can't be taken over, or not now.
         """
         if self._closing:
-            raise _closed()
+            raise _closing_error()
         pooled = await self._provisioner.take_over(saved, self.config)
         try:
             leases = []
-            for index, held in saved.leases.items():
+            for index, saved_lease in saved.leases.items():
                 seat = next((seat for seat in pooled.vacant if seat.index == index), None)
                 if seat is None:
                     raise SandboxLost(f"it has no slot {index}", sandbox_id=pooled.sandbox.id)
                 seat.workspace_dir = await pooled.client.open_slot(index)
-                leases.append(self._begin_lease(seat, held.trajectory_id, verification=False))
-                leases[-1].watches = held.watches
+                leases.append(self._begin_lease(seat, saved_lease.trajectory_id, verification=False))
+                leases[-1].watches = saved_lease.watches
         except BaseException:
             await self._provisioner.let_go(pooled, self.meter)
             raise
         for seat in pooled.vacant:
-            seat.dirty = True  # nobody knows how its last lease ended
+            seat.dirty = True  # the dead driver may not have reset it
         self.begun = True
-        self._tasks.spawn(self._lead(pooled), f"sandbox of profile {self.config.name}")
+        self._tasks.spawn(self._manage(pooled), f"sandbox of profile {self.config.name}")
         self._add(pooled)
         return leases
 
     def status(self) -> dict[str, Any]:
-        """Count sandboxes, slots and waiters."""
+        """Return the numbers of sandboxes, slots and waiters."""
         usable, usage = self._usable(), self.meter.usage()
         return {
-            "sandboxes": len(self._there()),
+            "sandboxes": len(self._existing()),
             "healthy_sandboxes": len(usable),
             "creating": len(self._creations),
             "min_sandboxes": self.config.min_sandboxes,
@@ -214,159 +219,163 @@ class Pool:
         }
 
     async def aclose(self, *, keep: bool = False) -> None:
-        """End all sandboxes, in parallel, and wait until nothing of the pool is left. Idempotent.
+        """End all sandboxes, in parallel, and wait until they have ended. Idempotent.
 
         Args:
-            keep: let those live that can be taken over.
+            keep: don't end sandboxes that another driver can take over.
         """
         self._closing = True
         if self._timer is not None:
             self._timer.cancel()
-        self._not_warm(_closed())
+        self._fail_start(_closing_error())
         for waiter in self._queue:
-            waiter.refuse(_closed())
+            waiter.refuse(_closing_error())
         for creation in self._creations:
             creation.cancel()
-        for pooled in self._there():
+        for pooled in self._existing():
             pooled.kept = keep and pooled.client.life is not None
             self._end(pooled)
         await self._tasks.join()
 
-    # ------------------------------------------------------------------ decisions: no awaits, nothing started
+    # ------------------------------------------------------------------ decisions, without an await
 
     def _decide(self, now: float) -> Decision:
-        """Decide who gets which slot, who would wait in vain, and which sandboxes are to be made or ended."""
+        """Decide who gets which slot, who would wait in vain, and which sandboxes to make or end."""
         for pooled in self._usable():
             if pooled.expires_at <= now:
                 log.info("sandbox %s nears the end of its life and gets no new leases", pooled.sandbox.id)
                 self._drain(pooled)
-        refused = self._in_vain()
+        refused = self._hopeless_waiters()
         for waiter, _ in refused:
             self._queue.leave(waiter)
         served = []
         while (head := next(filter(self._can_serve, self._queue.heads()), None)) is not None:
             self._queue.leave(head)
             served.append((head, self._place(head)))
-        missing = self._missing()
-        idle, idle_due = self._idle(now)
-        drained = [pooled for pooled in self._there() if pooled.draining and not pooled.leases]
+        missing = self._missing_sandboxes()
+        idle, idle_due = self._idle_sandboxes(now)
+        drained = [pooled for pooled in self._existing() if pooled.draining and not pooled.leases]
         expiries = [pooled.expires_at for pooled in self._usable()]
         budget = self.meter.next_change_s()
         due = min(idle_due, *expiries, math.inf if budget is None else now + budget)
         return Decision(refused, served, missing, drained + idle, due)
 
-    def _there(self) -> list[PooledSandbox]:
+    def _existing(self) -> list[PooledSandbox]:
         return [pooled for pooled in self._sandboxes if not pooled.over.is_set()]
 
     def _usable(self) -> list[PooledSandbox]:
-        """Return those that get new leases."""
-        return [pooled for pooled in self._there() if not pooled.draining]
+        """Return the sandboxes that get new leases."""
+        return [pooled for pooled in self._existing() if not pooled.draining]
 
-    def _in_vain(self) -> list[tuple[Waiter, HermesError]]:
-        """Return those who will get no slot of the existing sandboxes, or for whom the rest of `max_cost` is not."""
-        spent = self.meter.spent
-        if not spent and self._no_more() is None:
+    def _hopeless_waiters(self) -> list[tuple[Waiter, HermesError]]:
+        """Return the waiters that no existing or affordable sandbox can serve, with the errors for them."""
+        spent = self.meter.is_spent
+        if not spent and self._growth_error() is None:
             return []
         slots = len(self._usable()) * self.slots
         refused: list[tuple[Waiter, HermesError]] = []
         for waiter in self._queue:
             if spent and not waiter.verification:
                 refused.append((waiter, self.meter.refusal()))
-            elif slots <= (0 if waiter.verification else self.config.reserve_slots) and (error := self._no_more()):
+            elif slots <= (0 if waiter.verification else self.config.reserve_slots) and (error := self._growth_error()):
                 refused.append((waiter, error))
         return refused
 
-    def _no_more(self) -> HermesError | None:
-        """Return why no further sandbox will be made, as a new error for each who waited; None if one may be."""
+    def _growth_error(self) -> HermesError | None:
+        """Return a new error that says why no further sandbox will be made; None if one may be made."""
         if self._creations:
             return None
         if self._hopeless and self._error is not None:
-            return self._seen_by_caller(self._error)
+            return self._error_for_caller(self._error)
         return None if self.meter.may_grow else self.meter.refusal()
 
     def _can_serve(self, waiter: Waiter) -> bool:
-        """Return whether there is a slot for a waiter. Ordinary ones leave the reserve free."""
+        """Return whether there is a slot for a waiter. Only verifications may use the reserve."""
         usable = self._usable()
         if not any(pooled.vacant for pooled in usable):
             return False
         most = len(usable) * self.slots - self.config.reserve_slots
-        return waiter.verification or self._taken(verification=False) < most
+        return waiter.verification or self._count_leases(verification=False) < most
 
-    def _taken(self, *, verification: bool) -> int:
+    def _count_leases(self, *, verification: bool) -> int:
         return sum(lease.verification == verification for pooled in self._usable() for lease in pooled.leases)
 
     def _place(self, waiter: Waiter) -> Lease:
         """Begin a lease of the best vacant seat."""
         group = waiter.group
-        roomy = [pooled for pooled in self._usable() if pooled.vacant]
-        roomy = [pooled for pooled in roomy if pooled.sandbox.id != waiter.apart_from] or roomy
+        candidates = [pooled for pooled in self._usable() if pooled.vacant]
+        candidates = [pooled for pooled in candidates if pooled.sandbox.id != waiter.apart_from] or candidates
         home = None if group is None else self._homes.pop(group, None)
-        if home is not None and home in roomy:
+        if home is not None and home in candidates:
             pooled = home
-        elif group is not None:  # so that the group fits there
-            pooled = max(roomy, key=lambda each: len(each.vacant))
-        else:  # so that the others become idle and can be ended
-            pooled = min(roomy, key=lambda each: len(each.vacant))
+        elif group is not None:  # the emptiest one, so that the whole group fits there
+            pooled = max(candidates, key=lambda each: len(each.vacant))
+        else:  # the fullest one, so that others become idle and can be ended
+            pooled = min(candidates, key=lambda each: len(each.vacant))
         if group is not None:
-            self._homes[group] = pooled
+            self._homes[group] = pooled  # as the newest entry, as `pop` removed it
             if len(self._homes) > GROUPS_REMEMBERED:
                 del self._homes[next(iter(self._homes))]
+        # Prefer a clean and open seat, which needs no request to the guest.
         seat = min(pooled.vacant, key=lambda each: (each.dirty, not each.workspace_dir, each.index))
         return self._begin_lease(seat, waiter.trajectory_id, verification=waiter.verification)
 
     def _begin_lease(self, seat: Seat, trajectory_id: str | None, *, verification: bool) -> Lease:
         return seat.pooled.begin_lease(seat, trajectory_id, self.config, self._record, verification=verification)
 
-    def _wanted(self) -> int:
-        """Return how many sandboxes there should be."""
+    def _needed_sandboxes(self) -> int:
+        """Return how many sandboxes the pool should have."""
         if not self.begun:
             return 0
-        least = 0 if self.meter.spent else self.config.min_sandboxes
-        waiting = self._queue.count(verification=False), self._queue.count(verification=True)
-        ordinary = self._taken(verification=False) + waiting[False]
-        if not any(waiting) and not (self.meter.spent and ordinary):
+        least = 0 if self.meter.is_spent else self.config.min_sandboxes
+        rollouts_waiting = self._queue.count(verification=False)
+        verifications_waiting = self._queue.count(verification=True)
+        rollouts = self._count_leases(verification=False) + rollouts_waiting
+        # If nobody waits, `least` is enough, because a sandbox with leases is never idle. But when `max_cost` is spent,
+        # idle sandboxes end at once, and running rollouts still need the reserve for their verifications.
+        if not rollouts_waiting and not verifications_waiting and not (self.meter.is_spent and rollouts):
             return least
-        verification = self._taken(verification=True) + waiting[True]
-        seats = ordinary + max(verification, self.config.reserve_slots)
+        verifications = self._count_leases(verification=True) + verifications_waiting
+        seats = rollouts + max(verifications, self.config.reserve_slots)
         return max(least, math.ceil(seats / self.slots))
 
-    def _missing(self) -> int:
-        """Return how many sandboxes to make, beside those that are being made."""
+    def _missing_sandboxes(self) -> int:
+        """Return how many more sandboxes to make, without those that are being made."""
         if self._hopeless or not self.meter.may_grow:
             return 0
         alive = [pooled for pooled in self._sandboxes if pooled.lost is None]
-        leaving = sum(pooled.quarantined for pooled in alive)
-        counted = len(alive) - min(leaving, LEAVING_BESIDE)
-        short = self._wanted() - len(self._usable())
-        return max(0, min(short, self.config.max_sandboxes - counted) - len(self._creations))
+        quarantined = sum(pooled.quarantined for pooled in alive)
+        room = self.config.max_sandboxes - (len(alive) - min(quarantined, LEAVING_BESIDE))
+        shortage = self._needed_sandboxes() - len(self._usable())
+        return max(0, min(shortage, room) - len(self._creations))
 
-    def _idle(self, now: float) -> tuple[list[PooledSandbox], float]:
-        """Return the spare ones that have been idle for long enough, and when the next one will have been."""
-        patience = 0.0 if self.meter.spent else self.config.idle_timeout
+    def _idle_sandboxes(self, now: float) -> tuple[list[PooledSandbox], float]:
+        """Return the sandboxes that have been idle for too long, and the time at which the next one will have been."""
+        patience = 0.0 if self.meter.is_spent else self.config.idle_timeout
         usable = self._usable()
-        spare = max(0, len(usable) - self._wanted())
-        idle = sorted((pooled for pooled in usable if not pooled.leases), key=lambda each: each.idle_since)[:spare]
-        ended = [pooled for pooled in idle if pooled.idle_since + patience <= now]
-        for pooled in ended:
+        surplus = max(0, len(usable) - self._needed_sandboxes())
+        idle = sorted((pooled for pooled in usable if not pooled.leases), key=lambda each: each.idle_since)[:surplus]
+        expired = [pooled for pooled in idle if pooled.idle_since + patience <= now]
+        for pooled in expired:
             log.info("sandbox %s was idle for %g s and is ended", pooled.sandbox.id, patience)
-        return ended, min((pooled.idle_since + patience for pooled in idle[len(ended) :]), default=math.inf)
+        return expired, min((pooled.idle_since + patience for pooled in idle[len(expired) :]), default=math.inf)
 
-    def _try_again(self, error: Exception) -> bool:
-        """Record a failed creation, and return whether it is still wanted."""
-        known = str(self._error) == str(error)  # many attempts may fail alike: warn only once
+    def _record_failure(self, error: Exception) -> bool:
+        """Record a failed creation. Return whether the sandbox is still needed, so that another attempt is made."""
+        is_repeated = str(self._error) == str(error)  # warn only once of an error that comes again and again
         self._error = error
         self._failures += 1
-        level = logging.DEBUG if known else logging.WARNING
+        level = logging.DEBUG if is_repeated else logging.WARNING
         log.log(level, "a sandbox of profile %s could not be made: %s", self.config.name, error)
         if self._failures >= START_ATTEMPTS:
-            self._not_warm(self._seen_by_caller(error))
-        # The creation that calls this is counted too, so subtract it.
-        return not self._closing and self._wanted() > len(self._usable()) + len(self._creations) - 1
+            self._fail_start(self._error_for_caller(error))
+        # `_creations` includes the creation that has failed.
+        return not self._closing and self._needed_sandboxes() > len(self._usable()) + len(self._creations) - 1
 
-    # ------------------------------------------------------------------ what is done at once
+    # ------------------------------------------------------------------ carrying decisions out
 
     def pump(self) -> None:
-        """Decide, and start to do what was decided. Call this after each change."""
+        """Decide, and carry the decision out. Call it after each change."""
         if self._closing:
             return
         loop = asyncio.get_running_loop()
@@ -376,7 +385,7 @@ class Pool:
         for waiter, lease in decision.served:
             self._hand_out(waiter, lease)
         for _ in range(decision.missing):
-            self._creations.add(self._tasks.spawn(self._live(), f"sandbox of profile {self.config.name}"))
+            self._creations.add(self._tasks.spawn(self._make_and_manage(), f"sandbox of profile {self.config.name}"))
         for pooled in decision.ended:
             self._end(pooled)
         if self._timer is not None:
@@ -399,7 +408,7 @@ class Pool:
             pooled.idle_since = asyncio.get_running_loop().time()
 
     def _add(self, pooled: PooledSandbox) -> None:
-        """Add a sandbox that is ready."""
+        """Add a new sandbox, which is ready."""
         now = asyncio.get_running_loop().time()
         self._error, self._failures, self._hopeless = None, 0, False
         pooled.idle_since = now
@@ -416,11 +425,11 @@ class Pool:
         self.pump()
 
     def _drain(self, pooled: PooledSandbox) -> None:
-        """Give no further lease on it; it ends with its last one, and another may be made in its place."""
+        """Give a sandbox no new leases. It ends with its last lease, and another one may be made."""
         pooled.draining, self._hopeless = True, False
 
     def quarantine(self, pooled: PooledSandbox, error: BaseException) -> None:
-        """Give no further lease on a sandbox that can't be trusted."""
+        """Drain a sandbox that can't be trusted any more."""
         if pooled.draining or pooled.over.is_set():
             return
         self._drain(pooled)
@@ -428,8 +437,8 @@ class Pool:
         log.warning("sandbox %s is quarantined: %s", pooled.sandbox.id, error)
         self._emit("sandbox_lost", pooled, reason=f"quarantined: {error}")
 
-    def _lose(self, pooled: PooledSandbox) -> None:
-        """Take a sandbox that can't be reached any more out of the pool at once; its leases fail."""
+    def _drop_lost(self, pooled: PooledSandbox) -> None:
+        """Remove a sandbox that can't be reached any more. Its leases fail."""
         if pooled.over.is_set():
             return
         pooled.lost = SandboxLost("the sandbox died or can't be reached any more", sandbox_id=pooled.sandbox.id)
@@ -442,18 +451,18 @@ class Pool:
         self.pump()
 
     def _end(self, pooled: PooledSandbox) -> None:
-        """Tell the task that leads it (`_lead`) to end it."""
+        """Make `_manage` end a sandbox."""
         if not pooled.kept:
             self._provisioner.forget(pooled)
-        self._hopeless = False  # there is room again
+        self._hopeless = False  # the provider may have room now
         pooled.over.set()
 
     def _record(self, pooled: PooledSandbox) -> None:
-        """Write to the checkpoint what a driver after us has to know of it."""
+        """Write the sandbox to the checkpoint."""
         if not pooled.over.is_set():
             self._provisioner.record(pooled, self.config)
 
-    def _not_warm(self, error: HermesError) -> None:
+    def _fail_start(self, error: HermesError) -> None:
         if self._warm is not None and not self._warm.done():
             self._warm.set_exception(error)
 
@@ -461,8 +470,8 @@ class Pool:
         backend, profile = self._provisioner.backend.name, self.config.name
         self._events.emit(event, sandbox_id=pooled.sandbox.id, backend=backend, profile=profile, **more)
 
-    def _seen_by_caller(self, error: Exception) -> HermesError:
-        """Return the error that ended a creation, as one who waited for it gets it."""
+    def _error_for_caller(self, error: Exception) -> HermesError:
+        """Return a new error for a caller whose sandbox could not be made because of `error`."""
         kind: type[HermesError] = ProvisionError
         if isinstance(error, ImageError):
             kind = ImageError
@@ -470,11 +479,11 @@ class Pool:
             kind = PolicyError
         message = error.message if isinstance(error, HermesError) else f"{type(error).__name__}: {error}"
         hint = error.hint if isinstance(error, HermesError) else None
-        raised = kind(f"no sandbox of profile {self.config.name!r} could be made: {message}", hint=hint)
-        raised.__cause__ = error
-        return raised
+        result = kind(f"no sandbox of profile {self.config.name!r} could be made: {message}", hint=hint)
+        result.__cause__ = error
+        return result
 
-    def _timed_out(self, timeout_s: float) -> AcquireTimeout:
+    def _timeout_error(self, timeout_s: float) -> AcquireTimeout:
         now = self.status()
         creation = f"; the last sandbox could not be made: {self._error}" if self._error is not None else ""
         return AcquireTimeout(
@@ -485,47 +494,47 @@ class Pool:
             hint="raise max_sandboxes, slots_per_sandbox or acquire_timeout_s, or run fewer rollouts at a time",
         )
 
-    # ------------------------------------------------------------------ what takes time, each in a task
+    # ------------------------------------------------------------------ tasks
 
-    async def _live(self) -> None:
-        """Manage one sandbox from its creation to its end."""
-        pooled, me = None, asyncio.current_task()
-        assert me is not None
+    async def _make_and_manage(self) -> None:
+        """Make one sandbox, and manage it until its end."""
+        pooled, task = None, asyncio.current_task()
+        assert task is not None
         try:
-            pooled = await self._provisioner.make(self.config, self.meter, self._try_again)
+            pooled = await self._provisioner.make(self.config, self.meter, self._record_failure)
         except Exception as error:
             self._error = error
             if not retryable(error):
                 self._hopeless = True
-                self._not_warm(self._seen_by_caller(error))
+                self._fail_start(self._error_for_caller(error))
         finally:
-            self._creations.discard(me)
+            self._creations.discard(task)
         if pooled is None:
             self.pump()
         else:
             self._add(pooled)
-            await self._lead(pooled)
+            await self._manage(pooled)
 
-    async def _lead(self, pooled: PooledSandbox) -> None:
-        """Manage an existing sandbox until its end."""
+    async def _manage(self, pooled: PooledSandbox) -> None:
+        """Wait until a sandbox is lost or `_end` is called, and end it."""
         try:
             async with asyncio.TaskGroup() as group:
                 watch = group.create_task(self._watch(pooled))
                 await pooled.over.wait()
                 watch.cancel()
         finally:
-            bring_to_end = self._provisioner.let_go if pooled.kept else self._provisioner.end
-            await bring_to_end(pooled, self.meter)
+            end = self._provisioner.let_go if pooled.kept else self._provisioner.end
+            await end(pooled, self.meter)
         self._sandboxes.remove(pooled)
         self._emit("sandbox_terminated", pooled)
         self.pump()
 
     async def _watch(self, pooled: PooledSandbox) -> None:
         await pooled.client.lost.wait()
-        self._lose(pooled)
+        self._drop_lost(pooled)
 
     async def _open(self, waiter: Waiter, lease: Lease) -> None:
-        """Make a seat ready for its first lease, or clean for a verification, and hand it out."""
+        """Open a seat for its first lease, or reset it for a verification, and serve the waiter."""
         seat, client = lease.seat, lease.pooled.client
         try:
             if seat.dirty:
@@ -537,7 +546,7 @@ class Pool:
             self._vacate(lease)
             waiter.failures += 1
             if waiter.failures >= OPEN_ATTEMPTS:
-                waiter.refuse(self._seen_by_caller(error))
+                waiter.refuse(self._error_for_caller(error))
             elif not waiter.gone:
                 self._queue.join(waiter)
         else:
@@ -548,9 +557,9 @@ class Pool:
         self.pump()
 
     async def _release(self, lease: Lease, reset: bool) -> None:
-        """End what the lease left running, and its files if asked to; without proof the sandbox goes.
+        """Kill the lease's processes, and with `reset` remove its files. Without proof, quarantine the sandbox.
 
-        With that of a slot that was root nothing else is tried: what root has changed, no reset can know.
+        If the slot was root of the sandbox, the sandbox ends, because no reset can know what root has changed.
         """
         seat, pooled = lease.seat, lease.pooled
         try:
@@ -569,6 +578,6 @@ class Pool:
         self.pump()
 
 
-def _closed() -> UsageError:
-    """Return the error for a slot asked of a tool backend that is closed, or is being closed."""
+def _closing_error() -> UsageError:
+    """Return the error for a request to a tool backend that is closed, or is being closed."""
     return UsageError("the tool backend is closed", hint="acquire slots inside its `async with` block")

@@ -1,4 +1,4 @@
-"""Things made once per sandbox and read by its slots: single-flight, all or nothing."""
+"""Prepared directories: filled once per sandbox, and read by its slots. Concurrent requests share one attempt."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hermes_core.sandbox.pool.leases import PooledSandbox
 log = logging.getLogger(__name__)
 
 Build = Callable[[SlotCommands, str], Awaitable[None]]
-"""Fills a new, empty directory (given by its absolute path), with the commands of the preparation user."""
+"""Fills a new directory. Its arguments are the commands of the preparation user and the directory's absolute path."""
 
 COMMAND_TIMEOUT_S = 1800.0
 
@@ -25,10 +25,10 @@ _KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 def check_key(key: str) -> str:
-    """Return the key, if it can be a file name.
+    """Return the key of a preparation.
 
     Raises:
-        UsageError: it can't.
+        UsageError: the key can't be a file name.
     """
     if not _KEY.fullmatch(key):
         raise UsageError(
@@ -39,12 +39,12 @@ def check_key(key: str) -> str:
 
 
 class NewSandbox:
-    """A sandbox before its first lease, in which things are prepared while its network is open.
+    """A sandbox before its first lease, while its network is open.
 
     Attributes:
         sandbox_id: the sandbox.
         image: the image that it was made from, if its profile names one.
-        commands: the commands of the preparation user; also as `preparation`.
+        commands: the commands of the preparation user. `preparation` is the same.
     """
 
     def __init__(self, tasks: TaskSet, pooled: PooledSandbox, image: str | None) -> None:
@@ -55,27 +55,28 @@ class NewSandbox:
         self._pooled = pooled
 
     async def prepare(self, key: str, build: Build | str | Sequence[str], *, private: bool = False) -> str:
-        """Make a directory as `LeasedSlot.prepare` does. Later requests for this key get it."""
+        """Prepare a directory as `LeasedSlot.prepare` does. Later requests with this key return it."""
         return await prepare(self._tasks, self._pooled, check_key(key), as_build(build), private=private)
 
 
 def as_build(build: Build | str | Sequence[str]) -> Build:
-    """Return the function that fills a directory, or one that runs the given shell commands in it."""
+    """Return `build`, or, if it is one or more shell commands, a function that runs them in the directory."""
     return build if callable(build) else partial(_run_all, [build] if isinstance(build, str) else build)
 
 
 async def _run_all(lines: Sequence[str], commands: SlotCommands, directory: str) -> None:
     for line in lines:
-        done = await commands.run(line, cwd=directory, timeout_s=COMMAND_TIMEOUT_S, merge_stderr=True)
-        if not done.ok:
-            raise SetupFailed(f"preparing failed with {done.returncode}: {line[:200]}\n{done.text[-2000:]}".rstrip())
+        result = await commands.run(line, cwd=directory, timeout_s=COMMAND_TIMEOUT_S, merge_stderr=True)
+        if not result.ok:
+            output = result.text[-2000:]
+            raise SetupFailed(f"preparing failed with {result.returncode}: {line[:200]}\n{output}".rstrip())
 
 
 async def prepare(tasks: TaskSet, pooled: PooledSandbox, key: str, build: Build, *, private: bool) -> str:
-    """Return the directory that `build` filled, once per sandbox and key.
+    """Return a directory that `build` fills once per sandbox and key.
 
-    All who ask while it is being built wait for that attempt and get its error. After a failure, or when the last of
-    those waiting is cancelled, the directory is removed, and the next call tries again.
+    Calls during an attempt wait for it, and raise its error. After a failure, or when the last of these calls is
+    cancelled, the directory is removed, and the next call tries again.
     """
     if private and isinstance(pooled.client, DirectClient) and pooled.client.granted is not Isolation.SHARED:
         raise PolicyError(
@@ -95,10 +96,10 @@ async def _attempt(pooled: PooledSandbox, key: str, build: Build, *, private: bo
     if pooled.restored and await _is_there(commands, mark):
         return directory
     for path in (mark, directory):
-        await _remove(commands, path)  # remains of an attempt of an earlier driver
-    made = await commands.run(["mkdir", "-p", "--", directory], merge_stderr=True)
-    if not made.ok:
-        raise ProvisionError(f"can't make {directory}: {made.text.strip()}", sandbox_id=pooled.sandbox.id)
+        await _remove(commands, path)  # an earlier driver may have been interrupted
+    result = await commands.run(["mkdir", "-p", "--", directory], merge_stderr=True)
+    if not result.ok:
+        raise ProvisionError(f"can't make {directory}: {result.text.strip()}", sandbox_id=pooled.sandbox.id)
     try:
         await build(commands, directory)
         if not private:
@@ -121,11 +122,10 @@ async def _is_there(commands: SlotCommands, path: str) -> bool:
 
 
 async def _protect(commands: SlotCommands, directory: str) -> None:
-    """Remove write permissions for others, which an archive or an installer may have set, because every slot will use
-    it."""
-    done = await commands.run(["chmod", "-R", "go-w", "--", directory], merge_stderr=True)
-    if not done.ok:
-        raise ProvisionError(f"can't protect {directory}: {done.text.strip()[-500:]}")
+    """Remove write permissions for others, which an archive or an installer may have set."""
+    result = await commands.run(["chmod", "-R", "go-w", "--", directory], merge_stderr=True)
+    if not result.ok:
+        raise ProvisionError(f"can't protect {directory}: {result.text.strip()[-500:]}")
 
 
 async def _undo(commands: SlotCommands, directory: str) -> None:

@@ -1,4 +1,4 @@
-"""Whether a backend can serve a profile: what it does not declare is refused before anything is made."""
+"""Checks whether a backend can serve a profile, before any sandbox is made."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from hermes_core.sandbox.contract import Backend, Isolation, Network, SandboxCon
 from hermes_core.sandbox.promises import levels_of
 
 
-def granted_level(backend: Backend, isolation: Isolation, profiles: Iterable[SandboxConfig]) -> Isolation:
-    """Return the weakest level at least this strong that the backend can grant with all of these profiles.
+def resolve_isolation(backend: Backend, isolation: Isolation, profiles: Iterable[SandboxConfig]) -> Isolation:
+    """Return the weakest level that is at least `isolation` and that the backend can grant with all of these profiles.
 
-    If there is none, this is the level itself, which is then refused.
+    If there is none, return `isolation`, which `check_profile` will refuse.
     """
     levels = backend.capabilities.isolation.intersection(*(levels_of(backend, config) for config in profiles))
     return replace(backend.capabilities, isolation=levels).least(isolation)
 
 
 def slots_per_sandbox(config: SandboxConfig, isolation: Isolation) -> int:
-    """Return the number of slots in one sandbox: one at level `dedicated`, else as configured."""
+    """Return the number of slots in one sandbox: one at level `dedicated`, otherwise as configured."""
     return 1 if isolation is Isolation.DEDICATED else config.slots_per_sandbox
 
 
 def check_profile(backend: Backend, isolation: Isolation, config: SandboxConfig, *, prepares: bool) -> None:
-    """Refuse what the backend does not declare, and what can't be meant.
+    """Refuse a profile that the backend can't serve, or that contradicts itself.
 
     Args:
-        isolation: the least that every slot is to get.
-        prepares: whether there is something that prepares sandboxes.
+        isolation: the weakest level that every slot must get.
+        prepares: whether the environment prepares sandboxes.
 
     Raises:
         PolicyError: the backend can't grant the isolation, the network policy or a setting, or makes no snapshots.
-        ConfigError: the profile's settings are of another backend, or contradict each other.
+        ConfigError: the profile belongs to another backend, or its settings contradict each other.
     """
     can = backend.capabilities
     possible = levels_of(backend, config)
@@ -57,10 +57,10 @@ def check_profile(backend: Backend, isolation: Isolation, config: SandboxConfig,
             hint="use an environment with `prepare_sandbox`, or network: none or open and no snapshot",
         )
     if not isinstance(config, backend.config_class):
-        wanted = backend.config_class.__name__
+        expected = backend.config_class.__name__
         raise ConfigError(
-            f"profile {config.name!r} is a {type(config).__name__}, backend {backend.name!r} takes {wanted}",
-            hint=f"build it with {wanted}(name={config.name!r}, ...)",
+            f"profile {config.name!r} is a {type(config).__name__}, backend {backend.name!r} takes {expected}",
+            hint=f"build it with {expected}(name={config.name!r}, ...)",
         )
     for key in config.unsupported:
         if getattr(config, key) is not None:
@@ -93,7 +93,7 @@ def check_profile(backend: Backend, isolation: Isolation, config: SandboxConfig,
 def _no_such_level(
     backend: Backend, isolation: Isolation, config: SandboxConfig, possible: Iterable[Isolation]
 ) -> PolicyError:
-    """Return the error for a level that the profile's settings exclude, or else the backend itself."""
+    """Return the error for a level that the backend can't grant, or not with the settings of this profile."""
     levels = ", ".join(level.label for level in sorted(possible)) or "none"
     message = f"backend {backend.name!r} can't grant isolation {isolation.label!r} here"
     if not any(level >= isolation for level in backend.capabilities.isolation):

@@ -1,4 +1,4 @@
-"""Makes and ends sandboxes: creation survives lost answers, the guest is started, and nothing is left behind."""
+"""Makes and ends sandboxes. Creation survives lost answers of the provider, and leaves no sandbox behind."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ from hermes_core.sandbox.pool.cost import Meter
 from hermes_core.sandbox.pool.leases import Client, PooledSandbox
 from hermes_core.sandbox.pool.preparation import NewSandbox
 from hermes_core.sandbox.pool.profile_check import check_profile, slots_per_sandbox
-from hermes_core.sandbox.promises import created, listed
+from hermes_core.sandbox.promises import create_sandbox, list_sandboxes
 
 log = logging.getLogger(__name__)
 
 END_LIMIT_S = 60.0
-"""How long the end of a sandbox may take before we leave it to its watchdog, in seconds."""
+"""Time limit in seconds for the end of a sandbox. After that, its watchdog will end it."""
 
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 15.0
 """The pause between two attempts doubles from the first to the longest, in seconds."""
 
 SLOW_S = 60.0
-"""After how many seconds, and twice as many each time, users are told that a sandbox is still being made."""
+"""The time of the first warning that a sandbox is still being made. Each later one comes after twice the time."""
 
 KeepTrying = Callable[[Exception], bool]
 SetUp = Callable[[PooledSandbox], Awaitable[None]]
@@ -54,7 +54,7 @@ SetUp = Callable[[PooledSandbox], Awaitable[None]]
 ClientFactory = Callable[[Sandbox, GuestSettings], Awaitable[Client]]
 
 PrepareSandbox = Callable[[NewSandbox], Awaitable[None]]
-"""Puts into a new sandbox what its slots need and can't download, as they have no network."""
+"""Puts into a new sandbox what its slots need and can't download without a network."""
 
 
 async def start_guest(sandbox: Sandbox, settings: GuestSettings) -> Client:
@@ -62,14 +62,14 @@ async def start_guest(sandbox: Sandbox, settings: GuestSettings) -> Client:
 
     Raises:
         NoPythonError: the sandbox has no Python.
-        PolicyError: the isolation asked for can't be had there.
+        PolicyError: the sandbox can't grant the isolation.
         InfraError: the sandbox can't be reached.
     """
     return await GuestClient.start(sandbox, settings)
 
 
 def retryable(error: Exception) -> bool:
-    """Return whether trying again may help."""
+    """Return whether another attempt may succeed."""
     return isinstance(error, InfraError) and error.retryable
 
 
@@ -77,8 +77,8 @@ class Provisioner:
     """Makes the sandboxes of one tool backend, at most `max_creating` of them at a time.
 
     Args:
-        prepare: prepares each new sandbox of a profile whose network is `setup`, or the one that the others of a
-            profile with snapshots are made from.
+        prepare: prepares each new sandbox of a profile with network `setup`; with snapshots, only the first sandbox,
+            from which the others are made.
         take_over: whether to take over sandboxes that an earlier driver of this owner left.
     """
 
@@ -111,31 +111,26 @@ class Provisioner:
         self._trying: defaultdict[str, list[KeepTrying]] = defaultdict(list)
 
     def check(self, config: SandboxConfig) -> None:
-        """Refuse what the backend does not declare.
-
-        Raises:
-            PolicyError: it can't grant the isolation or the network policy.
-            ConfigError: the profile's settings are of another backend, or contradict each other.
-        """
+        """Refuse a profile that the backend can't serve, see `check_profile`. Raises PolicyError, ConfigError."""
         check_profile(self.backend, self.isolation, config, prepares=self._prepare is not None)
         self.backend.note_profile(config)
 
     async def make(self, config: SandboxConfig, meter: Meter, keep_trying: KeepTrying) -> PooledSandbox:
-        """Return a sandbox with its client, ready for leases: one that an earlier driver left, or a new one.
+        """Return a sandbox that is ready for leases: one that an earlier driver left, or a new one.
 
-        A `create` whose answer was lost is repeated with the same creation id, which gives the sandbox that it made.
-        Cancelled or failed, this leaves no sandbox behind.
+        If the answer of `create` is lost, the call is repeated with the same creation id, and returns the sandbox that
+        the first call made. If this method fails or is cancelled, no sandbox is left behind.
 
         Args:
-            meter: counts what is made.
-            keep_trying: asked after each failure that may pass, whether to try again.
+            meter: counts the seconds of the sandbox.
+            keep_trying: called after each failure that may pass. Returns whether to try again.
 
         Raises:
-            InfraError, PolicyError, ConfigError: as the backend or the guest said it.
+            InfraError, PolicyError, ConfigError: from the backend or the guest.
         """
         if config.network is not Network.SETUP and not config.snapshot:
-            again = not config.root_of_sandbox(self.isolation)  # sandboxes with root slots never serve a second lease
-            creation_id = await self._adoption.take(config, self.isolation) if again else None
+            reusable = not config.root_of_sandbox(self.isolation)  # a sandbox with root slots serves only one lease
+            creation_id = await self._adoption.take(config, self.isolation) if reusable else None
             pooled = None if creation_id is None else await self._take_over(config, meter, creation_id)
             return pooled or await self._new(config, meter, keep_trying)
         if not self.backend.capabilities.snapshot:
@@ -147,7 +142,7 @@ class Provisioner:
             return await self._new(config, meter, keep_trying, snapshot_id=snapshot_id)
         except ProvisionError:
             if self._snapshots.get(config.name) == snapshot_id:
-                del self._snapshots[config.name]  # it may be gone: the next one is made from another
+                del self._snapshots[config.name]  # the snapshot may be gone, so make another one the next time
             raise
 
     async def _new(
@@ -159,7 +154,7 @@ class Provisioner:
         snapshot_id: str | None = None,
         set_up: SetUp | None = None,
     ) -> PooledSandbox:
-        """Return a new sandbox. Try until that succeeds or it is no longer wanted."""
+        """Return a new sandbox. Try until that succeeds, or `keep_trying` returns False."""
         pause = FIRST_PAUSE_S
         creation_id = self._new_creation_id(config)
         while True:
@@ -173,14 +168,14 @@ class Provisioner:
                     await self._set_up(pooled, set_up)
                 return pooled
             except BaseException as error:
-                again = isinstance(error, Exception) and retryable(error) and keep_trying(error)
+                retry = isinstance(error, Exception) and retryable(error) and keep_trying(error)
                 if sandbox is not None:
                     await complete(self._terminate(sandbox, creation_id, meter))
-                    if again:
+                    if retry:
                         creation_id = self._new_creation_id(config)
-                elif not again:
+                elif not retry:  # `create` may have made a sandbox without answering
                     await complete(self._sweep(creation_id))
-                if not again:
+                if not retry:
                     raise
             try:
                 await asyncio.sleep(pause)
@@ -190,7 +185,7 @@ class Provisioner:
             pause = min(2 * pause, LONGEST_PAUSE_S)
 
     def _new_creation_id(self, config: SandboxConfig) -> str:
-        """Return a creation id that the checkpoint, if there is one, names before there can be a sandbox of it."""
+        """Return a new creation id, and write it to the checkpoint before a sandbox with it can exist."""
         creation_id = new_creation_id(config, self.isolation)
         if self.checkpoint is not None:
             self.checkpoint.note(self.backend.name, creation_id)
@@ -200,24 +195,25 @@ class Provisioner:
         method = "create" if snapshot_id is None else "restore"
         async with alongside(self._tell_slowness(method, spec)):
             if snapshot_id is None:
-                return await created(self.backend, method, lambda: self.backend.create(spec))
+                return await create_sandbox(self.backend, method, lambda: self.backend.create(spec))
             restore = cast(CanSnapshot, self.backend).restore
-            return await created(self.backend, method, lambda: restore(spec, snapshot_id))
+            return await create_sandbox(self.backend, method, lambda: restore(spec, snapshot_id))
 
     async def _tell_slowness(self, method: str, spec: SandboxSpec) -> None:
-        """Say now and then that a sandbox is still being made. There is no limit: an image may have to be fetched."""
-        waited = 0.0
+        """Warn from time to time that a sandbox is still being made. There is no time limit, as fetching an image may
+        take long."""
+        elapsed_s = 0.0
         while True:
-            pause = waited or SLOW_S
+            pause = elapsed_s or SLOW_S
             await asyncio.sleep(pause)
-            waited += pause
+            elapsed_s += pause
             log.warning(
                 "backend %s has spent %d s in `%s` for profile %s: it fetches an image, or it hangs",
-                *(self.backend.name, waited, method, spec.config.name),
+                *(self.backend.name, elapsed_s, method, spec.config.name),
             )
 
     async def _take_over(self, config: SandboxConfig, meter: Meter, creation_id: str) -> PooledSandbox | None:
-        """Return the sandbox that an earlier driver created, emptied; None if it has ended or that driver lives."""
+        """Take over and reset the sandbox of an earlier driver. Return None if it has ended or that driver lives."""
         pooled = None
         try:
             async with self._creating:
@@ -238,32 +234,33 @@ class Provisioner:
         return pooled
 
     async def _snapshot(self, config: SandboxConfig, meter: Meter, keep_trying: KeepTrying) -> str:
-        """Return the snapshot of a prepared sandbox: made once, while all who want it wait.
+        """Return the id of the snapshot of a prepared sandbox. It is made once, and concurrent calls share the attempt.
 
-        A profile has one pool, and so all who wait have one meter. It is tried for as long as one of them keeps trying.
+        It is tried again while one of these calls keeps trying. All of them have the same meter, as a profile with
+        snapshots has one pool.
         """
-        if (made := self._snapshots.get(config.name)) is not None:
-            return made
-        trying = self._trying[config.name]
-        trying.append(keep_trying)
+        if (snapshot_id := self._snapshots.get(config.name)) is not None:
+            return snapshot_id
+        callers = self._trying[config.name]
+        callers.append(keep_trying)
         try:
             return await self._making.get(self._tasks, partial(self._make_snapshot, config, meter), config.name)
         finally:
-            trying.remove(keep_trying)
+            callers.remove(keep_trying)
 
     async def _make_snapshot(self, config: SandboxConfig, meter: Meter) -> str:
-        """Prepare a sandbox, keep its files, and end it."""
+        """Prepare a sandbox, make a snapshot of it, and end it. Return the snapshot's id."""
 
         def keep_trying(error: Exception) -> bool:
-            # The pool counts each call as a failure, so call it once, however many of its creations wait.
+            # The pool counts each call as a failure, so call it once, although several of its creations wait.
             answers = [each(error) for each in dict.fromkeys(self._trying[config.name])]
             return any(answers)
 
-        opened = config.model_copy(update={"network": Network.OPEN})
-        pooled = await self._new(opened, meter, keep_trying, set_up=partial(self._prepare_and_keep, config))
-        made = self._snapshots[config.name]
+        open_config = config.model_copy(update={"network": Network.OPEN})
+        pooled = await self._new(open_config, meter, keep_trying, set_up=partial(self._prepare_and_keep, config))
+        snapshot_id = self._snapshots[config.name]
         await self.end(pooled, meter)
-        return made
+        return snapshot_id
 
     async def _set_up(self, pooled: PooledSandbox, set_up: SetUp) -> None:
         try:
@@ -273,12 +270,12 @@ class Provisioner:
             raise
 
     async def _prepare_and_cut(self, config: SandboxConfig, pooled: PooledSandbox) -> None:
-        """Prepare the sandbox with its network open, and cut that."""
+        """Prepare the sandbox while its network is open, then cut the network."""
         await self._run_prepare(config, pooled)
         await pooled.sandbox.cut_network()
 
     async def _prepare_and_keep(self, config: SandboxConfig, pooled: PooledSandbox) -> None:
-        """Prepare the sandbox, and keep its files."""
+        """Prepare the sandbox, and make a snapshot of it."""
         await self._run_prepare(config, pooled)
         self._snapshots[config.name] = await cast(CanSnapshot, self.backend).snapshot(pooled.sandbox)
 
@@ -300,12 +297,12 @@ class Provisioner:
         )
 
     async def take_over(self, saved: SavedSandbox, config: SandboxConfig) -> PooledSandbox:
-        """Take over the sandbox of a driver that died, as that one left it.
+        """Take over the sandbox of a dead driver without resetting it.
 
         Raises:
-            SandboxLost: it has ended, or another one is in its place.
+            SandboxLost: it has ended, or has another guest now.
             InfraError: it can't be reached.
-            PolicyError: the backend gives no handles on sandboxes that run already.
+            PolicyError: the backend can't attach to running sandboxes.
         """
         if not self.backend.capabilities.attach:
             message = f"backend {self.backend.name!r} can't attach to a sandbox that runs already"
@@ -313,9 +310,9 @@ class Provisioner:
         sandbox = await cast(CanAttach, self.backend).attach(saved.sandbox_id)
         life = GuestLife(saved.instance, saved.boot_id, saved.began)
         settings = replace(self._settings(sandbox, config, saved.creation_id, restored=False), take_over=life)
-        return self._pooled(sandbox, await self._start_client(sandbox, settings), config, saved.creation_id)
+        return self._to_pooled(sandbox, await self._start_client(sandbox, settings), config, saved.creation_id)
 
-    def _pooled(
+    def _to_pooled(
         self, sandbox: Sandbox, client: Client, config: SandboxConfig, creation_id: str, *, restored: bool = False
     ) -> PooledSandbox:
         slots = slots_per_sandbox(config, self.isolation)
@@ -369,10 +366,10 @@ class Provisioner:
         except BaseException:
             await client.aclose()
             raise
-        return self._pooled(sandbox, client, config, creation_id, restored=restored)
+        return self._to_pooled(sandbox, client, config, creation_id, restored=restored)
 
     async def _start(self, sandbox: Sandbox, settings: GuestSettings, config: SandboxConfig) -> Client:
-        """Start the guest; or the direct mode, without Python, or where a slot is root and could change the guest."""
+        """Start the guest. Without Python, or if the slot is root and could change the guest, use the direct mode."""
         if config.root_of_sandbox(self.isolation):
             return await DirectClient.start(sandbox, settings, as_root=True)
         try:
@@ -388,11 +385,11 @@ class Provisioner:
             return direct
 
     async def aclose(self) -> None:
-        """Cancel what is under way for several pools or creations. The pools end their sandboxes themselves."""
+        """Cancel the attempts that several creations share. The pools end their sandboxes themselves."""
         await self._tasks.aclose()
 
     async def let_go(self, pooled: PooledSandbox, meter: Meter) -> None:
-        """Close the connection to a sandbox that lives on. Its cost from now on is not counted."""
+        """Close the connection to a sandbox that lives on, and stop counting its cost."""
         try:
             await pooled.client.aclose()
         except Exception as error:
@@ -400,20 +397,17 @@ class Provisioner:
         meter.end(pooled.sandbox.id)
 
     def record(self, pooled: PooledSandbox, config: SandboxConfig) -> None:
-        """Write to the checkpoint, if there is one, what is true now of a sandbox that can be taken over."""
+        """Write a sandbox to the checkpoint, if there is one."""
         if self.checkpoint is not None:
             self.checkpoint.record(self.backend.name, self.isolation, pooled, config)
 
     def forget(self, pooled: PooledSandbox) -> None:
-        """Write to the checkpoint, if there is one, that a sandbox is about to be ended."""
+        """Write to the checkpoint, if there is one, that a sandbox is about to end."""
         if self.checkpoint is not None:
             self.checkpoint.note(self.backend.name, pooled.creation_id)
 
     async def end(self, pooled: PooledSandbox, meter: Meter) -> None:
-        """End a sandbox and the connection to it; what can't be ended in time is left to its dead-man switch.
-
-        This completes even if cancelled.
-        """
+        """End a sandbox, also if this call is cancelled. If that takes too long, its watchdog will end it."""
         await complete(self._end(pooled, meter))
 
     async def _end(self, pooled: PooledSandbox, meter: Meter) -> None:
@@ -436,10 +430,10 @@ class Provisioner:
             meter.end(sandbox.id)
 
     async def _sweep(self, creation_id: str) -> None:
-        """End the sandbox of a `create` that gave no answer, if there is one."""
+        """End the sandbox of a `create` without an answer, if there is one."""
         try:
             async with asyncio.timeout(END_LIMIT_S):
-                for info in await listed(self.backend, self._owner):
+                for info in await list_sandboxes(self.backend, self._owner):
                     if info.creation_id == creation_id:
                         await self.backend.terminate_id(info.sandbox_id)
         except Exception as error:

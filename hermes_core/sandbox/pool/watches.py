@@ -1,4 +1,4 @@
-"""Watches of background processes: new output is delivered to the subscriber at intervals, and at their end."""
+"""Watches of background processes: subscribers get new output at intervals, and when a process ends."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from hermes_core.sandbox.pool.leases import Lease, Watch
 log = logging.getLogger(__name__)
 
 LEAST_INTERVAL_S = 30.0
-"""Between two updates of one process, its end included."""
+"""Minimum time between two updates of one process, also of its end."""
 MOST_BYTES = 64 << 10
-"""Of new output in one update: the newest."""
+"""Maximum number of bytes of output in one update. If there are more, the newest are delivered."""
 
 
 Subscriber = Callable[[ProcessUpdate], Awaitable[None]]
 
 
 class Watchers:
-    """The watches of one tool backend, and who hears of them.
+    """The watches of one tool backend, and their subscribers.
 
-    What is delivered is recorded first, so that it is delivered at most once, whoever dies at what moment.
+    Each update is recorded before it is delivered. So it is delivered at most once, even if the driver dies.
     """
 
     def __init__(self, events: Events, least_interval_s: float = LEAST_INTERVAL_S) -> None:
@@ -37,7 +37,7 @@ class Watchers:
         self._tasks = TaskSet()
 
     def begin(self, lease: Lease, process_id: str, interval_s: float) -> float:
-        """Watch a process of the lease until it ends, or the lease does; return the interval used, in seconds."""
+        """Watch a process until it or the lease ends. Return the interval in seconds, which may be longer."""
         interval_s = max(interval_s, self.least_interval_s)
         lease.watches[process_id] = Watch(interval_s=interval_s)
         lease.record()
@@ -45,27 +45,27 @@ class Watchers:
         return interval_s
 
     def go_on(self, lease: Lease, process_id: str) -> None:
-        """Continue a watch of the previous driver, from where it was."""
+        """Continue a watch at its offset, for example one of a previous driver."""
         if not lease.watches[process_id].ended:
             self._tasks.spawn(self._watch(lease, process_id), f"watch of {process_id}")
 
     async def aclose(self) -> None:
-        """Deliver nothing more."""
+        """Stop all watches."""
         await self._tasks.aclose()
 
     async def _watch(self, lease: Lease, process_id: str) -> None:
         watch, commands = lease.watches[process_id], lease.commands
         try:
             while not watch.ended:
-                due = (
-                    max(0.0, watch.delivered + watch.interval_s - time.time()) if watch.delivered else watch.interval_s
-                )
-                status = await commands.wait(process_id, timeout_s=min(due, watch.interval_s))
+                wait_s = watch.interval_s
+                if watch.delivered:  # the clock may have been set back since then
+                    wait_s = min(max(0.0, watch.delivered + watch.interval_s - time.time()), watch.interval_s)
+                status = await commands.wait(process_id, timeout_s=wait_s)
                 if not status.running and watch.delivered:
                     await asyncio.sleep(min(watch.delivered + self.least_interval_s - time.time(), watch.interval_s))
                 await self._update(lease, commands, watch, process_id)
         except (StaleSlotError, CommandError):
-            return  # it is nobody's any more
+            return  # the lease has ended, or the process is forgotten
         except InfraError as error:
             log.warning("process %s is not watched any more: %s", process_id, error)
 
@@ -85,4 +85,4 @@ class Watchers:
                 await subscriber(update)
             except Exception:
                 log.exception("a subscriber to background processes failed")
-        watch.delivered = time.time()  # only now: writing it down, and a slow subscriber, are no part of the interval
+        watch.delivered = time.time()  # again, because the time that subscribers take does not count

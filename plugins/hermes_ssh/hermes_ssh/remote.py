@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import hermes_core
-from hermes_core.sandbox.guest_client.bundle import packed
+from hermes_core.sandbox.guest_client.bundle import pack_modules
 
 _CORE = (
     "errors",
@@ -80,7 +80,7 @@ def message(request: Mapping[str, Any], same_bytecode: bool | None = None) -> by
 @functools.cache
 def _programs(same_bytecode: bool | None) -> bytes:
     """Return our modules as `_LOADER` expects them."""
-    return packed(_modules(), "<{}>", _START, same_bytecode=same_bytecode)
+    return pack_modules(_modules(), "<{}>", _START, same_bytecode=same_bytecode)
 
 
 def _modules() -> dict[str, Path]:

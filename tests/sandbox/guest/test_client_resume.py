@@ -57,13 +57,13 @@ async def over_breaking_channels(rig, *work):
     The first ones live for 2 ms at most, so that the fastest machine is not done before three were cut.
     """
     greeted, cuts = asyncio.Event(), 0
-    tell = rig.client._greeted
+    tell = rig.client._on_greeting
 
     def told(header):
         tell(header)
         greeted.set()
 
-    rig.client._greeted = told
+    rig.client._on_greeting = told
     working = asyncio.gather(*work)
     while not working.done():
         await asyncio.wait([working], timeout=random.random() * min(0.002 * 2**cuts, 0.05))
@@ -394,7 +394,7 @@ async def known(rig):
     """How many requests the guest remembers: told to whoever joins with the same session."""
     hello = json.loads(json.dumps({"op": "hello", "driver": "driver", "session": rig.client._session_id}))
     counted = asyncio.get_running_loop().create_future()
-    greeted = rig.client._greeted
+    greeted = rig.client._on_greeting
 
     def count(header):
         if not counted.done():
@@ -402,12 +402,12 @@ async def known(rig):
         greeted(header)
 
     assert hello["session"]
-    rig.client._greeted = count
+    rig.client._on_greeting = count
     rig.sandbox.cut()
     try:
         return await asyncio.wait_for(counted, 10)
     finally:
-        rig.client._greeted = greeted
+        rig.client._on_greeting = greeted
 
 
 async def test_answers_whose_acknowledgement_was_lost_are_forgotten_later(rigged):
