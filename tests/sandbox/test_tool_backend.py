@@ -325,12 +325,13 @@ async def test_kill_everything(backend):
 
 async def test_state_follows_the_work(backend):
     slot = await backend.acquire()
-    tasks = [asyncio.create_task(sh(backend, slot, f"sleep 0.{n}")) for n in (1, 3)]
-    await asyncio.sleep(0.02)
-    assert slot.state is SlotState.EXECUTING
-    await tasks[0]
-    assert slot.state is SlotState.EXECUTING
-    await tasks[1]
+    wait = "while [ ! -e go{0} ]; do sleep 0.02; done"
+    tasks = [asyncio.create_task(sh(backend, slot, wait.format(n))) for n in (1, 2)]
+    for n, task in enumerate(tasks, 1):
+        await backend.commands(slot).write_file(f"go{n - 1}", b"")
+        assert slot.state is SlotState.EXECUTING
+        await backend.commands(slot).write_file(f"go{n}", b"")
+        await task
     assert slot.state is SlotState.ACQUIRED
     await backend.release(slot, reset_workspace=True)
     assert slot.state is SlotState.AVAILABLE

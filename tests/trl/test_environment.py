@@ -115,7 +115,7 @@ def test_more_rollouts_than_slots_are_refused_and_not_waited_for() -> None:
         began = time.monotonic()
         with pytest.raises(UsageError, match="per_device_train_batch_size"):
             third.reset(prompt=prompt)
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 30
 
 
 def test_a_prompt_of_somebody_else_is_refused() -> None:

@@ -85,7 +85,7 @@ async def test_a_cost_that_makes_no_sense_is_not_known(cost):
 async def test_waits_are_in_the_turn_that_had_them_and_in_all():
     result = await ran(TWO, None, faults=[Fault(429, headers={"Retry-After": "0.6"})])
     first, second = result.turns
-    assert 0.5 < first.waited_s < 5
+    assert first.waited_s > 0.5
     assert second.waited_s < first.waited_s
     assert first.ended - first.started >= first.waited_s
     assert result.waited_s == pytest.approx(first.waited_s + second.waited_s, abs=1e-3)

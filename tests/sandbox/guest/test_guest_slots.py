@@ -87,8 +87,9 @@ async def test_kill_ends_processes_and_keeps_files(rig):
     background = await slot.start("python3 stubborn.py")
     foreground = asyncio.ensure_future(slot.run("echo begun; python3 stubborn.py"))
     await slot.run("setsid python3 stubborn.py >/dev/null 2>&1 & (setsid sleep 1000 &) ; true")
-    await asyncio.sleep(0.3)
-    assert len(running(rig, index)) >= 4
+    async with asyncio.timeout(30):
+        while len(running(rig, index)) < 4:
+            await asyncio.sleep(0.05)
     await rig.client.kill_slot(index)
     assert running(rig, index) == []
     result = await foreground
