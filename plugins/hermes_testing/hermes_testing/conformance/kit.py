@@ -31,7 +31,7 @@ from hermes_core import (
     ToolBackend,
     validated,
 )
-from hermes_core.sandbox.promises import created, diagnosis_of, levels_of, listed
+from hermes_core.sandbox.promises import create_sandbox, diagnosis_of, levels_of, list_sandboxes
 from hermes_testing.conformance.expect import SHOWN, CheckFailed, NotApplicable, expect, same
 
 SLOTS = 8
@@ -417,7 +417,7 @@ class Kit:
         Raises:
             HermesError: the backend raised it, raised something else, or returned no sandbox.
         """
-        return await created(self.backend, "create", lambda: self.backend.create(spec))
+        return await create_sandbox(self.backend, "create", lambda: self.backend.create(spec))
 
     @asynccontextmanager
     async def made(self, spec: SandboxSpec) -> AsyncIterator[Sandbox]:
@@ -436,7 +436,7 @@ class Kit:
 
     async def listed(self, owner: str | None = None) -> Sequence[SandboxInfo]:
         """Return the check's own sandboxes that the backend lists and that have not ended."""
-        found = await listed(self.backend, owner or self.owner)
+        found = await list_sandboxes(self.backend, owner or self.owner)
         return [info for info in found if info.status is SandboxStatus.RUNNING]
 
 
