@@ -50,7 +50,7 @@ REWARD = (
     Station("rollout.rollout:run_rollout", "starts again after an infrastructure failure"),
     Station("runs.group:Rolled.of", "refuses what has no reward or no exact tokens"),
     Station("runs.group:GroupRoller.roll", "gathers a group, replaces what was refused"),
-    Station("hermes_atropos.groups:scored_groups", "turns the group into rows of tokens and scores"),
+    Station("hermes_atropos.groups:make_scored_groups", "turns the group into rows of tokens and scores"),
     Station("hermes_atropos.env:HermesAgentBaseEnv.collect_trajectories", "hands the rows to the trainer"),
 )
 

@@ -8,7 +8,7 @@ from array import array
 from typing import Any
 
 import pytest
-from hermes_atropos.groups import scored_groups, scored_item
+from hermes_atropos.groups import make_scored_groups, make_scored_item
 from hermes_atropos.json_lines import group_json
 
 from hermes_core.agents.base import TurnRecord
@@ -33,14 +33,14 @@ def group(*records: Record, exact: bool = True) -> Group:
 
 
 def test_rollouts_of_one_sequence_make_one_group() -> None:
-    (scored,) = scored_groups(group(record("a", 1.0), record("b", 0.0)))
+    (scored,) = make_scored_groups(group(record("a", 1.0), record("b", 0.0)))
     assert scored["scores"] == [1.0, 0.0]
     assert scored["inference_logprobs"] == [[1.0, 1.0, -0.5, -0.1]] * 2
     assert scored["group_overrides"]["parts"] == 1
 
 
 def test_every_sequence_of_a_split_conversation_is_sent_with_all_scores() -> None:
-    first, second, third = scored_groups(group(record("a", 1.0, 3), record("b", 0.0), record("c", 0.5, 2)))
+    first, second, third = make_scored_groups(group(record("a", 1.0, 3), record("b", 0.0), record("c", 0.5, 2)))
     for part in (first, second, third):
         assert part["scores"] == [1.0, 0.0, 0.5]
         assert {len(part[key]) for key in ("tokens", "masks", "messages", "overrides", "inference_logprobs")} == {3}
@@ -58,16 +58,16 @@ def test_every_sequence_of_a_split_conversation_is_sent_with_all_scores() -> Non
 
 def test_the_versions_of_the_policy_are_sent() -> None:
     turns = (TurnRecord(1, weight_version="w1"), TurnRecord(3, weight_version="w2"))
-    (scored,) = scored_groups(group(record("a", turns=turns), record("b")))
+    (scored,) = make_scored_groups(group(record("a", turns=turns), record("b")))
     assert [about["weight_versions"] for about in scored["overrides"]] == [["w1", "w2"], []]
 
 
 def test_an_item_is_a_rollout_of_one_sequence_and_no_part_of_one_of_several() -> None:
-    item = scored_item(group(record("a", 0.5)))
+    item = make_scored_item(group(record("a", 0.5)))
     assert (item["tokens"], item["scores"]) == ([0, 1, 2, 3], 0.5)
     assert item["inference_logprobs"] == [1.0, 1.0, -0.5, -0.1]
     with pytest.raises(UsageError, match=r"has 2 sequences.*use collect_trajectories"):
-        scored_item(group(record("a", 0.5, 2)))
+        make_scored_item(group(record("a", 0.5, 2)))
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_a_rollout_that_waits_for_its_group_keeps_no_lists() -> None:
 
 
 async def test_a_group_is_written_with_turns_for_others_in_between() -> None:
-    (scored,) = scored_groups(group(*(record(f"é\n{n}") for n in range(8))))
+    (scored,) = make_scored_groups(group(*(record(f"é\n{n}") for n in range(8))))
     turns, done = 0, False
 
     async def another() -> None:

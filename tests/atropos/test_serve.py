@@ -108,7 +108,7 @@ async def test_many_batches_with_failures_and_a_dead_api(
     assert env.metrics.totals["failures_infra"] > batches // 5
     assert all(record["reward"] is None for record in records.values() if record["failure"])
     assert env.api.counts["registered"] == 2
-    assert env.crew.tasks == set()
+    assert env.group_workers.tasks == set()
 
 
 @pytest.mark.usefixtures("leak_check")
@@ -217,7 +217,7 @@ async def test_a_trainer_that_goes_away_ends_it_and_nothing_is_left(
         await trainer.run(1)
         error = await serving_task
     assert isinstance(error, TrainerGone)
-    assert env.crew.tasks == set()
+    assert env.group_workers.tasks == set()
 
 
 async def _raised(work: Any) -> BaseException | None:
@@ -255,7 +255,7 @@ async def test_an_evaluation_stops_rollouts_and_no_group_that_is_being_sent(make
         evaluated.set()
 
     env.evaluate = evaluate
-    await env.crew.step({"current_step": 2})
+    await env.group_workers.step({"current_step": 2})
     await evaluated.wait()
     assert rolling.cancelled()
     assert env.backlog == ["task"]
@@ -263,7 +263,7 @@ async def test_an_evaluation_stops_rollouts_and_no_group_that_is_being_sent(make
     assert env.workers == {sending}, "or more workers than were asked for would be started beside it"
     sending.cancel()
     await asyncio.wait([sending])
-    await env.crew.step({"current_step": 2})
+    await env.group_workers.step({"current_step": 2})
     assert env.workers == set(), "one that has ended takes no other's place"
 
 
@@ -366,7 +366,7 @@ async def test_rollouts_at_work_and_their_sandboxes_end_with_the_run(
     training.cancel()
     await asyncio.wait([training])
     assert serving_task.cancelled()
-    assert env.crew.tasks == set()
+    assert env.group_workers.tasks == set()
     assert await runtime.backend("local").list(runtime.owner) == [], "they do not wait for the runtime's end"
     records = lines(tmp_path / "data/groups.trajectories.jsonl")
     assert {record["trajectory_id"] for record in records} >= set(ended) != set()

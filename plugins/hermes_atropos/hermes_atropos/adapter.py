@@ -1,4 +1,4 @@
-"""Presents a subclass of `HermesAgentBaseEnv` to core as an `Environment` whose hooks are that subclass's methods."""
+"""`AdaptedEnvironment`: a core `Environment` whose hooks are methods of a subclass of `HermesAgentBaseEnv`."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from hermes_core import (
 
 
 class AdaptedEnvironment(Environment):
-    """An environment made from a subclass. Its items come from Atropos one at a time, so `items` is empty.
+    """The environment of a rollout. Its items come from Atropos one at a time, so `items` is empty.
 
     Args:
-        compute_reward: returns the reward of a rollout, if there is no `verify`.
+        compute_reward: returns the reward of a rollout. It is called only if there is no `verify`.
         image: returns the image of an item's sandboxes, or None.
-        setup: the hook `setup_trajectory_workspace`, if there is one.
-        verify: the hook `verify_and_score_trajectory`, if there is one.
+        setup: the hook `setup_trajectory_workspace`, or None.
+        verify: the hook `verify_and_score_trajectory`, or None.
     """
 
     name = "atropos"
@@ -48,19 +48,19 @@ class AdaptedEnvironment(Environment):
         verify: Callable[..., Any] | None = None,
     ) -> None:
         super().__init__(config)
-        self.name = name  # type: ignore[misc]  # of this instance, as its class serves many
+        self.name = name  # type: ignore[misc]  # set on the instance, because environments of all names share the class
         self.isolation = isolation
         self._format_prompt, self._compute_reward, self._image = format_prompt, compute_reward, image
         if setup is not None:
             self.setup_trajectory_workspace = setup
-        self.verify_and_score_trajectory = verify if verify is not None else self._rewarded
+        self.verify_and_score_trajectory = verify if verify is not None else self._score_by_reward
 
     def items(self) -> Sequence[Item]:
-        """Return none, because items come one at a time."""
+        """Return an empty sequence, because items come one at a time."""
         return ()
 
     def format_prompt(self, item: Item) -> str:
-        """Return the subclass's prompt."""
+        """Return the prompt that the subclass makes of the item."""
         return self._format_prompt(item)
 
     def item_id(self, item: Item) -> str:
@@ -72,19 +72,21 @@ class AdaptedEnvironment(Environment):
             return f"item-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
     def image(self, item: Item) -> Image | None:
-        """Return the image of the item's sandboxes, if the subclass names one."""
+        """Return the image that the subclass names for the item's sandboxes, or None."""
         return self._image(item)
 
-    async def _rewarded(self, item: Item, result: Any, rollout: RolloutHandle) -> tuple[float, Mapping[str, Any]]:
-        """Return the subclass's reward, computed in the rollout's own slot. What the computation started is killed."""
+    async def _score_by_reward(
+        self, item: Item, result: Any, rollout: RolloutHandle
+    ) -> tuple[float, Mapping[str, Any]]:
+        """Return the reward that the subclass computes in the rollout's slot, and kill what the computation started."""
         context = ToolContext(rollout)
 
-        async def computed() -> Any:
+        async def compute() -> Any:
             reward: Any = self._compute_reward(item, result, context)
             return await reward if inspect.isawaitable(reward) else reward
 
         try:
-            reward = await context.calls.all_awaited(computed())
+            reward = await context.calls.all_awaited(compute())
         finally:
             await context.cleanup()
         if not isinstance(reward, int | float) or not math.isfinite(reward):

@@ -1,7 +1,7 @@
 """The commands `process`, `serve` and `evaluate`, for any environment or for one.
 
-Atropos' own command line is not used: it reads a negative number as a switch, takes no list and no mapping, prints
-defaults that are not those in force, and turns wandb on.
+Atropos' own command line is not used: it reads a negative number as a switch, takes no lists or mappings, prints
+defaults that do not apply, and turns wandb on.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class Modes(Protocol):
         """Run the command `evaluate`."""
 
     def outcome(self, mode: str) -> dict[str, Any]:
-        """Return the outcome: counts, and where it was written."""
+        """Return the counts of a mode that has ended, and the paths of its files."""
 
 
-Named = Callable[[Runtime, str | None], type[Modes]]
-"""Returns the environment's class, in this runtime, for the given name, if any."""
+FindClass = Callable[[Runtime, str | None], type[Modes]]
+"""Returns the environment's class. The name is None if the command has no argument for it."""
 
 
 class EnvironmentCommands(LazyGroup):
@@ -57,8 +57,12 @@ class EnvironmentCommands(LazyGroup):
     elsewhere: Mapping[str, tuple[str, str]] = {}
 
 
-def commands(named: Named, *, takes_name: bool) -> EnvironmentCommands:
-    """Return the group of the three commands."""
+def make_group(find_class: FindClass, *, takes_name: bool) -> EnvironmentCommands:
+    """Return the click group of the three commands.
+
+    Args:
+        takes_name: whether the environment's name is an argument of each command.
+    """
     group = EnvironmentCommands("atropos", help="Generate training data for Atropos' RL trainers.")
     summaries = {
         "process": "Write groups of rollouts, and exit.",
@@ -66,14 +70,14 @@ def commands(named: Named, *, takes_name: bool) -> EnvironmentCommands:
         "evaluate": "Roll out each item, and report how many were solved.",
     }
     for mode, summary in summaries.items():
-        group.add_command(_command(mode, summary, named, takes_name=takes_name))
+        group.add_command(_command(mode, summary, find_class, takes_name=takes_name))
     return group
 
 
-def _command(mode: str, summary: str, named: Named, *, takes_name: bool) -> click.Command:
+def _command(mode: str, summary: str, find_class: FindClass, *, takes_name: bool) -> click.Command:
     @click.pass_context
     def run(ctx: click.Context, /, config: Path | None, environment: str | None = None) -> None:
-        _run(ctx, mode, named, environment, config)
+        _run(ctx, mode, find_class, environment, config)
 
     parameters: list[click.Parameter] = [
         click.Option(
@@ -88,36 +92,36 @@ def _command(mode: str, summary: str, named: Named, *, takes_name: bool) -> clic
     return DottedCommand(mode, callback=run, params=parameters, help=summary, sections=SECTIONS)
 
 
-def run_class(kind: type[Modes]) -> None:
-    """Run the commands for a class. `HermesAgentBaseEnv.cli` calls it. Exits."""
-    run_alone(lambda runtime, _: kind)
+def run_commands_of(kind: type[Modes]) -> None:
+    """Run the command line of a class, for `HermesAgentBaseEnv.cli`. Exits."""
+    run_as_program(lambda runtime, _: kind)
 
 
-def run_alone(named: Named) -> None:
-    """Run the commands as a program of their own. Exits."""
-    group = commands(named, takes_name=False)
+def run_as_program(find_class: FindClass) -> None:
+    """Run the command line as a program, with the options that `hermes-rl` itself has. Exits."""
+    group = make_group(find_class, takes_name=False)
     group.params += [
         click.Option(["-v", "--verbose"], count=True, help="Log more: -v progress, -vv everything."),
         click.Option(["--traceback"], is_flag=True, help="Also show the tracebacks of expected errors."),
     ]
-    group.callback = click.pass_context(_remember)
+    group.callback = click.pass_context(_store_verbosity)
     group()
 
 
-def _remember(ctx: click.Context, /, verbose: int, traceback: bool) -> None:
+def _store_verbosity(ctx: click.Context, /, verbose: int, traceback: bool) -> None:
     ctx.obj = verbose
 
 
-def _run(ctx: click.Context, mode: str, named: Named, name: str | None, config: Path | None) -> None:
+def _run(ctx: click.Context, mode: str, find_class: FindClass, name: str | None, config: Path | None) -> None:
     async def main(runtime: Runtime) -> int:
-        kind = named(runtime, name)  # says so where the extra is not installed
+        kind = find_class(runtime, name)  # raises ConfigError if a package is not installed
         logger = logging.getLogger("atroposlib")
         logger.handlers = logging.getLogger("hermes_core").handlers
         logger.setLevel(logging.getLogger("hermes_core").level)
         from atroposlib.envs import base
 
-        base.logger.setLevel(logging.NOTSET)  # it sets DEBUG itself, whatever the user asked for
-        env = _made(ctx, kind, mode, config, runtime)
+        base.logger.setLevel(logging.NOTSET)  # atroposlib sets DEBUG at import
+        env = _make_environment(ctx, kind, mode, config, runtime)
         if mode == "process":
             await env.process_manager()
         elif mode == "serve":
@@ -131,27 +135,35 @@ def _run(ctx: click.Context, mode: str, named: Named, name: str | None, config: 
     ctx.exit(finish(ctx, main))
 
 
-def _made(ctx: click.Context, kind: type[Modes], mode: str, path: Path | None, runtime: Runtime) -> Modes:
-    """Return the environment: the command line overrides the file, which overrides `config_init`."""
+def _make_environment(ctx: click.Context, kind: type[Modes], mode: str, path: Path | None, runtime: Runtime) -> Modes:
+    """Return an environment. The command line overrides the file, which overrides `config_init`."""
     default_config, default_servers = kind.config_init()
     sections = read_config(path, SECTIONS, lists=("openai",))
-    for_mode = _for_mode(kind, mode)
     config_class = type(default_config)
-    given = {**default_config.model_dump(exclude_unset=True), **for_mode, **sections["env"]}
-    settings = merged(given, dotted(ctx, "env"), config_class)
+    values = {
+        **default_config.model_dump(exclude_unset=True),
+        **_defaults_of_mode(kind, mode),
+        **sections["env"],
+    }
+    settings = merged(values, dotted(ctx, "env"), config_class)
     config = validated(config_class, settings, f"environment {kind.name!r}")
     return kind(config, _servers(ctx, default_servers, sections["openai"]), runtime=runtime)
 
 
-def _for_mode(kind: type[Modes], mode: str) -> dict[str, Any]:
+def _defaults_of_mode(kind: type[Modes], mode: str) -> dict[str, Any]:
     if mode == "process":
-        place = f"data/{kind.name or 'groups'}.jsonl"
-        return {"ensure_scores_are_not_same": False, "include_messages": True, "data_path_to_save_groups": place}
+        path = f"data/{kind.name or 'groups'}.jsonl"
+        return {"ensure_scores_are_not_same": False, "include_messages": True, "data_path_to_save_groups": path}
     return {"data_dir_to_save_evals": f"data/{kind.name or 'groups'}-eval"} if mode == "evaluate" else {}
 
 
 def _servers(ctx: click.Context, defaults: Any, section: Any) -> list[Any]:
-    """Return those of the file, or else of `config_init`, with what was written in the one that there is."""
+    """Return the servers of the file, or else those of `config_init`. If there is one, `--openai.KEY` overrides it.
+
+    Raises:
+        ConfigError: there are several servers, and `--openai.KEY` was used.
+        UnknownNameError: a key does not exist.
+    """
     from atroposlib.envs.server_handling.server_baseline import APIServerConfig
 
     from hermes_atropos.servers import default_server
@@ -164,13 +176,13 @@ def _servers(ctx: click.Context, defaults: Any, section: Any) -> list[Any]:
         listed = [{**first.model_dump(), **(section[0] if isinstance(section, list) else section)}]
     else:
         listed = [server.model_dump() for server in base]
-    written = dotted(ctx, "openai")
-    if written and len(listed) != 1:
+    options = dotted(ctx, "openai")
+    if options and len(listed) != 1:
         raise ConfigError(
             f"--openai.… is for one server, and there are {len(listed)}", hint="write the settings in the file"
         )
     for server in listed:
-        for key in (*server, *written):
+        for key in (*server, *options):
             if key not in APIServerConfig.model_fields:
                 raise UnknownNameError("key", key, APIServerConfig.model_fields, where="of openai")
-    return [validated(APIServerConfig, merged(server, written, APIServerConfig), "openai") for server in listed]
+    return [validated(APIServerConfig, merged(server, options, APIServerConfig), "openai") for server in listed]

@@ -1,4 +1,4 @@
-"""Parts of the original's contract that a subclass can't override here, because core's rollout does that work."""
+"""Refuses overrides of methods of Atropos that are never called here, because core's rollout does their work."""
 
 from __future__ import annotations
 
@@ -30,17 +30,18 @@ INSTEAD = {
     "get_cli_evaluate_config_cls": "env_config_cls and config_init, which the command line reads",
     "server_cls": "the setting --openai.server_type",
 }
-"""Methods of Atropos and of the original that nothing here would call, with what to use instead."""
+"""Methods of Atropos, and of the `HermesAgentBaseEnv` of hermes-agent, that are never called here. Each has a hint on
+what to use instead."""
 
 
 def check_overrides(kind: type, base: type) -> None:
-    """Refuse a subclass whose methods would be silently ignored.
+    """Refuse a subclass that overrides a method which is never called.
 
     Args:
-        base: the class whose own methods are not overrides.
+        base: the class that the methods are compared with.
 
     Raises:
-        ConfigError: it has one; names what to use.
+        ConfigError: it overrides one. The hint says what to use instead.
     """
     for name, instead in INSTEAD.items():
         if inspect.getattr_static(kind, name, None) is not inspect.getattr_static(base, name, None):

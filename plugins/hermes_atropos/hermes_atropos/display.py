@@ -1,4 +1,4 @@
-"""Conversations as text, for the rollout tables of Atropos."""
+"""Formats conversations as text for the rollout tables of Atropos."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 REASONING_SHOWN, ARGUMENTS_SHOWN, RESULT_SHOWN = 300, 200, 500
-"""Maximum number of characters in rollout tables."""
+"""Maximum number of characters of a part in rollout tables."""
 
 
 def trajectory_text(messages: Sequence[Mapping[str, Any]]) -> str:
-    """Return a conversation in the form of Atropos' rollout tables, long parts cut."""
+    """Return a conversation in the form of Atropos' rollout tables. Long parts are cut."""
     return "\n\n".join(part for message in messages for part in _parts(message))
 
 

@@ -1,4 +1,4 @@
-"""`HermesAgentBaseEnv`: the base environment to subclass for Atropos, built on core's rollout."""
+"""`HermesAgentBaseEnv`: the base class of environments for Atropos, built on core's rollout."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from atroposlib.envs.base import BaseEnv
 from atroposlib.envs.server_handling.server_baseline import APIServerConfig
 
 from hermes_atropos.adapter import AdaptedEnvironment
-from hermes_atropos.commands import run_class
+from hermes_atropos.commands import run_commands_of
 from hermes_atropos.config import HermesAgentEnvConfig
 from hermes_atropos.contract import check_overrides
 from hermes_atropos.display import trajectory_text
 from hermes_atropos.group_workers import GroupWorkers
-from hermes_atropos.groups import longest, scored_groups, scored_item
+from hermes_atropos.groups import longest, make_scored_groups, make_scored_item
 from hermes_atropos.items import ItemSource
 from hermes_atropos.json_lines import JsonLines, group_json
 from hermes_atropos.metrics import lengths
 from hermes_atropos.modes import Serving, check_servable, process
-from hermes_atropos.reporting import RolloutReporter, evaluating
+from hermes_atropos.reporting import RolloutReporter, run_evaluation
 from hermes_atropos.servers import (
     EXACT,
-    checked_servers,
     default_config,
     default_server,
+    fill_key,
     open_agent,
     open_servers,
-    with_key,
+    validate_servers,
 )
 from hermes_atropos.trainer import TrainerApi
 from hermes_atropos.wandb_run import WandbRun, check_login
@@ -64,24 +64,24 @@ from hermes_core.runs.stall_watchdog import STALLS
 log = logging.getLogger(__name__)
 
 MOST_PUT_BACK = 3
-"""How often an item is rolled out again if its group was incomplete."""
+"""How often an item is rolled out again because its group was incomplete."""
 
 
 class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no types
-    """An Atropos environment whose rollouts are core's.
+    """An Atropos environment whose rollouts the core runs.
 
     Subclasses implement `setup`, `get_next_item`, `format_prompt`, `compute_reward` and `evaluate`. They may also have
     the hooks `setup_trajectory_workspace(item, …)` and `verify_and_score_trajectory(item, result, …)`, which take any
     of core's arguments (`trajectory_id`, `exec_tool`, `workspace_meta`, `rollout`).
 
     Args:
-        config: its settings.
-        server_configs: the model's servers: all of type `openai` (no tokens; for data, verifiers, evaluation), or all
-            `vllm` or `sglang` (tokens and logprobs as sampled; for training).
-        runtime: None makes one. The caller closes a runtime that is passed in.
+        config: the settings of the environment.
+        server_configs: the model's servers, all of one type: `openai` returns no tokens and is for data, verifiers and
+            evaluation; `vllm` and `sglang` return tokens and logprobs as sampled, and are for training.
+        runtime: the runtime to use, which the caller closes; None makes one.
 
     Raises:
-        ConfigError, UnknownNameError: a setting is wrong, or something that it names does not exist.
+        ConfigError, UnknownNameError: a setting is wrong, or it names something that does not exist.
     """
 
     jsonl_writer: Any
@@ -94,7 +94,7 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
     """The weakest isolation between slots that the tasks accept."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Refuse methods that nothing would call, as `check_overrides` does."""
+        """Refuse a subclass with methods that are never called, as `check_overrides` does."""
         super().__init_subclass__(**kwargs)
         check_overrides(cls, HermesAgentBaseEnv)
 
@@ -107,11 +107,11 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
         *,
         runtime: Runtime | None = None,
     ) -> None:
-        self.server_configs = checked_servers(server_configs, config)
+        self.server_configs = validate_servers(server_configs, config)
         self.exact = self.server_configs[0].server_type in EXACT
         """Whether the servers return tokens and logprobs (phase 2)."""
         try:
-            super().__init__(config, with_key(self.server_configs), slurm, testing)
+            super().__init__(config, fill_key(self.server_configs), slurm, testing)
         except (OSError, ValueError) as error:  # transformers raises these if the tokenizer does not exist
             raise ConfigError(
                 f"the tokenizer {config.tokenizer_name!r} can't be loaded: {str(error).splitlines()[0]}",
@@ -123,40 +123,41 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
         self.metrics, self.evaluation = self.reporter.training, self.reporter.evaluation
         self.endless = False
         """Whether `get_next_item` starts again after the last item."""
-        self.crew = GroupWorkers(self, self.metrics)
+        self.group_workers = GroupWorkers(self, self.metrics)
         """The workers of serve mode."""
         self.source = ItemSource(str(self.name), self.get_next_item)
-        """`get_next_item`, wrapped to observe it. It replaces that method while the environment runs, because Atropos
-        calls it too."""
-        self.evaluate = partial(evaluating, self.evaluate)  # type: ignore[method-assign]
+        """`get_next_item` with its errors kept. It replaces the method while the environment runs, because Atropos
+        calls the method, too."""
+        self.evaluate = partial(run_evaluation, self.evaluate)  # type: ignore[method-assign]
         self._roller: GroupRoller | None = None
         self._model: BalancedAgent | ExactAgent | None = None
-        self._put_back: Counter[str] = Counter()
+        self._returned_items: Counter[str] = Counter()
+        """How often each item, by its id, was rolled out again."""
         if config.data_path_to_save_groups is not None:
-            # Atropos made it, but may not need it. Its writer has a buffer, which a killed run would lose.
+            # Atropos has opened the file. Its writer has a buffer, which a killed run would lose.
             self.jsonl_writer.close()
             self.jsonl_writer = None
             Path(config.data_path_to_save_groups).unlink()
 
     @classmethod
     def config_init(cls) -> tuple[HermesAgentEnvConfig, list[APIServerConfig]]:
-        """Return the default settings and servers. Both read the `ATROPOS_…` variables."""
+        """Return the default settings and servers, with the values of the variables `ATROPOS_…`."""
         return default_config(cls.env_config_cls, wandb_name=cls.name), [default_server()]
 
     @classmethod
     def cli(cls) -> None:
         """Run the command line `{process,serve,evaluate} [--env.KEY=VALUE --openai.KEY=VALUE --config FILE]`. Exits."""
-        run_class(cls)
+        run_commands_of(cls)
 
     # ------------------------------------------------------------------ for subclasses
 
     @abstractmethod
     async def setup(self) -> None:
-        """Load the dataset. Called once, before the first item is requested."""
+        """Load the dataset. Called once, before the first item is taken."""
 
     @abstractmethod
     async def get_next_item(self) -> Item | None:
-        """Return the next item to roll out; None when there are no more."""
+        """Return the next item to roll out, None after the last."""
 
     @abstractmethod
     def format_prompt(self, item: Item) -> str:
@@ -164,18 +165,18 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
 
     @abstractmethod
     async def compute_reward(self, item: Item, result: AgentResult, ctx: ToolContext) -> float:
-        """Return the reward of a rollout, from what really happened in its slot. It must be a finite number."""
+        """Return the reward of a rollout, a finite number, from the state of its slot."""
 
     @abstractmethod
     async def evaluate(self, *args: Any, **kwargs: Any) -> None:
         """Evaluate. Called every `steps_per_eval` steps of the trainer, and by the command `evaluate`."""
 
     def image(self, item: Item) -> Image | None:
-        """Return the image for this item's sandboxes, by name or to be built, or None for the profile's image."""
+        """Return the image of the item's sandboxes: a name, or a build. None is the profile's image."""
         return None
 
     def make_environment(self, runtime: Runtime) -> Environment:
-        """Return the environment in the form that core's rollout takes."""
+        """Return the core's environment for this one."""
         return AdaptedEnvironment(
             str(self.name),
             EnvironmentConfig(**self.config.environment_settings()),
@@ -193,17 +194,17 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
     async def running(
         self, *, start: bool = True, groups: int | None = None, evaluating: bool = False
     ) -> AsyncIterator[None]:
-        """Set up everything that rollouts need, from the dataset to the sandboxes, and remove all of it at the end.
+        """Open all that rollouts need, from the dataset to the sandboxes, for the length of the block.
 
         Args:
             start: whether to make the sandboxes and to begin the wandb run now.
             groups: number of groups at the same time; None is `max_num_workers`.
-            evaluating: whether it is only for an evaluation, which does not touch the training records.
+            evaluating: whether there is only an evaluation. Then the records of training are not touched.
 
         Raises:
-            UsageError: something that was asked for is impossible; raised before a sandbox is made.
-            ModelError: a model server does not provide what is needed.
-            InfraError: the backend, or the wandb run, could not be started.
+            UsageError: the settings contradict each other or the backend; raised before a sandbox is made.
+            ModelError: a model server refuses requests, or does not return what the settings need.
+            InfraError: the backend or the wandb run could not be started.
         """
         async with AsyncExitStack() as stack:
             runtime = self.runtime
@@ -211,22 +212,22 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
                 runtime = await stack.enter_async_context(Runtime())
             if self.config.use_wandb:
                 await check_login()
-                shown = plain(self.config.model_dump(mode="json"), runtime.redact)
-                self.reporter.wandb_run = WandbRun(self.config.wandb_name or str(self.name), shown)
+                settings = plain(self.config.model_dump(mode="json"), runtime.redact)
+                self.reporter.wandb_run = WandbRun(self.config.wandb_name or str(self.name), settings)
                 stack.push_async_callback(self.reporter.wandb_run.aclose)
             stack.enter_context(
                 self.reporter.open(self.trajectories_path, self.evaluations_path, only_evaluates=evaluating)
             )
-            ask = self.get_next_item
-            self.source = self.get_next_item = ItemSource(str(self.name), ask)  # type: ignore[method-assign]
-            stack.callback(setattr, self, "get_next_item", ask)
+            get_next_item = self.get_next_item
+            self.source = self.get_next_item = ItemSource(str(self.name), get_next_item)  # type: ignore[method-assign]
+            stack.callback(setattr, self, "get_next_item", get_next_item)
             environment = self.make_environment(runtime)
             check_scored(environment)
             options = self.config.run_options(groups or self.max_num_workers)
             backend_class = runtime.backend(options.backend).config_class
-            given = backend_class.from_dict("default", options.backend_config).model_dump(exclude_unset=True)
-            options = options.model_copy(update={"backend_config": {**given, "name": "default"}})
-            model, settings = open_servers(
+            profile = backend_class.from_dict("default", options.backend_config).model_dump(exclude_unset=True)
+            options = options.model_copy(update={"backend_config": {**profile, "name": "default"}})
+            model, server_settings = open_servers(
                 runtime,
                 self.server_configs,
                 self.config,
@@ -235,8 +236,8 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
                 tools=bool(options.mcp or Tools(runtime, environment, self.config.seed).names()),
             )
             stack.push_async_callback(model.aclose)
-            agent = open_agent(runtime, self.config, model, settings[0])
-            redact = redactor(runtime, *settings)
+            agent = open_agent(runtime, self.config, model, server_settings[0])
+            redact = redactor(runtime, *server_settings)
             stalls = self.trajectories_path.with_suffix(f".{STALLS}")
             run = TrainerRun(
                 partial(open_session, runtime, environment, agent, options, load=self.setup, redact=redact),
@@ -261,10 +262,10 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
 
     @property
     def roller(self) -> GroupRoller:
-        """Return the object that rolls out groups, while the environment runs.
+        """Return the object that rolls out groups.
 
         Raises:
-            UsageError: it does not run.
+            UsageError: the environment is not running.
         """
         if self._roller is None:
             raise UsageError("the environment is not running", hint="use `async with env.running():`")
@@ -272,12 +273,11 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
 
     @property
     def wandb_run(self) -> WandbRun | None:
-        """Return the wandb run, if wandb is enabled and the environment runs."""
+        """Return the wandb run; None if wandb is off or the environment is not running."""
         return self.reporter.wandb_run
 
     async def env_manager(self) -> None:
-        """Run serve mode: send groups to the trainer behind `rollout_server_url` until it has had `total_steps`
-        batches.
+        """Run serve mode: send groups to the trainer at `rollout_server_url` until it has made `total_steps` steps.
 
         Raises:
             ConfigError: the servers return no tokens, no group could be sent, or sizes do not fit the trainer's.
@@ -295,26 +295,29 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
         self.endless = True
         self.api = api = TrainerApi(config.rollout_server_url, registration, patience_s=config.trainer_timeout)
         async with self.running(start=False), api:
-            await Serving(self, config, api, self.roller, self.source, self.reporter, self.crew).run()
+            await Serving(self, config, api, self.roller, self.source, self.reporter, self.group_workers).run()
 
-    def take_over(self, said: Mapping[str, Any], info: Mapping[str, Any]) -> None:
+    def apply_trainer_settings(self, registration: Mapping[str, Any], info: Mapping[str, Any]) -> None:
         """Apply the trainer's settings.
 
         Args:
-            said: the API's answer when the environment registered.
-            info: the trainer's `batch_size` and `max_token_len`, -1 if it has not set them.
+            registration: the API's answer to the registration.
+            info: the trainer's `batch_size` and `max_token_len`, each -1 if it is unknown.
         """
         config = self.config
-        self.env_id, self.wandb_prepend = said["env_id"], said["wandb_name"]
-        self.curr_step = said["starting_step"]
-        self.checkpoint_dir, self.checkpoint_interval = said["checkpoint_dir"], said["checkpoint_interval"]
+        self.env_id, self.wandb_prepend = registration["env_id"], registration["wandb_name"]
+        self.curr_step = registration["starting_step"]
+        self.checkpoint_dir, self.checkpoint_interval = (
+            registration["checkpoint_dir"],
+            registration["checkpoint_interval"],
+        )
         if config.total_steps == -1:
-            config.total_steps = said["num_steps"]
+            config.total_steps = registration["num_steps"]
         if info["batch_size"] != -1:
             config.batch_size = info["batch_size"]
         if info["max_token_len"] != -1:
             self.max_token_len = info["max_token_len"]
-            if isinstance(self._model, ExactAgent):  # shorter than the trainer's limit, or it drops the whole group
+            if isinstance(self._model, ExactAgent):  # a sequence of the limit drops its whole group
                 self._model.max_length = min(config.max_token_length, self.max_token_len - 1)
         if self.curr_step > 0:
             self.load_checkpoint()
@@ -323,7 +326,7 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
         """Run process mode: write `total_steps` groups to `data_path_to_save_groups`.
 
         Raises:
-            ConfigError: `total_steps` is not a number of groups.
+            ConfigError: `total_steps` is below 1.
             UsageError, InfraError, ModelError: as `running` does, or as `process`.
         """
         steps, path = self.config.total_steps, self.config.data_path_to_save_groups
@@ -345,7 +348,7 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
             await self.evaluate()
 
     def outcome(self, mode: str) -> dict[str, Any]:
-        """Return the outcome of a mode: counts, and where groups, or evaluations, and records were written."""
+        """Return the counts of a mode that has ended, and the paths of its files: `written` and `trajectories`."""
         config, totals = self.config, self.metrics.totals.copy()
         written, records = config.data_path_to_save_groups, self.trajectories_path
         if mode == "evaluate":
@@ -355,7 +358,7 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
 
     @property
     def trajectories_path(self) -> Path:
-        """Return the path of the file with every rollout's record."""
+        """Return the path of the file with the records of all rollouts, except those of evaluations."""
         config = self.config
         if config.trajectories_path is not None:
             return Path(config.trajectories_path)
@@ -364,48 +367,49 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
 
     @property
     def evaluations_path(self) -> Path:
-        """Return the path of the file with the records of evaluations, which are kept separate from the trainer's."""
+        """Return the path of the file with the records of evaluations."""
         path = self.trajectories_path
         return path.with_name(f"{path.stem.removesuffix('.trajectories')}.evaluations.jsonl")
 
     # ------------------------------------------------------------------ rollouts
 
     async def collect_trajectories(self, item: Item) -> tuple[list[dict[str, Any]] | None, list[Item]]:
-        """Roll out a group of one item, with the same tools. Return what to send, or None if the group is incomplete.
+        """Roll out a group of one item, and return the groups to send and the items to roll out again.
 
-        With None, the item is returned too if rolling it out again may help, because its sandboxes or the model failed.
+        If the group is incomplete, the first is None. The second then has the item if sandboxes or the model failed, up
+        to `MOST_PUT_BACK` times.
         """
         try:
             group = await self.roller.roll(item, self.config.group_size)
         except STOPPING:
             return None, [item]
         if group.whole:
-            return scored_groups(group), []
-        self._put_back[group.item_id] += 1
-        again = group.unlucky and self._put_back[group.item_id] <= MOST_PUT_BACK
+            return make_scored_groups(group), []
+        self._returned_items[group.item_id] += 1
+        again = group.unlucky and self._returned_items[group.item_id] <= MOST_PUT_BACK
         log.warning(
             "group %s of item %s stays short: %d of %d rollouts can be used; not sent%s",
             *(group.group_id, group.item_id, len(group.kept), group.size),
             ", and the item is put back" if again else "",
         )
         if again:
-            self.metrics.put_back()
+            self.metrics.count_returned_item()
         return None, [item] if again else []
 
     async def collect_trajectory(self, item: Item) -> tuple[dict[str, Any] | None, list[Item]]:
-        """Do one rollout, and return it as a scored item; None if it can't be used. Subclasses must not override it.
+        """Do one rollout, and return it as a scored item, None if it can't be used. Subclasses must not override this.
 
         Raises:
-            UsageError: it has several sequences; `collect_trajectories` returns them all.
+            UsageError: the rollout has several sequences; `collect_trajectories` returns them all.
         """
         group = await self.roller.roll_one(item)
-        return (scored_item(group) if group.whole else None), []
+        return (make_scored_item(group) if group.whole else None), []
 
     # ------------------------------------------------------------------ what Atropos calls
 
     async def handle_env(self, item_uuid: str) -> Any:
-        """Run Atropos' own method, and register the work so that it can be ended."""
-        return await self.crew.known(super().handle_env(item_uuid))
+        """Run Atropos' own method in a task that `group_workers` can end."""
+        return await self.group_workers.track(super().handle_env(item_uuid))
 
     async def handle_send_to_api(
         self,
@@ -414,7 +418,7 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
         do_send_to_api: bool = True,
         abort_on_any_max_length_exceeded: bool = True,
     ) -> None:
-        """Write complete groups to the file, and send each until the API has acknowledged it."""
+        """Write groups to the file, and send each until the API has acknowledged it."""
         groups = [group for group in (scored_data if isinstance(scored_data, list) else [scored_data]) if group]
         if not groups or not self._worth_sending(groups, abort_on_any_max_length_exceeded):
             return
@@ -429,10 +433,10 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
 
     def _worth_sending(self, groups: Sequence[Mapping[str, Any]], check_length: bool) -> bool:
         if self.config.ensure_scores_are_not_same and len(set(groups[0]["scores"])) == 1:
-            self.metrics.same_score()
+            self.metrics.count_same_score()
             return False
         if check_length and 0 < self.max_token_len <= longest(groups):
-            self.metrics.too_long()
+            self.metrics.count_too_long()
             log.warning("a group has a sequence of %d tokens; the trainer takes less", longest(groups))
             return False
         return True
@@ -444,23 +448,29 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
         await self.api.send(sent)
 
     async def add_rollouts_for_wandb(self, scored_data: Any, item: Item | None = None) -> None:
-        """Keep some rollouts of a group for the table, in readable form."""
+        """Keep some rollouts of a group, as text, for the table of wandb."""
         if self.wandb_run is not None:
-            most = self.config.num_rollouts_per_group_for_logging
+            limit = self.config.num_rollouts_per_group_for_logging
             pairs = list(zip(scored_data["messages"], scored_data["scores"], strict=True))
-            shown = pairs if most == -1 else pairs[:most]
-            self.rollouts_for_wandb.append([(trajectory_text(messages), score) for messages, score in shown])
+            chosen = pairs if limit == -1 else pairs[:limit]
+            self.rollouts_for_wandb.append([(trajectory_text(messages), score) for messages, score in chosen])
             del self.rollouts_for_wandb[: -self.config.num_rollouts_to_keep]
 
     async def wandb_log(self, wandb_metrics: dict[str, Any] | None = None) -> None:
-        """Log what happened since the last time: as JSON beside the trajectories, and to wandb if that is enabled."""
+        """Log the metrics since the last call: as JSON beside the trajectories, and to wandb if it is enabled.
+
+        Args:
+            wandb_metrics: further metrics.
+        """
         counts = self.api.counts if self.api is not None else None
-        told = {**self.metrics.take(counts), **lengths(self.completion_lengths, self.max_token_len)}
-        told |= wandb_metrics or {}
+        metrics = {**self.metrics.take(counts), **lengths(self.completion_lengths, self.max_token_len)}
+        metrics |= wandb_metrics or {}
         self.completion_lengths = []
-        self.reporter.tell(self.curr_step, told)
+        self.reporter.write_metrics(self.curr_step, metrics)
         if self.wandb_run is not None:
-            told = self.perf_stats(await self.create_rollout_table(told))
+            metrics = self.perf_stats(await self.create_rollout_table(metrics))
             self.rollouts_for_wandb = []
-            prefix = "" if self.wandb_prepend is None else f"{self.wandb_prepend}_"  # as run-api named it
-            await self.wandb_run.log({prefix + key: value for key, value in told.items()}, self.curr_step)
+            prefix = (
+                "" if self.wandb_prepend is None else f"{self.wandb_prepend}_"
+            )  # the name that run-api gave this environment
+            await self.wandb_run.log({prefix + key: value for key, value in metrics.items()}, self.curr_step)

@@ -1,4 +1,4 @@
-"""Every environment plugin as an Atropos environment: a subclass of `HermesAgentBaseEnv`, made from its name."""
+"""`load_environment`: makes a subclass of `HermesAgentBaseEnv` for the environment of a plugin, by its name."""
 
 from __future__ import annotations
 
@@ -31,17 +31,19 @@ from hermes_core.runs.image_prefetch import Prefetch
 from hermes_core.runs.runner import each
 
 _OF_SUBCLASSES = ("dataset_name", "dataset_split", "prompt_field")
-"""Settings that subclasses read by themselves, and not every plugin has."""
+"""Settings that subclasses may read. An environment of a plugin need not have them."""
 
 
 class PluginEnvConfig(HermesAgentEnvConfig):
-    """The settings of an Atropos environment made from a plugin; the plugin's own are added to them."""
+    """The settings of a `PluginEnv`, to which `load_environment` adds those of the plugin's environment."""
 
-    eval_items: int = Field(default=0, ge=0, description="Items of an evaluation, the first of the order; 0 is all")
+    eval_items: int = Field(
+        default=0, ge=0, description="How many items an evaluation rolls out, from the first on; 0 is all"
+    )
 
 
 class PluginEnv(HermesAgentBaseEnv):
-    """Rolls out the items of a plugin's environment: once through in process mode, over and over in serve mode."""
+    """Rolls out the items of a plugin's environment: each once in process mode, again and again in serve mode."""
 
     env_config_cls = PluginEnvConfig
     environment_name: ClassVar[str]
@@ -49,28 +51,28 @@ class PluginEnv(HermesAgentBaseEnv):
     _prefetch: Prefetch | None = None
 
     def make_environment(self, runtime: Runtime) -> Environment:
-        """Return the plugin's environment, with what was set of its settings.
+        """Return the plugin's environment, with those of its settings that were set.
 
         Raises:
-            UnknownNameError: one of them it does not have.
+            UnknownNameError: a setting was set that the environment does not have.
         """
         fields = self.environment_class.config_class.model_fields
         for key in _OF_SUBCLASSES:
             if key in self.config.model_fields_set and key not in fields:
                 raise UnknownNameError("setting", key, fields, where=f"of environment {self.environment_name!r}")
-        given = {
+        settings = {
             key: getattr(self.config, key)
             for key in self.config.model_fields_set
             if key in fields and getattr(self.config, key) is not None
         }
-        self._plugin = runtime.environment(self.environment_name, {"seed": self.config.seed, **given})
+        self._plugin = runtime.environment(self.environment_name, {"seed": self.config.seed, **settings})
         return self._plugin
 
     async def setup(self) -> None:
         """Load the plugin's dataset.
 
         Raises:
-            DatasetError: there is nothing in it, as it is selected.
+            DatasetError: the settings select no item.
         """
         await self._plugin.setup()
         if next(iter(self._plugin.selected_items()), None) is None:
@@ -84,7 +86,7 @@ class PluginEnv(HermesAgentBaseEnv):
     async def running(
         self, *, start: bool = True, groups: int | None = None, evaluating: bool = False
     ) -> AsyncIterator[None]:
-        """As the base class says; the images of the next groups are made meanwhile."""
+        """As in the base class. Meanwhile, the images of the next groups are built or pulled."""
         async with super().running(start=start, groups=groups, evaluating=evaluating):
             context = self.roller.context
             items, ahead = self._rounds(), self.config.prefetch
@@ -112,23 +114,23 @@ class PluginEnv(HermesAgentBaseEnv):
             yield from items
 
     def format_prompt(self, item: Item) -> str:
-        """As the plugin says."""
+        """Return the prompt that the plugin makes of the item."""
         return self._plugin.format_prompt(item)
 
     async def compute_reward(self, item: Item, result: AgentResult, ctx: ToolContext) -> NoReturn:
-        """Not used: the plugin has a hook for it."""
+        """Raise an error, because the plugin's own hook verifies rollouts."""
         raise UsageError(f"environment {self.environment_name!r} is verified by its own hook")
 
     async def evaluate(self, *args: Any, **kwargs: Any) -> None:
-        """Roll out a group of each item, and report the mean reward and the share that was solved.
+        """Roll out a group of each item, and report the mean reward and the share of solved rollouts.
 
         Raises:
-            InfraError: not one rollout has a score.
+            InfraError: no rollout has a score.
         """
         began = time.time()
         items = list(itertools.islice(self._plugin.selected_items(), self.config.eval_items or None))
         groups = await self._roll_all(items)
-        told = self.evaluation.take()
+        counted = self.evaluation.take()
         scored = [rolled for group in groups for rolled in group.kept]
         rewards = [rolled.reward for rolled in scored if rolled.reward is not None]
         if not rewards:
@@ -142,7 +144,7 @@ class PluginEnv(HermesAgentBaseEnv):
         }
         samples = [{"messages": rolled.record.messages, "score": rolled.reward} for rolled in scored]
         await self.evaluate_log(metrics, start_time=began, end_time=time.time(), samples=samples, verbose=False)
-        await self.wandb_log({**told, **metrics})
+        await self.wandb_log({**counted, **metrics})
 
     async def _roll_all(self, items: list[Item]) -> list[Group]:
         groups: dict[int, Group] = {}
@@ -159,7 +161,7 @@ def load_environment(name: str, runtime: Runtime | None = None) -> type[PluginEn
     """Return the Atropos class of the environment of that name.
 
     Args:
-        runtime: where its plugin is looked for; None looks at what is installed.
+        runtime: the runtime with the plugin; None makes one of the installed plugins.
 
     Raises:
         UnknownNameError: no plugin provides it.
@@ -179,11 +181,12 @@ def load_environment(name: str, runtime: Runtime | None = None) -> type[PluginEn
 
 
 def _config_of(kind: type[EnvironmentConfig], name: str) -> type[PluginEnvConfig]:
-    """Our settings and the plugin's, which are None until they are set: the plugin has defaults of its own."""
+    """Return a model of our settings and the plugin's. The latter are None until they are set: their defaults are the
+    plugin's."""
     own: dict[str, Any] = {
         key: (field.annotation | None, Field(default=None, description=f"{name}: {key}"))  # type: ignore[operator]
         for key, field in kind.model_fields.items()
         if key not in PluginEnvConfig.model_fields
     }
-    made: type[PluginEnvConfig] = create_model(f"{kind.__name__}ForAtropos", __base__=PluginEnvConfig, **own)
-    return made
+    model: type[PluginEnvConfig] = create_model(f"{kind.__name__}ForAtropos", __base__=PluginEnvConfig, **own)
+    return model

@@ -1,4 +1,5 @@
-"""The workers of serve mode, which roll out groups and send them. Only this module changes Atropos' record of them."""
+"""The workers of serve mode, each of which rolls out a group and sends it. Only this module changes Atropos' lists of
+them."""
 
 from __future__ import annotations
 
@@ -20,21 +21,22 @@ T = TypeVar("T")
 
 
 class GroupWorkers:
-    """What atroposlib's base environment records of its workers: which run, on which item, and what was put back.
+    """Starts and ends the workers of an environment, and keeps the lists that Atropos' base class has of them: the
+    running workers, their items, and the items to be rolled out again.
 
     Args:
-        env: the environment that they work for.
+        env: the environment that the workers are of.
         metrics: counts failed evaluations.
     """
 
     def __init__(self, env: BaseEnv, metrics: Metrics) -> None:
         self.tasks: set[asyncio.Task[Any]] = set()
-        """Those that have not ended, with those that Atropos has forgotten as it cancelled them."""
+        """The tasks of workers that have not ended. Atropos forgets a worker as soon as it cancels it."""
         self._env = env
         self._metrics = metrics
 
-    async def known(self, work: Awaitable[T]) -> T:
-        """Do a worker's work, in its task, which is remembered until it ends."""
+    async def track(self, work: Awaitable[T]) -> T:
+        """Await the work of a worker. Its task, the current one, is in `tasks` until the work ends."""
         task = asyncio.current_task()
         assert task is not None
         self.tasks.add(task)
@@ -49,10 +51,13 @@ class GroupWorkers:
         return not self._env.workers
 
     async def step(self, status: Mapping[str, Any]) -> None:
-        """Do what a step of the trainer asks for: an evaluation, a checkpoint and a log.
+        """Call Atropos' checks for a step of the trainer: they evaluate, write checkpoints and log when it is time.
 
-        Atropos cancels all workers for an evaluation, and puts their items back. A group that is being sent is no item
-        any more: it would be neither sent nor rolled out again. So its worker is left alone.
+        For an evaluation, Atropos cancels all workers and rolls out their items again. It has no item for a worker that
+        is sending a group, so this group would be lost. Such workers are hidden from it meanwhile.
+
+        Args:
+            status: the API's answer to `/status-env`.
         """
         env = self._env
         env.status_dict = status
@@ -64,17 +69,17 @@ class GroupWorkers:
         finally:
             env.workers |= {worker for worker in sending if not worker.done()}
         if env.eval_runner is not None and env.eval_runner is not evaluation:
-            env.eval_runner.add_done_callback(self._evaluated)
+            env.eval_runner.add_done_callback(self._report_evaluation)
 
-    def _evaluated(self, evaluation: asyncio.Task[Any]) -> None:
-        """Say that an evaluation failed, which nobody waits for. The training goes on."""
+    def _report_evaluation(self, evaluation: asyncio.Task[Any]) -> None:
+        """Count and log an evaluation that failed, because nobody awaits it. The training goes on."""
         if evaluation.cancelled() or (error := evaluation.exception()) is None:
             return
-        self._metrics.evaluation_failed()
+        self._metrics.count_failed_evaluation()
         log.error("the evaluation at step %d failed: %s", self._env.curr_step, error, exc_info=error)
 
     async def fill(self, source: ItemSource) -> None:
-        """Start as many as the queue has room for, as long as there are items."""
+        """Start as many workers as Atropos asks for, as long as there are items."""
         env = self._env
         if len(env.workers) < env.max_num_workers and source.failure is None:
             try:
@@ -83,32 +88,32 @@ class GroupWorkers:
                 if source.failure is None:
                     raise
 
-    def put_back(self) -> None:
-        """Give up the groups that are being rolled out, and put their items back; those that are being sent go on."""
+    def return_items(self) -> None:
+        """Cancel the workers that roll out a group; their items are rolled out again. Those that send a group go on."""
         for running in self._env.running_items.values():
             self._env.backlog.append(running["item"])
-            self._give_up(running["worker"])
+            self._cancel(running["worker"])
         self._env.running_items = {}
 
     def end_overdue(self, limit_s: float) -> None:
-        """Give up the groups that have taken longer, if there is a limit."""
+        """Cancel the workers that have rolled out a group for longer than this. 0 and less is no limit."""
         for key, running in list(self._env.running_items.items()):
             if 0 < limit_s < time.time() - running["start_time"]:
                 log.warning("a group is not done after %g s, and is given up", limit_s)
-                self._give_up(running["worker"])
+                self._cancel(running["worker"])
                 self._env.running_items.pop(key)
 
-    def _give_up(self, worker: asyncio.Task[Any]) -> None:
+    def _cancel(self, worker: asyncio.Task[Any]) -> None:
         worker.cancel()
         self._env.workers.discard(worker)
 
     async def wait(self) -> None:
-        """Wait until all have ended."""
+        """Wait until all workers have ended."""
         if self.tasks:
             await asyncio.wait(self.tasks)
 
     async def end(self) -> None:
-        """Cancel what still runs, an evaluation too, and wait until its slots are released."""
+        """Cancel the workers and the evaluation that still run, and wait until their slots are released."""
         evaluation = self._env.eval_runner
         tasks = {*self.tasks, *self._env.workers, *([evaluation] if evaluation is not None else [])}
         for task in tasks:

@@ -1,4 +1,4 @@
-"""Turns rollouts into a trainer's groups: all of one size, every sequence once, each with its rollout's score."""
+"""Turns a group of rollouts into groups for Atropos: all of one size, with every sequence once."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from hermes_core import Group, Rolled, TokenSequence, UsageError
 from hermes_core.agents.base import MASKED
 
 _OF_ITEM = ("tokens", "masks", "scores", "messages", "overrides", "inference_logprobs")
-"""The fields of a group that an item has too."""
+"""The fields of a `ScoredDataGroup` that a `ScoredDataItem` has, too."""
 
 NOT_TRAINABLE = "an openai server gives no tokens: nothing here can be trained on"
 
 
-def scored_groups(group: Group) -> list[dict[str, Any]]:
-    """Return a group as Atropos' `ScoredDataGroup`s, each with one sequence of every rollout: all have one size.
+def make_scored_groups(group: Group) -> list[dict[str, Any]]:
+    """Return a group as Atropos' `ScoredDataGroup`s, each with one sequence of every rollout.
 
-    run-api holds back a group of another size until the sizes sum up, and trainers compare the scores within a group.
-    So the k-th sequences of all rollouts make a group. A rollout without a k-th one is represented by the beginning of
-    its last one, with nothing to train on, and `overrides` says so.
+    All groups need the registered size: run-api holds back a group of another size until the sizes add up, and trainers
+    compare the scores within a group. So the k-th sequences of all rollouts make a group. A rollout without a k-th
+    sequence has the first two tokens of its last one there, masked, and `overrides` marks them as not trainable.
     """
     parts = max(len(rolled.sequences) for rolled in group.kept) or 1
-    return [_scored_group(group, part, parts) for part in range(parts)]
+    return [_make_scored_group(group, part, parts) for part in range(parts)]
 
 
-def _scored_group(group: Group, part: int, parts: int) -> dict[str, Any]:
+def _make_scored_group(group: Group, part: int, parts: int) -> dict[str, Any]:
     rows = [_row(rolled, part) for rolled in group.kept]
     scored: dict[str, Any] = {
         "tokens": [sequence.tokens.tolist() for sequence, _ in rows],
@@ -35,7 +35,7 @@ def _scored_group(group: Group, part: int, parts: int) -> dict[str, Any]:
         "ref_logprobs": None,
         "messages": [rolled.record.messages for rolled in group.kept],
         "overrides": [about for _, about in rows],
-        # It must not be None, because Atropos reads it.
+        # Atropos reads it without a check for None.
         "group_overrides": {"group_id": group.group_id, "item_id": group.item_id, "part": part, "parts": parts},
         "images": None,
     }
@@ -54,18 +54,18 @@ def _row(rolled: Rolled, part: int) -> tuple[TokenSequence, dict[str, Any]]:
 
 
 def _filler(sequence: TokenSequence) -> TokenSequence:
-    """Return its first two tokens, none to be trained on. Trainers shift by one, and can't handle fewer."""
+    """Return the first two tokens of a sequence, masked. Trainers shift by one token, so they need at least two."""
     tokens = sequence.tokens[:2]
     return TokenSequence.of(tokens, [MASKED] * len(tokens), [1.0] * len(tokens))
 
 
-def scored_item(group: Group) -> dict[str, Any]:
+def make_scored_item(group: Group) -> dict[str, Any]:
     """Return a group of one rollout as Atropos' `ScoredDataItem`.
 
     Raises:
-        UsageError: the rollout has several sequences, and an item has room for one.
+        UsageError: the rollout has several sequences, and an item holds one.
     """
-    first, *others = scored_groups(group)
+    first, *others = make_scored_groups(group)
     if others:
         raise UsageError(
             f"a rollout of item {group.item_id} has {1 + len(others)} sequences, and collect_trajectory gives one",
@@ -75,5 +75,5 @@ def scored_item(group: Group) -> dict[str, Any]:
 
 
 def longest(groups: Sequence[Mapping[str, Any]]) -> int:
-    """Return the number of tokens of the longest sequence."""
+    """Return the number of tokens of the longest sequence of the groups; 0 if there is none."""
     return max((len(tokens) for group in groups for tokens in group["tokens"]), default=0)

@@ -1,4 +1,4 @@
-"""Asks a subclass for items and remembers the result, to distinguish an error, or no item at all, from the end."""
+"""`ItemSource`: gets items from a subclass, and keeps the error if that fails."""
 
 from __future__ import annotations
 
@@ -9,26 +9,28 @@ from hermes_core.errors import describe
 
 
 class ItemSource:
-    """Replaces `get_next_item` of an environment.
+    """Replaces `get_next_item` of an environment, and tells an error from the end of the items.
 
     Args:
         name: the environment's name.
-        ask: its own `get_next_item`.
+        ask: the environment's own `get_next_item`.
     """
 
     def __init__(self, name: str, ask: Callable[[], Awaitable[Item | None]]) -> None:
         self._name = name
         self._ask = ask
         self.given = 0
-        """Items until now."""
+        """How many items it has returned."""
         self.failure: HermesError | None = None
-        """Why there are no more, if it is not that all have been given."""
+        """The error because of which there are no more items; None if there is none."""
 
     async def __call__(self) -> Item | None:
         """Return the next item, None after the last.
 
         Raises:
-            HermesError: as the environment did; or a `PluginError` for anything else that it raised.
+            HermesError: the environment raised it.
+            PluginError: the environment raised another error.
+            DatasetError: the environment has no items at all.
         """
         try:
             item = await self._ask()

@@ -1,4 +1,4 @@
-"""Writes records and groups as lines of JSON, for the API and for files that lose nothing if the process dies."""
+"""Lines of JSON: a file that loses no line if the process dies, and groups for it and for the API."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hermes_core.records.jsonable import json_line
 
 
 class JsonLines:
-    """A file to which records are appended, each as a whole line in one write; a context manager.
+    """A file to which lines are appended, each in one write; a context manager.
 
     Raises:
         OutputError: the file can't be opened or written.
@@ -35,11 +35,11 @@ class JsonLines:
         os.close(self._file)
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """Write one record."""
+        """Append a record as one line."""
         self.write_line(json_line(record))
 
     def write_line(self, line: bytes) -> None:
-        """Write one record that is a line of JSON already."""
+        """Append a line, which ends with a line feed."""
         try:
             if os.write(self._file, line) != len(line):
                 raise OSError(28, "no space left")
@@ -48,13 +48,13 @@ class JsonLines:
 
 
 async def group_json(group: Mapping[str, Any]) -> bytes:
-    """Return a group as one line of ASCII, a rollout's list at a time: in between the event loop gets its turn.
+    """Return a group as JSON in ASCII, without a line feed. The event loop can run between its rows.
 
-    At once it would be a tenth of a second for a group of eight long rollouts, in a thread as well, as the encoder does
-    not let go of the interpreter's lock.
+    A group of eight long rollouts takes a tenth of a second. A thread would block the loop as well, because the encoder
+    holds the interpreter's lock.
 
     Raises:
-        ValueError: a number is none.
+        ValueError: a number is NaN or infinite.
     """
     parts = []
     for key, value in group.items():

@@ -1,4 +1,4 @@
-"""The metrics of a run between two logs: rewards, failures, tool errors, tokens, seconds by stage."""
+"""The metrics of a run since they were last logged: rewards, failures, tool errors, tokens, seconds by stage."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from hermes_core.records.record import STAGES
 from hermes_core.records.summary import SOLVED
 
 MAX_ERRORS = 50
-"""Maximum number of tool errors that are listed one by one."""
+"""Maximum number of tool errors whose texts are listed; the others are only counted."""
 
 ARGUMENTS_SHOWN, ERROR_SHOWN = 80, 150
+"""Maximum number of characters of a listed tool error."""
 
 
 class Metrics:
-    """Adds up values until `take`. The names of the metrics are those of the original.
+    """Collects values until `take`. The metrics have the names that hermes-agent's environment gives them.
 
     Args:
         kind: the prefix of the metrics: `train` or `eval`.
@@ -38,33 +39,32 @@ class Metrics:
 
     @property
     def pending(self) -> bool:
-        """Return whether there is something to report."""
+        """Return whether there are values that `take` has not returned yet."""
         return bool(self._counts or self._values)
 
     def add_group(self, group: Group) -> None:
-        """Count a group that ended, complete or not."""
+        """Count a group that has ended, complete or not."""
         self._count("groups" if group.whole else "groups_short")
         self._count("rollouts_replaced", len(group.failed) if group.whole else 0)
 
-    def put_back(self) -> None:
-        """Count an item that will be rolled out again, because its group was incomplete for reasons other than the
-        item."""
+    def count_returned_item(self) -> None:
+        """Count an item that is rolled out again, because sandboxes or the model failed its group."""
         self._count("items_put_back")
 
-    def same_score(self) -> None:
-        """Count a group whose scores are all the same, if that is not wanted."""
+    def count_same_score(self) -> None:
+        """Count a group that is not sent because all its scores are equal."""
         self._count("groups_same_score")
 
-    def too_long(self) -> None:
-        """Count a group with a sequence that is longer than the trainer accepts."""
+    def count_too_long(self) -> None:
+        """Count a group that is not sent because a sequence is longer than the trainer accepts."""
         self._count("groups_too_long")
 
-    def evaluation_failed(self) -> None:
-        """Count an evaluation that raised while the training continued."""
+    def count_failed_evaluation(self) -> None:
+        """Count an evaluation that raised an error."""
         self._count("evaluations_failed")
 
     def add(self, rolled: Rolled, tool_errors: Iterable[Any], turns: int) -> None:
-        """Add a rollout that ended."""
+        """Add the values of a rollout that has ended."""
         record = rolled.record
         self._count("rollouts")
         if record.failure is not None:
@@ -86,26 +86,26 @@ class Metrics:
         for error in tool_errors:
             self._count("tool_errors_count")
             if len(self._errors) < MAX_ERRORS:
-                arguments, said = error.arguments[:ARGUMENTS_SHOWN], error.error[:ERROR_SHOWN]
-                self._errors.append(f"[turn {error.turn}] {error.tool_name}({arguments}) -> {said}")
+                arguments, message = error.arguments[:ARGUMENTS_SHOWN], error.error[:ERROR_SHOWN]
+                self._errors.append(f"[turn {error.turn}] {error.tool_name}({arguments}) -> {message}")
 
     def take(self, api: Mapping[str, int] | None = None) -> dict[str, Any]:
-        """Return the metrics since the last time.
+        """Return the metrics since the last call: the mean of each value, and the counts.
 
         Args:
-            api: `TrainerApi.counts`, since the start.
+            api: `TrainerApi.counts`, which are since the start.
         """
-        told: dict[str, Any] = {name: fmean(values) for name, values in sorted(self._values.items())}
-        told |= sorted(self._counts.items())
-        if "rollouts" in told:
-            told["rollouts_count"] = told.pop("rollouts")  # the name is that of Atropos' table
-        told.setdefault("tool_errors_count", 0)
-        told.setdefault("failures_infra", 0)
+        metrics: dict[str, Any] = {name: fmean(values) for name, values in sorted(self._values.items())}
+        metrics |= sorted(self._counts.items())
+        if "rollouts" in metrics:
+            metrics["rollouts_count"] = metrics.pop("rollouts")  # the name is that of Atropos' table
+        metrics.setdefault("tool_errors_count", 0)
+        metrics.setdefault("failures_infra", 0)
         if self._errors:
-            told["tool_error_details"] = "\n".join(self._errors)
-        told |= {f"api_{name}": count for name, count in sorted((api or {}).items())}
+            metrics["tool_error_details"] = "\n".join(self._errors)
+        metrics |= {f"api_{name}": count for name, count in sorted((api or {}).items())}
         self._begin()
-        return {f"{self._kind}/{name}": value for name, value in told.items()}
+        return {f"{self._kind}/{name}": value for name, value in metrics.items()}
 
     def _count(self, name: str, by: int = 1) -> None:
         self._counts[name] += by
@@ -116,25 +116,26 @@ class Metrics:
 
 
 def lengths(trained: Sequence[int], limit: int) -> dict[str, float]:
-    """Return what Atropos tells of the tokens that are trained on, by its names.
+    """Return Atropos' metrics of the numbers of trained tokens: mean, deviation, largest, smallest.
 
     Args:
-        trained: how many of each sequence.
-        limit: of the trainer for a sequence; below 1 if it named none.
+        trained: the number of trained tokens of each sequence.
+        limit: the trainer's limit for a sequence, in tokens. If it is positive, the share of sequences above 95% of it
+            is a metric, too.
     """
     if not trained:
         return {}
     name = "train/completion_lengths"
-    told = {name: fmean(trained), f"{name}_std": pstdev(trained), f"{name}_max": max(trained)}
-    told[f"{name}_min"] = min(trained)
+    metrics = {name: fmean(trained), f"{name}_std": pstdev(trained), f"{name}_max": max(trained)}
+    metrics[f"{name}_min"] = min(trained)
     if limit > 0:
-        told[f"{name}_p95"] = fmean(tokens > 0.95 * limit for tokens in trained)
-    return told
+        metrics[f"{name}_p95"] = fmean(tokens > 0.95 * limit for tokens in trained)
+    return metrics
 
 
-def plain_only(told: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those that JSON can hold: no tables, and no numbers that are none."""
-    return {key: value for key, value in told.items() if _is_plain(value)}
+def keep_plain(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metrics that JSON can hold: texts and finite numbers."""
+    return {key: value for key, value in metrics.items() if _is_plain(value)}
 
 
 def _is_plain(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""The modes: `process` writes groups into a file; `Serving` keeps a trainer's queue filled."""
+"""Two modes: `process` writes groups to a file; `Serving` keeps a trainer's queue filled."""
 
 from __future__ import annotations
 
@@ -22,27 +22,31 @@ from hermes_core.runs.runner import STOPPING
 log = logging.getLogger(__name__)
 
 POLL_S = 0.2
+"""Seconds between two looks at the queue."""
 
 
 async def process(env: BaseEnv, steps: int, at_a_time: int, roller: GroupRoller, source: ItemSource) -> None:
-    """Take `steps` items, or fewer if the dataset ends, and write a group of each.
+    """Write a group for each of `steps` items, or of fewer if there are no more.
 
-    A group that stays too small is counted. If the item was not the reason, it is rolled out again a limited number of
-    times; then the next one is taken. If getting the next item fails, the running groups are finished before that
-    error is raised.
+    A group that stays incomplete is counted. If sandboxes or the model failed it, its item is rolled out again, a
+    limited number of times. If the next item cannot be had, the running groups are finished before that error is
+    raised.
+
+    Args:
+        at_a_time: number of groups that run at the same time.
 
     Raises:
         UsageError, PolicyError, InfraError, ModelError: as `GroupRoller.roll` does.
-        CostLimitReached, EndpointDown: no more could be rolled out; what was started has ended.
-        HermesError: getting the next item failed, or there is not a single item.
+        CostLimitReached, EndpointDown: no more groups can be rolled out. The running ones have ended.
+        HermesError: the next item cannot be had, or there are no items at all.
     """
     left = iter(range(steps))
-    # This lock is held during what may be a network call. It is not a shared attempt, as each worker needs its own
-    # item. A task that asks ahead for all of them would take items that nobody rolls out.
-    asking = asyncio.Lock()
+    # The lock may be held during a network call, because each worker needs an item of its own. One task that gets items
+    # ahead for all workers would take items that nobody rolls out.
+    source_lock = asyncio.Lock()
 
     async def next_item() -> Item | None:
-        async with asking:  # subclasses need not support two calls at a time
+        async with source_lock:  # subclasses need not support two calls at a time
             if source.failure is None:  # a failure must not cancel the running groups
                 with contextlib.suppress(HermesError):
                     return await source()
@@ -64,10 +68,10 @@ async def process(env: BaseEnv, steps: int, at_a_time: int, roller: GroupRoller,
 
 
 async def _write_group(env: BaseEnv, item: Item) -> bool:
-    """Roll out a group of the item; whether it was put back."""
-    collected, put_back = await env.collect_trajectories(item)
+    """Roll out and write a group of the item. Return whether the item is to be rolled out again."""
+    collected, returned_items = await env.collect_trajectories(item)
     if not collected:
-        return bool(put_back)
+        return bool(returned_items)
     ready = await env.postprocess_histories(collected)
     await env.handle_send_to_api(ready, item, do_send_to_api=False, abort_on_any_max_length_exceeded=False)
     env.curr_step += 1
@@ -76,10 +80,10 @@ async def _write_group(env: BaseEnv, item: Item) -> bool:
 
 
 def check_servable(config: HermesAgentEnvConfig, *, exact: bool) -> None:
-    """Refuse what would send nothing.
+    """Refuse settings with which no group is ever sent.
 
     Raises:
-        ConfigError: the servers give no tokens, or no group would ever be sent.
+        ConfigError: the servers return no tokens, or groups of one are to have different scores.
     """
     if not exact:
         raise ConfigError(
@@ -94,21 +98,21 @@ def check_servable(config: HermesAgentEnvConfig, *, exact: bool) -> None:
 
 
 class ServingParts(Protocol):
-    """The parts of an environment that serving uses."""
+    """The parts of an environment that `Serving` uses."""
 
     curr_step: int
     """The trainer's last step."""
 
-    def take_over(self, said: Mapping[str, Any], info: Mapping[str, Any]) -> None:
-        """Take over what the trainer said when the environment registered, and of its sizes."""
+    def apply_trainer_settings(self, registration: Mapping[str, Any], info: Mapping[str, Any]) -> None:
+        """Apply the trainer's settings: the API's answers to the registration and to `/info`."""
 
     async def wandb_log(self) -> None:
-        """Tell what happened since the last time."""
+        """Log the metrics since the last call."""
 
 
 @dataclass(frozen=True)
 class Serving:
-    """Runs serve mode: keeps the trainer's queue filled, but never too full."""
+    """Serve mode: keeps the trainer's queue filled, but not so full that groups get too old."""
 
     env: ServingParts
     config: HermesAgentEnvConfig
@@ -119,19 +123,19 @@ class Serving:
     workers: GroupWorkers
 
     async def run(self) -> None:
-        """Register, and send groups until the trainer has had its steps.
+        """Register, and send groups until the trainer has made its steps.
 
         Raises:
             ConfigError: sizes do not fit the trainer's.
-            TrainerGone: there was no trainer for too long.
-            HermesError: getting the next item failed, or there is not a single item.
+            TrainerGone: the trainer was silent for too long.
+            HermesError: the next item cannot be had, or there are no items at all.
             UsageError, PolicyError, InfraError, ModelError: as `GroupRoller.roll` does.
         """
         try:
             await self._register()
             if self.reporter.wandb_run is not None:
-                said = await self.api.wandb_info()
-                await self.reporter.wandb_run.start(said["project"], said["group"])
+                names = await self.api.wandb_info()
+                await self.reporter.wandb_run.start(names["project"], names["group"])
             await self.roller.context.backend.start()
             await self._work()
         finally:
@@ -139,9 +143,13 @@ class Serving:
             await self.env.wandb_log()
 
     async def _register(self) -> None:
-        """Register, and have the environment take over what the trainer says."""
+        """Register, and apply the trainer's settings.
+
+        Raises:
+            ConfigError: the number of steps or the size of a batch is unknown, or groups do not fit into a batch.
+        """
         config = self.config
-        self.env.take_over(await self.api.register(), await self.api.info())
+        self.env.apply_trainer_settings(await self.api.register(), await self.api.info())
         if config.total_steps == -1:
             raise ConfigError(
                 "neither the trainer nor total_steps says how long to go on", hint="set --env.total_steps"
@@ -156,25 +164,25 @@ class Serving:
             )
 
     async def _work(self) -> None:
-        """Watch the queue, and start, stop and replace workers as it asks for."""
+        """Watch the queue, and start and end workers by its size, until the trainer has made its steps."""
         api = self.api
-        known = api.env_id
+        registered_id = api.env_id
         while True:
             if (fatal := self.roller.fatal) is not None:
                 if isinstance(fatal, STOPPING):
-                    await self.workers.wait()  # send the groups that have all they need
+                    await self.workers.wait()  # the groups that are complete are still sent
                 raise fatal
             if self.source.failure is not None and self.workers.idle:  # running groups are finished first
                 raise self.source.failure
-            if api.env_id is None or api.env_id != known:
+            if api.env_id is None or api.env_id != registered_id:
                 await self._register()
-                known = api.env_id
+                registered_id = api.env_id
             status = await api.status()
             if status is None:
                 api.check_patience()
             else:
                 if status["current_step"] < self.env.curr_step:
-                    api.forget(known)  # another API, which by chance knows our id
+                    api.forget(registered_id)  # another API, which has given our id to another environment
                     continue
                 if is_done(self.config, status):
                     return
@@ -182,7 +190,7 @@ class Serving:
             await asyncio.sleep(POLL_S)
 
     async def _follow(self, status: dict[str, Any]) -> None:
-        """Run one round: evaluate and log by the trainer's step, and start the workers that the queue has room for."""
+        """Handle one status of the API: evaluate and log after a step, start workers if the queue has room."""
         config = self.config
         stepped = status["current_step"] != self.env.curr_step
         await self.workers.step(status)
@@ -192,9 +200,9 @@ class Serving:
             share = config.min_batch_allocation * config.batch_size * config.max_batches_offpolicy
             full = full and status["self_queue_size"] * config.group_size >= share
         if stepped or not full:
-            self.api.progressed()
+            self.api.note_progress()
         if full:
-            self.workers.put_back()  # running groups would be too old when the trainer takes them
+            self.workers.return_items()  # the groups would be too old when the trainer takes them
             self.api.check_patience()
         else:
             await self.workers.fill(self.source)
@@ -202,6 +210,6 @@ class Serving:
 
 
 def is_done(config: HermesAgentEnvConfig, status: dict[str, Any]) -> bool:
-    """Return whether the trainer has, in its queue as well, all the batches that it is to have."""
+    """Return whether the trainer has made all its steps, or has the batches for them in its queue."""
     queued: int = status["queue_size"] * config.group_size // config.batch_size
     return bool(status["current_step"] + queued > config.total_steps)

@@ -1,4 +1,4 @@
-"""The model servers of an Atropos environment: the checks of their settings, and the agent that uses them."""
+"""The model servers of an Atropos environment: checks their settings, and opens the agent that asks them."""
 
 from __future__ import annotations
 
@@ -23,10 +23,15 @@ EXACT = ("vllm", "sglang")
 """Server types that return tokens and logprobs."""
 
 NO_TOKENIZER = "none"
+"""The tokenizer's name of a server that has none."""
 
 
 def default_config(kind: type[HermesAgentEnvConfig], **given: Any) -> HermesAgentEnvConfig:
-    """Return the settings that nobody gave, with `ATROPOS_TOKENIZER_NAME` and `ATROPOS_SANDBOX_IMAGE` in them."""
+    """Return the default settings, with the values of `ATROPOS_TOKENIZER_NAME` and `ATROPOS_SANDBOX_IMAGE`.
+
+    Args:
+        given: settings that override these.
+    """
     variables = _variables()
     if name := variables.get("ATROPOS_TOKENIZER_NAME"):
         given.setdefault("tokenizer_name", name)
@@ -36,7 +41,9 @@ def default_config(kind: type[HermesAgentEnvConfig], **given: Any) -> HermesAgen
 
 
 def default_server() -> APIServerConfig:
-    """Return the server that `ATROPOS_SERVER_…` names, in the environment or in `.env`; else the other commands' one.
+    """Return the server of the variables `ATROPOS_SERVER_…`, in the environment or in `.env`.
+
+    What they leave out comes from the settings of the other commands, such as `OPENAI_BASE_URL`.
 
     Raises:
         ConfigError: `ATROPOS_SERVER_TIMEOUT_S` is not a number.
@@ -60,11 +67,11 @@ def _variables() -> Mapping[str, str]:
     return {**read_dotenv(os.environ), **os.environ}
 
 
-def checked_servers(servers: Any, config: HermesAgentEnvConfig) -> list[APIServerConfig]:
-    """Return the servers as Atropos takes them: a list, with the tokenizer that is meant, and no requests of its own.
+def validate_servers(servers: Any, config: HermesAgentEnvConfig) -> list[APIServerConfig]:
+    """Return the servers as a list, each with the tokenizer of the settings and without Atropos' health check.
 
     Raises:
-        ConfigError: they can't be used as they are.
+        ConfigError: there is no server, their types differ or cannot be used, or a setting does not fit their type.
     """
     if isinstance(servers, APIServerConfig):
         servers = [servers]
@@ -95,10 +102,10 @@ def checked_servers(servers: Any, config: HermesAgentEnvConfig) -> list[APIServe
             f"{unused[0]} is for servers of type {' and '.join(EXACT)}: one of type {kind} renders the chat itself",
             hint="""set --env.extra_body='{"chat_template_kwargs": {…}}' where the server takes that""",
         )
-    return [_with_tokenizer(server, config.tokenizer_name) for server in servers]
+    return [_fill_tokenizer(server, config.tokenizer_name) for server in servers]
 
 
-def _with_tokenizer(server: APIServerConfig, tokenizer: str) -> APIServerConfig:
+def _fill_tokenizer(server: APIServerConfig, tokenizer: str) -> APIServerConfig:
     # The health check requests completions from the model, which cost money.
     changes: dict[str, Any] = {"health_check": False}
     if server.tokenizer_name == NO_TOKENIZER:
@@ -106,8 +113,8 @@ def _with_tokenizer(server: APIServerConfig, tokenizer: str) -> APIServerConfig:
     return server.model_copy(update=changes)
 
 
-def with_key(servers: Sequence[APIServerConfig]) -> list[APIServerConfig]:
-    """Return the same for Atropos' own clients, which are made, and never used, and insist on a key."""
+def fill_key(servers: Sequence[APIServerConfig]) -> list[APIServerConfig]:
+    """Return copies with a key each. Atropos makes clients of them, which need a key and are never used."""
     return [server.model_copy(update={"api_key": server.api_key or "none"}) for server in servers]
 
 
@@ -120,60 +127,66 @@ def open_servers(
     max_length: int,
     tools: bool,
 ) -> tuple[BalancedAgent | ExactAgent, list[AgentSettings]]:
-    """Return the agent `model` on these servers, which closes them, and the settings of each server.
+    """Return the agent `model`, which asks these servers and closes them, and the settings for each server.
+
+    Args:
+        max_length: maximum number of tokens of a conversation.
+        tools: whether the model is offered tools.
 
     Raises:
-        UnknownNameError: there is no such parser, or the chat template has no such variable.
-        ConfigError: the tokenizer's chat template can't be used, the parser does not read it, or a server can't be.
+        UnknownNameError: the parser, or a variable of the chat template, does not exist.
+        ConfigError: the chat template or a server can't be used, or the parser does not read what the template writes.
     """
     settings = config.agent_settings()
-    each = [_settings(settings, server) for server in servers]
-    room = [server.num_max_requests_at_once for server in servers]
+    settings_of_servers = [_settings(settings, server) for server in servers]
+    limits = [server.num_max_requests_at_once for server in servers]
     if servers[0].server_type not in EXACT:
-        return BalancedAgent([OpenAIServer(one, at_once=most) for one, most in zip(each, room, strict=True)]), each
+        pairs = zip(settings_of_servers, limits, strict=True)
+        return BalancedAgent([OpenAIServer(own, at_once=limit) for own, limit in pairs]), settings_of_servers
     parsers = parsers_with(runtime, config.tool_call_parser)
-    alone = config.agent != ModelAgent.name  # a program has tools and a system prompt of its own
-    tools = tools or alone
+    is_program = config.agent != ModelAgent.name  # a program has tools and a system prompt of its own
+    tools = tools or is_program
     chat = checked_chat(
         tokenizer,
         template=config.chat_template,
         template_kwargs=config.chat_template_kwargs,
         tools=tools,
-        system=bool(config.system_prompt) or alone,
+        system=bool(config.system_prompt) or is_program,
         compacts=config.compact_at is not None,
     )
     parser = matching_parser(config.tool_call_parser, parsers, chat, tools=tools)
     exact = [
-        GenerateServer(one, server.server_type, at_once=most)
-        for one, server, most in zip(each, servers, room, strict=True)
+        GenerateServer(own, server.server_type, at_once=limit)
+        for own, server, limit in zip(settings_of_servers, servers, limits, strict=True)
     ]
-    return ExactAgent(settings, exact, chat, parser, max_length, end_thinking=config.calls_end_thinking), each
+    agent = ExactAgent(settings, exact, chat, parser, max_length, end_thinking=config.calls_end_thinking)
+    return agent, settings_of_servers
 
 
 def open_agent(
     runtime: Runtime, config: HermesAgentEnvConfig, model: BalancedAgent | ExactAgent, settings: AgentSettings
 ) -> Agent:
-    """Return the agent that the configuration names, on this model.
+    """Return the agent that the configuration names. It asks `model`.
 
     Args:
-        settings: those of the model.
+        settings: the settings of the model's server.
 
     Raises:
-        UnknownNameError: there is no such agent, or it has no such setting.
-        UsageError, ConfigError: it can't be used here, or not with these settings.
+        UnknownNameError: the agent, or one of its settings, does not exist.
+        UsageError, ConfigError: the agent can't be used here, or not with these settings.
     """
     if config.agent_options and config.agent == ModelAgent.name:
         raise ConfigError("agent_options are those of a program", hint="name one: --env.agent")
-    # None is the default of each, and a program refuses some of them however they are set.
-    given = {**settings.model_dump(exclude_unset=True, exclude_none=True), **config.agent_options}
-    return agent_on(runtime, config.agent, given, model)
+    # None is the default of each, and a program refuses some settings even if they are set to None.
+    options = {**settings.model_dump(exclude_unset=True, exclude_none=True), **config.agent_options}
+    return agent_on(runtime, config.agent, options, model)
 
 
 def _settings(settings: AgentSettings, server: APIServerConfig) -> AgentSettings:
-    where = {
+    changes = {
         "model": server.model_name,
         "base_url": server.base_url or None,
         "api_key": SecretStr(server.api_key) if server.api_key else None,
         "request_timeout_s": float(server.timeout),
     }
-    return settings.model_copy(update=where)
+    return settings.model_copy(update=changes)

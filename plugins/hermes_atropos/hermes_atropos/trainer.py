@@ -1,8 +1,8 @@
-"""The client of the trainer's `run-api`: registers, asks for its status, and sends groups until it acknowledges them.
+"""The client of the trainer's `run-api`: registers, asks for its status, and sends groups until they are acknowledged.
 
-This is so careful because of what run-api 0.4.0 does. All of its state is in memory, so after a restart it knows no
-environment. A group that reaches it before a trainer has registered breaks it for good (its queue then exists, and
-registration is skipped). A group for an environment that it does not know goes into the queue all the same.
+run-api 0.4.0 calls for care. It keeps its state in memory, so after a restart it knows no environment. A group that
+reaches it before a trainer has registered disables it for good, because it skips the registration once its queue
+exists. It even accepts groups of environments that it does not know.
 """
 
 from __future__ import annotations
@@ -24,27 +24,30 @@ from hermes_core.agents.endpoint.http import is_loopback
 log = logging.getLogger(__name__)
 
 POLL_S = 1.0
+"""Seconds between two attempts."""
 REQUEST_S = 120.0
+"""Time limit of a request, in seconds."""
 COMPRESSED_FROM = 1024
+"""Size in bytes from which a body is compressed."""
 
 SENT_KEYS = (
     *("tokens", "masks", "scores", "advantages", "ref_logprobs", "messages", "inference_logprobs"),
     *("overrides", "group_overrides", "images", "generation_params", "distill_token_ids", "distill_logprobs"),
 )
-"""The fields of a group that run-api accepts. Some are only set by a subclass's `postprocess_histories`."""
+"""The fields of a group that run-api accepts. Only a subclass's `postprocess_histories` sets some of them."""
 
 
 class TrainerGone(InfraError):
-    """The API, or the trainer behind it, was silent for too long."""
+    """The API did not answer for too long, or its trainer did nothing."""
 
 
 class TrainerApi:
-    """One environment's place at a `run-api`; an async context manager.
+    """The connection of one environment to a `run-api`; an async context manager.
 
     Args:
         url: `rollout_server_url`.
         registration: the body of `POST /register-env`.
-        patience_s: how many seconds to continue without an answer, or without a trainer.
+        patience_s: seconds after which `check_patience` raises if the API or the trainer is silent.
     """
 
     def __init__(self, url: str, registration: Mapping[str, Any], *, patience_s: float) -> None:
@@ -54,9 +57,10 @@ class TrainerApi:
         self.registration = dict(registration)
         self.env_id: int | None = None
         self.answer: dict[str, Any] = {}
-        """What the API said when this environment registered."""
+        """The API's answer to the last registration."""
         self.counts: Counter[str] = Counter()
-        """`sent`, `sent_again` (the answer to the first time was lost), `refused`, `buffered`, `registered`."""
+        """How many groups were `sent`, `sent_again` (because the answer was lost), `refused` and `buffered`, and how
+        often the environment `registered`."""
         self._patience_s = patience_s
         self._heard = time.monotonic()
         self._work = TaskSet()
@@ -72,10 +76,10 @@ class TrainerApi:
         await self._client.aclose()
 
     async def register(self) -> dict[str, Any]:
-        """Register, waiting for the trainer as long as patience lasts; what the API says of the run.
+        """Register, unless that is done, and return the API's answer. Waits for a trainer.
 
         Raises:
-            TrainerGone: there was none.
+            TrainerGone: no trainer came within `patience_s`.
             ConfigError: the API refuses the registration.
         """
         if self.env_id is None:
@@ -88,14 +92,14 @@ class TrainerApi:
             if answer is not None and answer.get("status") == "success":
                 self.env_id, self.answer = int(answer["env_id"]), answer
                 self.counts["registered"] += 1
-                self.progressed()
+                self.note_progress()
                 return
             self.check_patience()
             log.info("waiting for a trainer at %s", self.url)
             await asyncio.sleep(POLL_S)
 
     async def info(self) -> dict[str, Any]:
-        """Return the trainer's `batch_size` and `max_token_len`, -1 where it has not said."""
+        """Return the trainer's `batch_size` and `max_token_len`, each -1 if it is unknown."""
         return await self._ask("GET", "/info") or {"batch_size": -1, "max_token_len": -1}
 
     async def wandb_info(self) -> dict[str, Any]:
@@ -103,30 +107,30 @@ class TrainerApi:
         return await self._ask("GET", "/wandb_info") or {"group": None, "project": None}
 
     async def status(self) -> dict[str, Any] | None:
-        """Return the queue's status; None if the API can't be reached or does not know this environment (any more)."""
-        asked = self.env_id
-        if asked is None:
+        """Return the status of the queue; None if the API can't be reached or does not know this environment."""
+        env_id = self.env_id
+        if env_id is None:
             return None
-        response = await self._request("GET", "/status-env", {"env_id": asked})
+        response = await self._request("GET", "/status-env", {"env_id": env_id})
         if response is not None and response.status_code >= 400:
-            self.forget(asked)
+            self.forget(env_id)
         return _answer(response)
 
     def forget(self, env_id: int | None) -> None:
-        """Forget our id, as the API does not know it or is another one. The next call registers again."""
+        """Forget our id, if it is this one, because the API does not know it. `send` then registers again."""
         if env_id is not None and self.env_id == env_id:
             log.warning("the API at %s does not know this environment any more: it registers anew", self.url)
             self.env_id = None
 
-    def progressed(self) -> None:
-        """Record that the trainer is active: it took a step, or has room for more."""
+    def note_progress(self) -> None:
+        """Record that the trainer is active: it made a step, or its queue has room."""
         self._heard = time.monotonic()
 
     def check_patience(self) -> None:
-        """Give up after too long a silence.
+        """Raise an error if the API or the trainer has been silent for too long.
 
         Raises:
-            TrainerGone: patience is at its end.
+            TrainerGone: the silence was longer than `patience_s`.
         """
         silence = time.monotonic() - self._heard
         if silence > self._patience_s:
@@ -136,9 +140,9 @@ class TrainerApi:
             )
 
     async def send(self, group: Mapping[str, Any]) -> bool:
-        """Send one group, until it is acknowledged; False if the API refuses it for good.
+        """Send one group until it is acknowledged. Return False if the API refuses it.
 
-        A group whose answer was lost is sent again, and may arrive twice: that is counted and logged.
+        If the answer to a group is lost, the group is sent again, and may arrive twice. That is counted and logged.
 
         Raises:
             TrainerGone: as `register` does.
@@ -146,13 +150,13 @@ class TrainerApi:
         payload = {key: group[key] for key in SENT_KEYS if group.get(key) is not None}
         unsure = False
         while True:
-            await self._known()
+            await self._ensure_registered()
             plain = await group_json({**payload, "env_id": self.env_id})
-            body, headers = await asyncio.to_thread(_packed, plain)
+            body, headers = await asyncio.to_thread(_compress, plain)
             try:
                 response = await self._client.post(f"{self.url}/scored_data", content=body, headers=headers)
             except httpx.HTTPError as error:
-                # Only if no connection was made can we be sure that nothing was sent.
+                # Only if no connection was made, nothing was sent for sure.
                 lost_answer = not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
                 unsure = unsure or lost_answer
                 log.warning("a group was not acknowledged: %s: %s", type(error).__name__, error)
@@ -163,9 +167,9 @@ class TrainerApi:
                 unsure = True
                 await asyncio.sleep(POLL_S)
                 continue
-            return self._acknowledged(response, again=unsure)
+            return self._note_answer(response, again=unsure)
 
-    def _acknowledged(self, response: httpx.Response, *, again: bool) -> bool:
+    def _note_answer(self, response: httpx.Response, *, again: bool) -> bool:
         if response.status_code >= 400:
             self.counts["refused"] += 1
             log.error("the API refuses a group: HTTP %d: %s", response.status_code, response.text[:500])
@@ -179,34 +183,38 @@ class TrainerApi:
             log.warning("the API holds a group back: its size is not the registered one")
         return True
 
-    async def _known(self) -> None:
-        """Make sure that the API knows this environment now."""
+    async def _ensure_registered(self) -> None:
+        """Register until the API answers that it knows this environment."""
         while self.env_id is None or await self.status() is None:
             self.check_patience()
             await self.register()
             await asyncio.sleep(POLL_S)
 
     async def disconnect(self) -> None:
-        """Tell the API that no more is to come."""
+        """Tell the API that this environment sends no more."""
         if self.env_id is not None:
             await self._ask("POST", "/disconnect-env", {"env_id": self.env_id})
             self.env_id = None
 
     async def _ask(self, method: str, path: str, body: Any = None) -> dict[str, Any] | None:
-        """Return the answer; None if there is none, or the API failed."""
+        """Return the API's answer; None if there is none, or if the API failed.
+
+        Raises:
+            ConfigError: the API refuses the body.
+        """
         response = await self._request(method, path, body)
         if response is not None and response.status_code == 422:
             raise ConfigError(f"{self.url}{path} refuses what it was sent: {response.text[:500]}", hint="check the URL")
         return _answer(response)
 
     async def _request(self, method: str, path: str, body: Any) -> httpx.Response | None:
-        asked = self.env_id
+        env_id = self.env_id
         try:
             return await self._client.request(method, self.url + path, json=body)
         except httpx.HTTPError as error:
             log.info("%s%s: %s: %s", self.url, path, type(error).__name__, error)
-            if isinstance(error, httpx.ConnectError):  # nobody listens: the next API there does not know us
-                self.forget(asked)
+            if isinstance(error, httpx.ConnectError):  # run-api is not running: after its start it does not know us
+                self.forget(env_id)
             return None
 
 
@@ -220,7 +228,7 @@ def _answer(response: httpx.Response | None) -> dict[str, Any] | None:
     return answer if isinstance(answer, dict) else None
 
 
-def _packed(body: bytes) -> tuple[bytes, dict[str, str]]:
+def _compress(body: bytes) -> tuple[bytes, dict[str, str]]:
     headers = {"Content-Type": "application/json"}
     if len(body) < COMPRESSED_FROM:
         return body, headers

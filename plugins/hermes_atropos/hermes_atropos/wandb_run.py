@@ -1,4 +1,4 @@
-"""The run of Weights & Biases that an environment's metrics go to, where wandb is asked for."""
+"""The run of Weights & Biases that gets an environment's metrics, if wandb is enabled."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hermes_core import ConfigError, InfraError
 
 
 async def check_login() -> None:
-    """Find out before anything is begun whether a run could be logged. Asks nobody for a key.
+    """Check whether wandb can begin a run. Never prompts for a key.
 
     Raises:
         ConfigError: there is no API key, or a `WANDB_…` variable is wrong.
@@ -24,25 +24,29 @@ async def check_login() -> None:
 
 
 class WandbRun:
-    """One run, beside any others of this process. Its calls block: threads make them, one at a time.
+    """One run of wandb, independent of other runs in this process.
+
+    wandb blocks, so threads call it, one at a time.
 
     Args:
-        name: the beginning of its name; the date and some letters follow.
-        config: what is shown as the run's settings.
+        name: the beginning of the run's name, which the date and some letters follow.
+        config: the settings that wandb shows for the run.
     """
 
     def __init__(self, name: str, config: Mapping[str, Any]) -> None:
         self._name = f"{name}-{time.strftime('%Y-%m-%d')}-{uuid.uuid4().hex[:6]}"
         self._config = config
         self._run: Any = None
-        self._step, self._told = -1, set[str]()
+        self._step, self._logged = -1, set[str]()
+        """The last step, and the metrics that were logged for it."""
         self._one_at_a_time = threading.Lock()
 
     async def start(self, project: str | None = None, group: str | None = None) -> None:
         """Begin the run.
 
         Args:
-            project: None is what `WANDB_PROJECT` says.
+            project: the project; None is that of `WANDB_PROJECT`.
+            group: the group of the run; None is that of `WANDB_RUN_GROUP`.
 
         Raises:
             InfraError: wandb can't begin it.
@@ -50,17 +54,17 @@ class WandbRun:
         await asyncio.to_thread(self._start, project, group)
 
     async def log(self, metrics: Mapping[str, Any], step: int) -> None:
-        """Log these at this step of the trainer, or at the next one that loses nothing.
+        """Log metrics at this step of the trainer, or at a later one if wandb would drop a value there.
 
-        Nothing happens before `start` and after `aclose`.
+        Does nothing before `start` and after `aclose`.
         """
         await asyncio.to_thread(self._log, dict(metrics), step)
 
     async def aclose(self) -> None:
-        """End the run when all of it is written, or sent. Idempotent."""
+        """Write or send the rest of the run, and end it. Idempotent."""
         await asyncio.to_thread(self._finish)
 
-    # A thread goes on when who waits for it is cancelled: hence the lock, and what it makes is kept by itself.
+    # When a caller is cancelled, its thread goes on. So there is a lock, and a thread stores the run itself.
 
     def _start(self, project: str | None, group: str | None) -> None:
         with self._one_at_a_time:
@@ -70,8 +74,8 @@ class WandbRun:
                     project=project,
                     group=group,
                     config=dict(self._config),
-                    reinit="create_new",  # of other environments in this process, each has its own
-                    # What is written on the screen and on the command line nobody has redacted.
+                    reinit="create_new",  # other environments in this process have runs of their own
+                    # The screen output and the command line are not redacted.
                     settings=wandb.Settings(console="off", x_disable_meta=True),
                 )
             except (wandb.Error, ValueError, OSError) as error:
@@ -84,12 +88,12 @@ class WandbRun:
         with self._one_at_a_time:
             if self._run is None:
                 return
-            # wandb takes no earlier step than the last one, and of each name one value for a step.
-            if step < self._step or (step == self._step and not self._told.isdisjoint(metrics)):
+            # wandb drops values of a step before the last one, and second values of a metric for one step.
+            if step < self._step or (step == self._step and not self._logged.isdisjoint(metrics)):
                 step = self._step + 1
             if step > self._step:
-                self._step, self._told = step, set()
-            self._told.update(metrics)
+                self._step, self._logged = step, set()
+            self._logged.update(metrics)
             self._run.log(metrics, step=step)
 
     def _finish(self) -> None:

@@ -98,7 +98,7 @@ class Telemetry:
             self._sandboxes.add(-1, attributes)
 
     def _count(self, record: Mapping[str, Any]) -> None:
-        shared = _shared_attributes(record)
+        shared = _common_attributes(record)
         outcome = record["failure"]["kind"] if record["failure"] else "finished"
         self._rollouts.add(1, {**shared, "hermes.outcome": outcome})
         if record["reward"] is not None:
@@ -150,7 +150,7 @@ class Telemetry:
         rollout.end(_ns(record["ended"]))
 
 
-def _shared_attributes(record: Mapping[str, Any]) -> dict[str, str]:
+def _common_attributes(record: Mapping[str, Any]) -> dict[str, str]:
     """Return a rollout's attributes in metrics. Each has few values, so that there are few time series."""
     shared = {"environment": record["environment"], "agent": record["agent"], "backend": record["backend"]}
     return {f"hermes.{key}": value for key, value in shared.items()} | (
@@ -160,7 +160,7 @@ def _shared_attributes(record: Mapping[str, Any]) -> dict[str, str]:
 
 def _rollout_attributes(record: Mapping[str, Any]) -> dict[str, Any]:
     keys = ("trajectory_id", "item_id", "rollout_index", "reward", "stop_reason", "waited_s", "infra_retries")
-    attributes = {**_shared_attributes(record), **{f"hermes.{key}": record[key] for key in keys}}
+    attributes = {**_common_attributes(record), **{f"hermes.{key}": record[key] for key in keys}}
     return _without_none({**attributes, "hermes.cost": record["usage"]["cost"]})
 
 
