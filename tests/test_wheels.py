@@ -635,7 +635,7 @@ def requirements(wheel: Path) -> set[str]:
     with zipfile.ZipFile(wheel) as files:
         [metadata] = [name for name in files.namelist() if name.endswith(".dist-info/METADATA")]
         lines = files.read(metadata).decode().splitlines()
-    named = [re.match(r"Requires-Dist: ([\w-]+)", line) for line in lines]
+    named = [re.match(r"Requires-Dist: ([\w-]+)", line) for line in lines if "extra ==" not in line]
     return {each[1] for each in named if each and each[1].startswith("hermes-rl")}
 
 

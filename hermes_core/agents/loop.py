@@ -49,7 +49,8 @@ class SharesModel(Protocol):
         """Give what answers the model calls of one rollout.
 
         Args:
-            own, keep_thinking: see `ExactSession`, for a server that keeps tokens.
+            own: returns the numbers of the answers to train on, for a server that keeps tokens: see `ExactSession`.
+            keep_thinking: whether thinking stays in the conversation if the agent drops it: see `ExactSession`.
         """
         ...
 
