@@ -351,6 +351,15 @@ async def test_a_lost_heartbeat_channel_is_opened_again(client):
     assert not client.lost.is_set()
 
 
+@pytest.mark.usefixtures("slot")
+@pytest.mark.parametrize("end", [DirectClient.kill_slot, DirectClient.reset_slot])
+async def test_the_end_of_a_lease_in_which_nothing_was_run_tells_that_the_sandbox_has_ended(client, end):
+    client.sandbox.alive = False
+    with pytest.raises(SandboxLost):
+        await end(client, 0)
+    assert client.lost.is_set()
+
+
 async def test_a_sandbox_that_ends_is_lost_for_commands_and_for_its_pool(client, slot):
     task = asyncio.create_task(slot.run("sleep 348"))
     while not runs("sleep 34[8]"):

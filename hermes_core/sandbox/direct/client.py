@@ -184,7 +184,10 @@ class DirectClient:
 
         Raises:
             SlotLost: processes are left, or can't be searched for.
+            SandboxLost: the sandbox has ended, which nothing else has reported yet.
         """
+        # Also if nothing was started in the slot: else the pool would give an ended sandbox to the next caller.
+        await self._shell.check_alive(None)
         slot = self._slot(index)
         if slot.used:
             await self._shell.kill(f"={slot.mark}", "KILL")
