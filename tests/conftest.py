@@ -1,4 +1,4 @@
-"""The pytest plugins that every test has. Each is a module of `tests/support`, whose docstring says what it does."""
+"""The pytest plugins that every test has. Each says in its docstring what it does; ours are in `tests/support`."""
 
 pytest_plugins = [
     "tests.support.collector",
@@ -14,4 +14,5 @@ pytest_plugins = [
     "tests.support.chat_tokenizers",
     "tests.support.guest_sources",
     "tests.support.places",
+    "hermes_testing.conformance.plugin",
 ]

@@ -13,9 +13,6 @@ from hermes_testing.conformance import GROUPS
 from hermes_core.sandbox.contract import Isolation
 from hermes_core.sandbox.local.backend import LocalBackend
 
-pytest_plugins = ["hermes_testing.conformance.plugin"]
-
-
 OF_THE_GUEST = ("commands", "processes", "files")
 """The groups in which one host is like another."""
 

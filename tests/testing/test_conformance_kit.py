@@ -7,32 +7,21 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from click.testing import CliRunner
-from hermes_testing import conformance
-from hermes_testing.conformance import (
-    CheckFailed,
-    CheckOutcome,
-    Report,
-    Result,
-    Rig,
-    all_checks,
-    check,
-    chosen,
-    leaks,
-    run,
-    run_one,
-    runner,
-    speed,
-)
+from hermes_testing.conformance import GROUPS, checks, cli, leaks, runner, speed
 from hermes_testing.conformance import kit as kit_module
-from hermes_testing.conformance.report import as_end, as_row
+from hermes_testing.conformance.checks import Check, all_checks, choose_checks
+from hermes_testing.conformance.kit import Kit, Rig, reason_of
+from hermes_testing.conformance.runner import run_check
 from hermes_testing.conformance.tamper import TamperedSandbox
+from hermes_testing.conformance.waiting import NotDone
 
 from hermes_core.aio import complete
 from hermes_core.cli.main import main
@@ -338,10 +327,28 @@ class Plugin:
         registry.add(self.backend.name, self.backend)
 
 
-async def outcomes(backend: type[LocalBackend], *names: str) -> dict[str, Result]:
+class Seen(NamedTuple):
+    """What came of a check: `passed`, `failed` or `not_applicable`, and why."""
+
+    outcome: str
+    reason: str
+
+
+async def try_check(rig: Rig, check: Check) -> Seen:
+    for mark in check.as_param().marks:
+        return Seen("not_applicable", mark.kwargs["reason"])
+    try:
+        await run_check(rig, check)
+    except pytest.skip.Exception as error:
+        return Seen("not_applicable", reason_of(error))
+    except (Exception, pytest.fail.Exception) as error:
+        return Seen("failed", reason_of(error))
+    return Seen("passed", "")
+
+
+async def outcomes(backend: type[LocalBackend], *names: str) -> dict[str, Seen]:
     async with Runtime(plugins=[Plugin(backend)]) as runtime, Rig(runtime, backend.name) as rig:
-        report = await run(rig, chosen(names=names))
-    return {each.name: each for each in report.checks}
+        return {check.name: await try_check(rig, check) for check in choose_checks(names=names)}
 
 
 @pytest.mark.parametrize(
@@ -354,9 +361,9 @@ async def outcomes(backend: type[LocalBackend], *names: str) -> dict[str, Result
 )
 async def test_without_a_guest_the_contract_is_checked_and_the_rest_says_why_it_could_not_start(backend, why):
     seen = await outcomes(backend, "terminate_by_id", "exit_status_and_last_words", "killed_while_idle")
-    assert seen["terminate_by_id"].outcome is CheckOutcome.PASSED
-    assert seen["exit_status_and_last_words"].outcome is CheckOutcome.FAILED
-    assert seen["killed_while_idle"].outcome is CheckOutcome.FAILED
+    assert seen["terminate_by_id"].outcome == "passed"
+    assert seen["exit_status_and_last_words"].outcome == "failed"
+    assert seen["killed_while_idle"].outcome == "failed"
     assert seen["killed_while_idle"].reason.startswith("the guest could not start: `python3`")
     assert why in seen["killed_while_idle"].reason
 
@@ -394,7 +401,7 @@ async def test_what_is_broken_is_seen(
     if seen_by == "no_network_leads_nowhere" and Network.NONE not in LocalBackend().capabilities.network:
         pytest.skip("this host gives no sandbox a network of its own")
     found = (await outcomes(backend, seen_by))[seen_by]
-    assert found.outcome is CheckOutcome.FAILED and found.reason, found
+    assert found.outcome == "failed" and found.reason, found
 
 
 @pytest.mark.full  # the kit on local: test_conformance.py
@@ -407,18 +414,18 @@ async def test_the_same_backend_unbroken_passes() -> None:
         "memory_is_limited_or_refused",
     )
     for result in (await outcomes(Broken, *names)).values():
-        assert result.outcome is not CheckOutcome.FAILED, result
+        assert result.outcome != "failed", result
 
 
 @pytest.mark.full
 async def test_what_no_check_cleans_up_is_a_failure_and_is_ended() -> None:
     async with Runtime(plugins=[Plugin(Broken)]) as runtime, Rig(runtime, "broken") as rig:
 
-        async def leaves(kit: conformance.Kit) -> None:
+        async def leaves(kit: Kit) -> None:
             await kit.backend.create(kit.spec())
 
-        result = await run_one(rig, conformance.Check("contract", "x", leaves, None, (), Isolation.SHARED, "", 30))
-        assert result.outcome is CheckOutcome.FAILED and "sandboxes were left" in result.reason
+        with pytest.raises(AssertionError, match="sandboxes were left"):
+            await run_check(rig, Check("contract", leaves))
         assert [info for info in await rig.backend.list() if info.owner.startswith(f"{rig.owner}-")] == []
 
 
@@ -426,11 +433,12 @@ async def test_what_no_check_cleans_up_is_a_failure_and_is_ended() -> None:
 async def test_a_check_that_hangs_is_cut_off() -> None:
     async with Runtime() as runtime, Rig(runtime, "local") as rig:
 
-        async def hangs(kit: conformance.Kit) -> None:
+        @pytest.mark.limit(0.2)
+        async def hangs(kit: Kit) -> None:
             await asyncio.sleep(1000)
 
-        result = await run_one(rig, conformance.Check("contract", "x", hangs, None, (), Isolation.SHARED, "", 0.2))
-        assert (result.outcome, result.reason) == (CheckOutcome.FAILED, "not done within 0.2 s")
+        with pytest.raises(NotDone, match=r"^not done within 0\.2 s$"):
+            await run_check(rig, Check("contract", hangs))
 
 
 class Forgetful(FindsNothingWrong):
@@ -478,9 +486,9 @@ async def test_a_backend_that_makes_no_sandbox_is_told_once(backend: type[Broken
 async def test_what_list_should_not_return_fails_the_checks_that_need_it() -> None:
     seen = await outcomes(ListsIds, "one_creation_id_is_one_sandbox", "exit_status")
     first = seen["one_creation_id_is_one_sandbox"]
-    assert first.outcome is CheckOutcome.FAILED
+    assert first.outcome == "failed"
     assert "which is not a list of SandboxInfo" in first.reason and "a bug in the plugin" in first.reason
-    assert seen["exit_status"].outcome is CheckOutcome.PASSED
+    assert seen["exit_status"].outcome == "passed"
 
 
 class Forever(FindsNothingWrong):
@@ -525,7 +533,7 @@ class WaitsForItsThread(FindsNothingWrong):
 @pytest.mark.full
 async def test_who_waits_for_their_threads_leaves_nothing() -> None:
     seen_by = "a_cancelled_creation_leaves_nothing"
-    assert (await outcomes(WaitsForItsThread, seen_by))[seen_by].outcome is CheckOutcome.PASSED
+    assert (await outcomes(WaitsForItsThread, seen_by))[seen_by].outcome == "passed"
 
 
 @pytest.mark.full
@@ -534,7 +542,7 @@ async def test_who_waits_for_their_threads_leaves_nothing() -> None:
     [(Forever, "status_follows_life"), (MakesLater, "a_cancelled_creation_leaves_nothing")],
 )
 async def test_what_shows_only_later_is_seen(backend: type[Broken], seen_by: str) -> None:
-    assert (await outcomes(backend, seen_by))[seen_by].outcome is CheckOutcome.FAILED
+    assert (await outcomes(backend, seen_by))[seen_by].outcome == "failed"
 
 
 @pytest.mark.full
@@ -571,25 +579,16 @@ async def hanging(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Rig]:
 
 
 @pytest.mark.full
-async def test_after_some_checks_that_hang_no_more_are_run(hanging: Rig) -> None:
-    checks = [dataclasses.replace(each, limit_s=0.2) for each in chosen(["contract"])]
-    report = await run(hanging, checks)
-    assert len(report.checks) == runner.MOST_HUNG and not report.sound
-    assert report.not_run == tuple(each.name for each in checks[runner.MOST_HUNG :])
-    assert f"{len(report.not_run)} checks were not run" in as_end(report)
-
-
-@pytest.mark.full
 async def test_a_check_that_holds_up_the_loop_and_then_hangs_is_ended(hanging: Rig) -> None:
     """Its own limit and that of what it does when it is over are both past when the loop goes on."""
 
-    async def hangs(_: conformance.Kit) -> None:
+    @pytest.mark.limit(0.2)
+    async def hangs(_: Kit) -> None:
         time.sleep(1)
         await asyncio.sleep(1000)
 
-    check = dataclasses.replace(chosen(["contract"])[0], function=hangs, limit_s=0.2)
-    result = await asyncio.wait_for(runner.run_one(hanging, check), 60)
-    assert (result.outcome, result.hung) == (CheckOutcome.FAILED, True)
+    with pytest.raises(NotDone):
+        await asyncio.wait_for(run_check(hanging, Check("contract", hangs)), 60)
 
 
 class DeclaresMore(FindsNothingWrong):
@@ -618,18 +617,18 @@ class RefusesMore(DeclaresMore):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(
-    ("backend", "outcome"), [(DeclaresMore, CheckOutcome.FAILED), (RefusesMore, CheckOutcome.NOT_APPLICABLE)]
-)
-async def test_a_level_that_is_declared_and_can_not_be_had_fails(backend: type[Broken], outcome: CheckOutcome) -> None:
+@pytest.mark.parametrize(("backend", "outcome"), [(DeclaresMore, "failed"), (RefusesMore, "not_applicable")])
+async def test_a_level_that_is_declared_and_can_not_be_had_fails(backend: type[Broken], outcome: str) -> None:
     if os.geteuid() != 0:
         pytest.skip("an ordinary user's guest needs no user ids")
     async with Runtime(plugins=[Plugin(backend)]) as runtime, Rig(runtime, "broken", isolation="shared") as rig:
-        report = await run(rig, chosen(names=["reset_leaves_no_file[user]", "exit_status"]))
-    results = {each.name: each for each in report.checks}
-    assert results["reset_leaves_no_file[user]"].outcome is outcome, results
+        results = {
+            check.name: await try_check(rig, check)
+            for check in choose_checks(names=["reset_leaves_no_file[user]", "exit_status"])
+        }
+    assert results["reset_leaves_no_file[user]"].outcome == outcome, results
     assert "user ids" in results["reset_leaves_no_file[user]"].reason
-    assert results["exit_status"].outcome is CheckOutcome.PASSED
+    assert results["exit_status"].outcome == "passed"
 
 
 # --- the list ---------------------------------------------------------------------------------------------------------
@@ -646,38 +645,30 @@ async def test_a_comparison_of_speeds_is_made_again_before_it_fails(
     async def measure() -> tuple[float, float]:
         return left.pop(0), 2.0
 
-    with contextlib.nullcontext() if fails is None else pytest.raises(CheckFailed, match=fails):
+    with contextlib.nullcontext() if fails is None else pytest.raises(pytest.fail.Exception, match=fails):
         await speed.less(measure, 3, "{:.0f} of {:.0f}")
     assert len(tries) - len(left) == made
 
 
 def test_there_are_enough_checks_and_each_says_what_it_promises() -> None:
-    checks = all_checks()
-    functions = {each.function for each in checks}
+    every = all_checks()
+    functions = {each.function for each in every}
     assert len(functions) >= 80
-    assert {each.group for each in checks} == set(conformance.GROUPS)
-    assert len({each.name for each in checks}) == len(checks)
-    for each in checks:
+    assert {each.group for each in every} == set(GROUPS)
+    assert len({each.name for each in every}) == len(every)
+    for each in every:
         assert each.promise.endswith("."), each.name
 
 
 def test_checks_are_chosen_by_group_and_name() -> None:
-    assert {each.group for each in chosen(["files"])} == {"files"}
-    assert [each.name for each in chosen(names=["exit_status"])] == ["exit_status"]
-    assert len(chosen(names=["reset_leaves_no_file"])) == len(Isolation)
-    assert [each.name for each in chosen(names=["reset_leaves_no_file[user]"])] == ["reset_leaves_no_file[user]"]
+    assert {each.group for each in choose_checks(["files"])} == {"files"}
+    assert [each.name for each in choose_checks(names=["exit_status"])] == ["exit_status"]
+    assert len(choose_checks(names=["reset_leaves_no_file"])) == len(Isolation)
+    assert [each.name for each in choose_checks(names=["reset_leaves_no_file[user]"])] == ["reset_leaves_no_file[user]"]
     with pytest.raises(UnknownNameError, match="exit_status"):
-        chosen(names=["exit_statuss"])
+        choose_checks(names=["exit_statuss"])
     with pytest.raises(UnknownNameError, match="files"):
-        chosen(groups=["file"])
-
-
-def test_two_checks_of_one_name_are_refused() -> None:
-    async def exit_status(kit: conformance.Kit) -> None:
-        """Another."""
-
-    with pytest.raises(ValueError, match="exit_status"):
-        check("commands")(exit_status)
+        choose_checks(groups=["file"])
 
 
 # --- what is not applicable -------------------------------------------------------------------------------------------
@@ -704,9 +695,9 @@ class NoPython(Broken):
 @pytest.mark.full
 async def test_without_python_the_reason_is_the_direct_modes() -> None:
     found = await outcomes(NoPython, "exit_status", "a_terminal_on_all_three", "reset_leaves_no_file")
-    assert found["exit_status"].outcome is CheckOutcome.PASSED
+    assert found["exit_status"].outcome == "passed"
     for name in ("a_terminal_on_all_three", "reset_leaves_no_file[user]"):
-        assert found[name].outcome is CheckOutcome.NOT_APPLICABLE
+        assert found[name].outcome == "not_applicable"
     assert "terminals" in found["a_terminal_on_all_three"].reason
     assert "isolation between slots" in found["reset_leaves_no_file[user]"].reason
 
@@ -715,7 +706,7 @@ async def test_without_python_the_reason_is_the_direct_modes() -> None:
 async def test_levels_that_are_not_declared_and_what_is_open_are_told() -> None:
     found = await outcomes(Broken, "a_neighbours_files_can_not_be_read")
     dedicated, shared = (found[f"a_neighbours_files_can_not_be_read[{level}]"] for level in ("dedicated", "shared"))
-    assert dedicated.outcome is shared.outcome is CheckOutcome.NOT_APPLICABLE
+    assert dedicated.outcome == shared.outcome == "not_applicable"
     assert "does not declare level dedicated" in dedicated.reason
     assert shared.reason.startswith("documented as open: ")
 
@@ -766,33 +757,70 @@ async def test_a_check_that_returns_no_diagnosis_is_named() -> None:
                 pass
 
 
-# --- the report and the command ---------------------------------------------------------------------------------------
-
-REPORT = Report(
-    "some",
-    (
-        Result("good", "files", CheckOutcome.PASSED, "", 0.5),
-        Result("bad", "files", CheckOutcome.FAILED, "a [bold]reason[/] \x1b[31m", 1.0),
-        Result("not", "slots", CheckOutcome.NOT_APPLICABLE, "does not declare it", 0.0),
-    ),
-    {"true_p50_ms": 2.1},
-)
+# --- the command ------------------------------------------------------------------------------------------------------
 
 
-def test_the_rows_and_the_end_have_every_check_the_figures_and_the_sums() -> None:
-    row, end = as_row(REPORT.checks[1], all_checks()), as_end(REPORT)
-    assert row.endswith("1.00 s  a [bold]reason[/] \\x1b[31m") and "does not declare it" in end
-    assert "`true` in a slot, p50: 2.1 ms" in end
-    assert end.splitlines()[-1] == "some: 3 checks, 1 passed, 1 failed, 1 not applicable"
-    assert not REPORT.sound
+@contextlib.contextmanager
+def nested() -> Iterator[None]:
+    """Another session of pytest: it takes away a variable that this one has set."""
+    kept = os.environ["PYTEST_CURRENT_TEST"]
+    yield
+    os.environ["PYTEST_CURRENT_TEST"] = kept
 
 
-def test_failures_name_their_promise_and_checks_with_one_reason_are_folded() -> None:
-    failed = Result("terminate_by_id", "contract", CheckOutcome.FAILED, "no", 0.0)
-    others = [Result(name, "slots", CheckOutcome.NOT_APPLICABLE, "not declared", 0.0) for name in ("a", "b")]
-    promise = next(each.promise for each in all_checks() if each.name == "terminate_by_id")
-    assert as_row(failed, all_checks()).endswith(f"no (promised: {promise})")
-    assert "not applicable: not declared: a, b" in as_end(Report("some", (failed, *others), {})).splitlines()
+def command(*arguments: str, traceback: bool = False) -> Any:
+    with nested():
+        return CliRunner().invoke(main, [*["--traceback"][: int(traceback)], "conformance", *arguments])
+
+
+def session_of(backend: type[LocalBackend], *names: str, before: Callable[[], None] = lambda: None) -> Any:
+    """The command's session of pytest on a backend of this file.
+
+    Args:
+        before: is called before each check.
+    """
+
+    class Before:
+        def pytest_runtest_call(self) -> None:
+            before()
+
+    mark = pytest.mark.conformance(backend.name, plugins=[Plugin(backend)], names=names)
+    session = cli._Session(mark, rows_to_stderr=False, tracebacks=False)
+    with nested():
+        pytest.main([*cli._PYTEST], plugins=[session, Before()])
+    return session
+
+
+@pytest.mark.full
+def test_after_some_checks_that_hang_no_more_are_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "CLEANUP_S", 0.2)
+    monkeypatch.setattr(checks, "LIMIT_S", 0.2)
+    monkeypatch.setattr(HangsLater, "hanging", False)
+    names = [check.name for check in choose_checks(["contract"]) if check.limit_s == 0.2][:6]
+    session = session_of(HangsLater, *names, before=lambda: setattr(HangsLater, "hanging", True))
+    assert [row["outcome"] for row in session.rows] == ["failed"] * cli.MOST_HUNG
+    assert session.as_dict("broken")["not_run"] == names[cli.MOST_HUNG :]
+    assert "3 checks were not run" in session.as_text("broken")
+
+
+def test_what_is_printed_is_one_line_and_names_the_promise(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def terminate(_: Any, sandbox_id: str) -> None:
+        raise RuntimeError("a [bold]reason[/]\n\x1b[31m")
+
+    monkeypatch.setattr(Broken, "terminate_id", terminate)
+    names = ("terminate_by_id", "exit_status", "reset_leaves_no_file[dedicated]", "reset_leaves_no_process[dedicated]")
+    session = session_of(Broken, *names)
+    printed = capsys.readouterr().out
+    [promise] = [check.promise for check in choose_checks(names=["terminate_by_id"])]
+    assert re.search(r"^contract  terminate_by_id +FAILED +[0-9.]+ s  RuntimeError: ", printed, re.MULTILINE)
+    assert r"a [bold]reason[/] \x1b[31m" in printed and "\x1b" not in printed
+    assert f"(promised: {promise})" in printed
+    end = session.as_text("broken").splitlines()
+    assert end[-1] == "broken: 4 checks, 1 passed, 1 failed, 2 not applicable"
+    [folded] = [line for line in end if "does not declare level dedicated" in line]
+    assert folded.endswith(": reset_leaves_no_file[dedicated], reset_leaves_no_process[dedicated]")
 
 
 def test_the_promises_are_listed_without_a_run() -> None:
@@ -801,36 +829,37 @@ def test_the_promises_are_listed_without_a_run() -> None:
     assert done.output.startswith("contract\n  one_creation_id_is_one_sandbox: ")
 
 
-def test_the_json_is_what_is_promised() -> None:
-    data = json.loads(json.dumps(REPORT.to_dict()))
-    assert set(data) == {"backend", "checks", "figures", "not_run"}
-    assert data["checks"][0] == {"name": "good", "group": "files", "outcome": "passed", "reason": "", "seconds": 0.5}
-
-
-def command(*arguments: str) -> Any:
-    return CliRunner().invoke(main, ["conformance", *arguments])
-
-
 def test_the_command(tmp_path: Path) -> None:
     profile = tmp_path / "profile.yaml"
     profile.write_text("env_vars: {A: b}\n")
     done = command("local", "--config", str(profile), "--check", "exit_status", "--json")
     assert done.exit_code == 0, done.output
-    assert [each["outcome"] for each in json.loads(done.stdout)["checks"]] == ["passed"]
+    report = json.loads(done.stdout)
+    assert {**report, "checks": []} == {"backend": "local", "checks": [], "figures": {}, "not_run": []}
+    [row] = report["checks"]
+    assert row.pop("seconds") > 0
+    assert row == {"name": "exit_status", "group": "commands", "outcome": "passed", "reason": ""}
+
+
+@pytest.mark.full
+def test_figures_are_in_the_report() -> None:
+    done = command("local", "--check", "a_lease_is_quicker_than_a_sandbox", "--json")
+    assert json.loads(done.stdout)["figures"].keys() == {"sandbox_ready_s", "lease_p50_ms"}
+    assert "sandbox_ready_s" in cli.FIGURES
 
 
 @pytest.mark.full
 def test_the_command_prints_rows_as_checks_end_and_tracebacks_if_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def fails(kit: conformance.Kit) -> None:
+    async def exit_status(kit: Kit) -> None:
         """It works."""
         raise KeyError("region")
 
-    broken = conformance.Check("contract", "x", fails, None, (), Isolation.SHARED, "", 30)
-    monkeypatch.setattr("hermes_testing.conformance.cli.chosen", lambda groups, names: [broken])
-    done = CliRunner().invoke(main, ["--traceback", "conformance", "local", "--json"])
-    assert done.exit_code == 1 and json.loads(done.stdout)["checks"][0]["reason"] == "KeyError: 'region'"
-    assert "contract  x FAILED" in done.stderr and "in fails" in done.stderr
-    assert "Traceback" not in command("local").output
+    for traceback in (True, False):
+        monkeypatch.setattr(checks, "all_checks", lambda: [Check("commands", exit_status)])
+        done = command("local", "--check", "exit_status", "--json", traceback=traceback)
+        assert done.exit_code == 1 and json.loads(done.stdout)["checks"][0]["reason"] == "KeyError: 'region'"
+        assert "commands  exit_status FAILED" in done.stderr
+        assert ('raise KeyError("region")' in done.stderr) is traceback
 
 
 @pytest.mark.full

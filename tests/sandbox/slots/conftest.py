@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from hermes_testing.conformance import Kit, Rig
+from hermes_testing.conformance.kit import Kit, Rig
 from hermes_testing.conformance.tamper import TamperedBackend, TamperedSandbox
 
 from hermes_core.plugins.hookspecs import hookimpl
@@ -17,8 +17,6 @@ from hermes_core.sandbox.local.backend import LocalBackend
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "needs(words): what of `DirectClient.missing` a test can't do without")
-    config.addinivalue_line("markers", "least(level): the weakest isolation level that a test makes sense at")
     config.addinivalue_line("markers", "once: is about pools and channels, and so runs at one level alone")
     config.addinivalue_line("markers", "elsewhere: runs everywhere but at the first level")
 

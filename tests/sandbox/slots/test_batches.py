@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from hermes_testing.conformance.expect import expect, same
 from hermes_testing.conformance.kit import Kit
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.once]
@@ -20,9 +19,9 @@ async def test_results_are_in_order(kit: Kit) -> None:
             for number in range(20)
         ]
         results = await tools.execute_batch(requests, timeout_s=60)
-        same([each.output for each in results], [f"{number}\n" for number in range(20)], "the outputs")
-        same([each.slot_id for each in results], [request[0].slot_id for request in requests], "the slots")
-        same(len({each.execution_id for each in results}), 20, "different execution ids")
+        assert [each.output for each in results] == [f"{number}\n" for number in range(20)], "the outputs"
+        assert [each.slot_id for each in results] == [request[0].slot_id for request in requests], "the slots"
+        assert len({each.execution_id for each in results}) == 20, "different execution ids"
 
 
 async def test_files_in_a_batch(kit: Kit) -> None:
@@ -32,12 +31,12 @@ async def test_files_in_a_batch(kit: Kit) -> None:
         written = await tools.execute_batch(
             [(slot, "write_file", {"path": name, "content": text}) for name, text in texts.items()]
         )
-        expect(all(each.success for each in written), f"a file was not written: {[each.error for each in written]}")
+        assert all(each.success for each in written), f"a file was not written: {[each.error for each in written]}"
         read = await tools.execute_batch([(slot, "read_file", {"path": name}) for name in texts])
-        same([each.output for each in read], list(texts.values()), "what was read")
+        assert [each.output for each in read] == list(texts.values()), "what was read"
 
 
 async def test_an_empty_batch(kit: Kit) -> None:
     """A batch of nothing gives nothing."""
     async with kit.tools(seats=1) as tools:
-        same(await tools.execute_batch([]), [], "its results")
+        assert await tools.execute_batch([]) == [], "its results"

@@ -7,8 +7,8 @@ import time
 from collections.abc import AsyncIterator
 
 import pytest
-from hermes_testing.conformance.expect import expect, same, until, within
 from hermes_testing.conformance.kit import Kit
+from hermes_testing.conformance.waiting import until, within
 
 from hermes_core.sandbox.commands import SlotCommands
 
@@ -23,7 +23,9 @@ async def test_all_exit_statuses(kit: Kit) -> None:
     """All of 0 to 255 arrive, 128 + n not taken for a signal."""
     slot = await kit.slot()
     results = await asyncio.gather(*(slot.run(f"exit {status}") for status in range(256)))
-    same([(each.exit_code, each.signal) for each in results], [(status, None) for status in range(256)], "the statuses")
+    assert [(each.exit_code, each.signal) for each in results] == [(status, None) for status in range(256)], (
+        "the statuses"
+    )
 
 
 async def test_death_by_signal(kit: Kit) -> None:
@@ -42,7 +44,7 @@ async def test_interrupts_have_their_defaults(kit: Kit) -> None:
 async def _ends_by(slot: SlotCommands, number: int) -> None:
     result = await slot.run(f"kill -{number} $$; sleep 5")
     got = (result.exit_code, result.signal, result.timed_out, result.returncode)
-    same(got, (None, number, False, 128 + number), f"a shell that signal {number} ended")
+    assert got == (None, number, False, 128 + number), f"a shell that signal {number} ended"
 
 
 @pytest.mark.needs(TELLS_SIGNALS)
@@ -50,21 +52,21 @@ async def test_exit_137_is_no_kill(kit: Kit) -> None:
     """`exit 137` is told apart from a kill."""
     slot = await kit.slot()
     plain, killed = await slot.run("exit 137"), await slot.run("kill -9 $$")
-    same((plain.exit_code, plain.signal, killed.exit_code, killed.signal), (137, None, None, 9), "137 and a kill")
+    assert (plain.exit_code, plain.signal, killed.exit_code, killed.signal) == (137, None, None, 9), "137 and a kill"
 
 
 async def test_signals_have_their_defaults(kit: Kit) -> None:
     """SIGPIPE ends a writer that nobody reads: `yes | head -1` returns."""
     slot = await kit.slot()
     result = await within(20, slot.run("yes | head -n 1; yes | { read -r x; exit 3; }"), "`yes | head -n 1`")
-    same((result.text, result.exit_code), ("y\n", 3), "its output and status")
+    assert (result.text, result.exit_code) == ("y\n", 3), "its output and status"
 
 
 async def test_merged_streams_keep_their_order(kit: Kit) -> None:
     """With `merge_stderr` both come as one stream, in the order written."""
     result = await (await kit.slot()).run("for i in 1 2 3; do echo o$i; echo e$i >&2; done", merge_stderr=True)
     got = (result.text.split(), result.stderr, result.stderr_bytes)
-    same(got, (["o1", "e1", "o2", "e2", "o3", "e3"], b"", 0), "merged output")
+    assert got == (["o1", "e1", "o2", "e2", "o3", "e3"], b"", 0), "merged output"
 
 
 async def test_no_output_is_lost_at_the_end(kit: Kit) -> None:
@@ -74,7 +76,7 @@ async def test_no_output_is_lost_at_the_end(kit: Kit) -> None:
     for _ in range(4):
         results = await asyncio.gather(*(slot.run(script) for _ in range(25)))
         got = {(len(each.stdout), each.stderr) for each in results}
-        same(got, {(70_000, b"end\n")}, "bytes of output and the error of 25 commands")
+        assert got == {(70_000, b"end\n")}, "bytes of output and the error of 25 commands"
 
 
 @pytest.mark.needs("streamed output")
@@ -94,8 +96,8 @@ async def test_output_is_streamed_as_fast_as_it_is_taken(kit: Kit) -> None:
 
     script = "echo ready; read n; head -c $n /dev/zero; echo err >&2; exit 4"
     result = await within(60, slot.run(script, stdin=input_(), stdout=sink), "a streamed command")
-    same((sum(sizes), result.stdout_bytes, result.stdout), (3_000_006, 3_000_006, b""), "the sizes of its output")
-    same((result.exit_code, result.stderr), (4, b"err\n"), "its status and standard error")
+    assert (sum(sizes), result.stdout_bytes, result.stdout) == (3_000_006, 3_000_006, b""), "the sizes of its output"
+    assert (result.exit_code, result.stderr) == (4, b"err\n"), "its status and standard error"
 
     async def broken(_: bytes) -> None:
         raise KeyError("sink")
@@ -113,18 +115,18 @@ async def test_head_and_tail_are_kept(kit: Kit) -> None:
     """Above the limit the head and the tail are kept, a notice stands between them, and every byte is counted."""
     result = await (await kit.slot()).run("seq 1 200000", output_limit=1000)
     wanted = "".join(f"{number}\n" for number in range(1, 200_001)).encode()
-    same((result.truncated, result.stdout_bytes), (True, len(wanted)), "that it was cut, and how much was written")
+    assert (result.truncated, result.stdout_bytes) == (True, len(wanted)), "that it was cut, and how much was written"
     head, _, rest = result.stdout.partition(b"\n... [")
     notice, _, tail = rest.partition(b"] ...\n")
-    expect(wanted.startswith(head) and wanted.endswith(tail), "the output does not begin and end as what was written")
-    same((len(head), len(tail)), (500, 500), "bytes of the head and the tail")
-    same(notice, b"%d bytes omitted" % (len(wanted) - 1000), "the notice")
+    assert wanted.startswith(head) and wanted.endswith(tail), "the output does not begin and end as what was written"
+    assert (len(head), len(tail)) == (500, 500), "bytes of the head and the tail"
+    assert notice == b"%d bytes omitted" % (len(wanted) - 1000), "the notice"
 
 
 async def test_output_at_the_limit_is_whole(kit: Kit) -> None:
     """Output of exactly the limit is not cut."""
     result = await (await kit.slot()).run("head -c 4096 /dev/zero", output_limit=4096)
-    same((result.truncated, result.stdout), (False, bytes(4096)), "4096 bytes at a limit of 4096")
+    assert (result.truncated, result.stdout) == (False, bytes(4096)), "4096 bytes at a limit of 4096"
 
 
 async def test_characters_are_not_cut(kit: Kit) -> None:
@@ -132,7 +134,7 @@ async def test_characters_are_not_cut(kit: Kit) -> None:
     slot = await kit.slot()
     for limit in (999, 1000, 1001):
         result = await slot.run("yes € | head -n 5000 | tr -d '\\n'", output_limit=limit)
-        same((result.stdout_bytes, "\ufffd" in result.text), (15_000, False), f"cut at {limit}")
+        assert (result.stdout_bytes, "\ufffd" in result.text) == (15_000, False), f"cut at {limit}"
 
 
 @pytest.mark.needs("spooled output")
@@ -140,16 +142,16 @@ async def test_spooled_output_is_all_there(kit: Kit) -> None:
     """With `spool` the whole output is in a file of the slot, above the limit too."""
     slot = await kit.slot()
     result = await slot.run("seq 1 100000", output_limit=100, spool=True)
-    expect(result.spool_path is not None, "there is no `spool_path`")
+    assert result.spool_path is not None, "there is no `spool_path`"
     count = await slot.run(f"wc -l <{result.spool_path}")
-    same(count.text.strip(), "100000", "lines in the spool file")
+    assert count.text.strip() == "100000", "lines in the spool file"
 
 
 async def test_background_children_are_not_waited_for(kit: Kit) -> None:
     """`cmd &` that keeps the output open does not hold the command up."""
     slot = await kit.slot()
     result = await within(20, slot.run("sleep 1000 & echo started"), "`sleep 1000 & echo started`")
-    same((result.exit_code, result.text), (0, "started\n"), "its result")
+    assert (result.exit_code, result.text) == (0, "started\n"), "its result"
 
 
 @pytest.mark.needs(OUTLIVE)  # on `local` the pipe that it writes to ends with the command
@@ -170,6 +172,6 @@ async def test_many_run_at_once(kit: Kit) -> None:
     slot = await kit.slot()
     began = time.monotonic()
     results = await asyncio.gather(*(slot.run(f"sleep 2; echo {number}") for number in range(16)))
-    same([each.text for each in results], [f"{number}\n" for number in range(16)], "what 16 commands printed")
+    assert [each.text for each in results] == [f"{number}\n" for number in range(16)], "what 16 commands printed"
     took = time.monotonic() - began
-    expect(took < 16, f"16 commands of 2 s took {took:.0f} s: they wait for each other")
+    assert took < 16, f"16 commands of 2 s took {took:.0f} s: they wait for each other"

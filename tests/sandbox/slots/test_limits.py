@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from hermes_testing.conformance.expect import expect, same, until, within
 from hermes_testing.conformance.kit import Kit
 from hermes_testing.conformance.running import TICKER, stopped, ticks
+from hermes_testing.conformance.waiting import until, within
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -15,14 +15,14 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 async def test_a_time_limit_is_not_early(kit: Kit) -> None:
     """A command within its limit is left alone."""
     result = await (await kit.slot()).run("sleep 1; echo done", timeout_s=30)
-    same((result.timed_out, result.text), (False, "done\n"), "its result")
+    assert (result.timed_out, result.text) == (False, "done\n"), "its result"
 
 
 async def test_what_was_started_ends_too(kit: Kit) -> None:
     """At a time limit the children end with their command."""
     slot = await kit.slot()
     result = await slot.run(f"({TICKER}) & sleep 1000", timeout_s=0.5)
-    same((result.timed_out, result.exit_code, result.signal), (True, None, 15), "how it ended")
+    assert (result.timed_out, result.exit_code, result.signal) == (True, None, 15), "how it ended"
     await stopped(slot)
 
 
@@ -30,7 +30,7 @@ async def test_what_ignores_term_is_killed(kit: Kit) -> None:
     """After TERM and a grace period comes KILL."""
     slot = await kit.slot()
     result = await within(30, slot.run(f"trap '' TERM; {TICKER}", timeout_s=0.5), "a command that ignores TERM")
-    same((result.timed_out, result.signal), (True, 9), "how it ended")
+    assert (result.timed_out, result.signal) == (True, 9), "how it ended"
     await stopped(slot)
 
 
@@ -38,7 +38,7 @@ async def test_a_child_that_ignores_term_is_killed(kit: Kit) -> None:
     """A child that ignores TERM does not outlive its command's time limit."""
     slot = await kit.slot()
     result = await within(30, slot.run(f"(trap '' TERM; {TICKER}) & sleep 1000", timeout_s=0.5), "its time limit")
-    expect(result.timed_out, "it did not time out")
+    assert result.timed_out, "it did not time out"
     await stopped(slot)
 
 
@@ -46,16 +46,16 @@ async def test_children_may_clean_up(kit: Kit) -> None:
     """Within the grace period a command can put its things in order."""
     slot = await kit.slot()
     result = await slot.run("trap 'sleep 0.3; echo cleaned >f; exit 1' TERM; sleep 1000 & wait", timeout_s=0.5)
-    same((result.timed_out, (await slot.run("cat f")).text), (True, "cleaned\n"), "that it timed out and cleaned up")
+    assert (result.timed_out, (await slot.run("cat f")).text) == (True, "cleaned\n"), "that it timed out and cleaned up"
     late = await slot.run("trap 'exit 124' TERM; sleep 1000 & wait", timeout_s=0.3)
-    same((late.timed_out, late.exit_code), (True, 124), "that it timed out, and its own exit code")
+    assert (late.timed_out, late.exit_code) == (True, 124), "that it timed out, and its own exit code"
 
 
 async def test_a_double_fork_does_not_get_away(kit: Kit) -> None:
     """A process that forked twice and was left by its parents ends at its command's time limit."""
     slot = await kit.slot()
     result = await slot.run(f"( ( {TICKER} ) & ) ; sleep 1000", timeout_s=0.7)
-    expect(result.timed_out, "it did not time out")
+    assert result.timed_out, "it did not time out"
     await stopped(slot)
 
 
@@ -65,7 +65,7 @@ async def test_a_session_of_its_own_does_not_get_away(kit: Kit) -> None:
     if not (await slot.run("command -v setsid")).ok:
         pytest.skip("the sandbox has no `setsid`")
     result = await slot.run(f"setsid sh -c '({TICKER}) & wait' & sleep 1000", timeout_s=0.7)
-    expect(result.timed_out, "it did not time out")
+    assert result.timed_out, "it did not time out"
     await stopped(slot)
 
 
@@ -73,7 +73,7 @@ async def test_earlier_commands_are_spared(kit: Kit) -> None:
     """A time limit ends its own command's processes, not those that earlier commands left."""
     slot = await kit.slot()
     await slot.run(f"({TICKER}) >/dev/null 2>&1 &")
-    expect((await slot.run("sleep 1000", timeout_s=0.3)).timed_out, "it did not time out")
+    assert (await slot.run("sleep 1000", timeout_s=0.3)).timed_out, "it did not time out"
     before = await ticks(slot)
 
     async def goes_on() -> bool:
@@ -85,7 +85,7 @@ async def test_earlier_commands_are_spared(kit: Kit) -> None:
 async def test_a_stopped_command_is_ended(kit: Kit) -> None:
     """A command that has stopped itself ends at its time limit."""
     result = await within(30, (await kit.slot()).run("kill -STOP $$", timeout_s=0.5), "a stopped command")
-    expect(result.timed_out, "it did not time out")
+    assert result.timed_out, "it did not time out"
 
 
 @pytest.mark.full  # test_tool_backend.py cancels at random moments, too
@@ -97,5 +97,5 @@ async def test_cancelling_at_any_moment(kit: Kit) -> None:
         await asyncio.sleep(delay)
         running.cancel()
         await asyncio.wait([running])
-    same((await slot.run("echo fine")).text, "fine\n", "the next command")
+    assert (await slot.run("echo fine")).text == "fine\n", "the next command"
     await stopped(slot)

@@ -7,8 +7,8 @@ from collections.abc import Coroutine
 from typing import Any
 
 import pytest
-from hermes_testing.conformance.expect import same, until, within
 from hermes_testing.conformance.kit import Kit
+from hermes_testing.conformance.waiting import until, within
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.once]
 
@@ -25,7 +25,7 @@ async def test_a_pool_shrinks_when_idle(kit: Kit) -> None:
             return [info.sandbox_id for info in await kit.listed()] == [kept.sandbox_id]
 
         await until(one_left, 60, "idle sandboxes were not ended")
-        same((await tools.commands(kept).run("echo fine")).text, "fine\n", "a command in the busy one")
+        assert (await tools.commands(kept).run("echo fine")).text == "fine\n", "a command in the busy one"
 
 
 async def test_ids_are_never_used_again(kit: Kit) -> None:
@@ -38,7 +38,7 @@ async def test_ids_are_never_used_again(kit: Kit) -> None:
                 seen |= {(slot.slot_id, slot.generation) for slot in slots}
                 for slot in slots:
                     await tools.release(slot, reset_workspace=True)
-    same(len(seen), 8, "different leases of eight")
+    assert len(seen) == 8, "different leases of eight"
 
 
 # --- callers that are cancelled, at every await ----------------------------------------------------------------------
@@ -69,7 +69,7 @@ async def test_cancelling_acquire_loses_no_slot(kit: Kit) -> None:
             if slot is not None:
                 await tools.release(slot)
         both = await within(60, asyncio.gather(tools.acquire(), tools.acquire()), "both slots afterwards")
-        same(len({slot.slot_id for slot in both}), 2, "slots that are still there")
+        assert len({slot.slot_id for slot in both}) == 2, "slots that are still there"
 
 
 async def test_cancelling_release_completes_it(kit: Kit) -> None:
@@ -80,7 +80,7 @@ async def test_cancelling_release_completes_it(kit: Kit) -> None:
             await tools.commands(slot).write_file("f", b"x")
             await cut(tools.release(slot, reset_workspace=True), turns)
             async with tools.lease() as other:
-                same(list(await tools.commands(other).list_dir()), [], f"the workspace, cut off after {turns} turns")
+                assert list(await tools.commands(other).list_dir()) == [], f"the workspace, cut off after {turns} turns"
 
 
 async def test_cancelling_commands_spares_the_others(kit: Kit) -> None:
@@ -93,5 +93,5 @@ async def test_cancelling_commands_spares_the_others(kit: Kit) -> None:
         await cut(slot.run("cat f; sleep 1000"), turns)
         await cut(slot.read_file("f"), turns)
         await cut(slot.write_file("g", data), turns)
-        same((await beside).stdout, data, f"a command beside those cancelled after {turns} turns")
-    same((await slot.run("echo fine")).text, "fine\n", "the next command")
+        assert (await beside).stdout == data, f"a command beside those cancelled after {turns} turns"
+    assert (await slot.run("echo fine")).text == "fine\n", "the next command"

@@ -7,9 +7,9 @@ import resource
 import time
 
 import pytest
-from hermes_testing.conformance.expect import expect, raises, refused, same, within
 from hermes_testing.conformance.kit import Kit, ran
 from hermes_testing.conformance.running import TICKER, stopped, ticking
+from hermes_testing.conformance.waiting import expect_refusal, within
 
 from hermes_core.errors import CommandError
 from hermes_core.sandbox.commands import SlotCommands
@@ -31,7 +31,7 @@ async def _says(slot: SlotCommands, process_id: str, words: bytes) -> None:
     seen = b""
     while words not in seen:
         chunk = await within(20, slot.log(process_id, offset=len(seen), wait_s=20), f"waiting for {words!r}")
-        expect(chunk.data, f"it did not write {words!r}, but {seen!r}")
+        assert chunk.data, f"it did not write {words!r}, but {seen!r}"
         seen += chunk.data
 
 
@@ -42,7 +42,7 @@ async def test_the_end_of_a_background_processs_input(kit: Kit) -> None:
     process = await slot.start("cat; echo end")
     await slot.write(process.process_id, b"last\n", eof=True)
     await slot.wait(process.process_id, timeout_s=20)
-    same((await slot.log(process.process_id)).data, b"last\nend\n", "its log")
+    assert (await slot.log(process.process_id)).data == b"last\nend\n", "its log"
 
 
 @pytest.mark.needs("background processes that outlive")
@@ -53,7 +53,7 @@ async def test_a_full_log_tells_what_it_dropped(kit: Kit) -> None:
     await slot.wait(process.process_id, timeout_s=20)
     wanted = "".join(f"{number}\n" for number in range(1, 100_001)).encode()
     chunk = await slot.log(process.process_id)
-    same((chunk.data, chunk.total, chunk.dropped), (wanted[-1000:], len(wanted), len(wanted) - 1000), "the log")
+    assert (chunk.data, chunk.total, chunk.dropped) == (wanted[-1000:], len(wanted), len(wanted) - 1000), "the log"
 
 
 @pytest.mark.needs(TELLS_SIGNALS)
@@ -63,7 +63,7 @@ async def test_exit_codes_of_background_processes(kit: Kit) -> None:
     for status in (0, 1, 7, 42, 124, 126, 127, 128, 137, 255):
         process = await slot.start(f"exit {status}")
         ended = await slot.wait(process.process_id, timeout_s=20)
-        same((ended.exit_code, ended.signal, ended.running), (status, None, False), f"`exit {status}`")
+        assert (ended.exit_code, ended.signal, ended.running) == (status, None, False), f"`exit {status}`"
 
 
 async def test_a_background_process_ends_by_a_signal(kit: Kit) -> None:
@@ -72,7 +72,7 @@ async def test_a_background_process_ends_by_a_signal(kit: Kit) -> None:
     for number in (9, 15):
         process = await slot.start(f"kill -{number} $$; sleep 5")
         ended = await slot.wait(process.process_id, timeout_s=20)
-        same((ended.exit_code, ended.signal), (None, number), f"a shell that signal {number} ended")
+        assert (ended.exit_code, ended.signal) == (None, number), f"a shell that signal {number} ended"
 
 
 async def test_a_quick_end_is_an_end(kit: Kit) -> None:
@@ -82,29 +82,29 @@ async def test_a_quick_end_is_an_end(kit: Kit) -> None:
         process = await slot.start(f"echo {number}; exit {number}")
         ended = await within(20, slot.wait(process.process_id), "its end")
         log = await slot.log(process.process_id)
-        same((ended.running, ended.exit_code, log.data), (False, number, f"{number}\n".encode()), "its end and log")
+        assert (ended.running, ended.exit_code, log.data) == (False, number, f"{number}\n".encode()), "its end and log"
 
 
 async def test_sixty_four_at_once(kit: Kit) -> None:
     """A slot runs 64 processes at once, each with its own input, output and exit code."""
     slot = await kit.slot()
     started = await asyncio.gather(*(slot.start(f"read -r x; echo $x; exit {n}") for n in range(MOST)))
-    same(len({process.process_id for process in started}), MOST, "different ids")
+    assert len({process.process_id for process in started}) == MOST, "different ids"
     await asyncio.gather(*(slot.write(each.process_id, f"to {n}\n".encode()) for n, each in enumerate(started)))
     ended = await asyncio.gather(*(slot.wait(each.process_id, timeout_s=60) for each in started))
-    same([each.exit_code for each in ended], list(range(MOST)), "the exit codes")
+    assert [each.exit_code for each in ended] == list(range(MOST)), "the exit codes"
     logs = await asyncio.gather(*(slot.log(each.process_id) for each in started))
-    same([log.data for log in logs], [f"to {n}\n".encode() for n in range(MOST)], "the logs")
+    assert [log.data for log in logs] == [f"to {n}\n".encode() for n in range(MOST)], "the logs"
 
 
 async def test_one_too_many_is_refused(kit: Kit) -> None:
     """With 64 running, another one is refused; one that has ended makes room."""
     slot = await kit.slot()
     started = await asyncio.gather(*(slot.start("sleep 1000") for _ in range(MOST)))
-    await refused(slot.start("true"), "a process more than there may be", "too_many")
+    await expect_refusal(slot.start("true"), "too_many")
     await slot.kill(started[0].process_id, grace_s=0)
-    same((await slot.start("sleep 1000")).running, True, "that there is room again")
-    await refused(slot.poll(started[0].process_id), "the one that made room", "unknown_process")
+    assert (await slot.start("sleep 1000")).running, "that there is room again"
+    await expect_refusal(slot.poll(started[0].process_id), "unknown_process")
 
 
 async def test_what_ends_by_term_is_told_so(kit: Kit) -> None:
@@ -114,9 +114,9 @@ async def test_what_ends_by_term_is_told_so(kit: Kit) -> None:
     # bash loses a TERM that comes between the start of a command's process and its `exec`.
     await _says(slot, process.process_id, b"ready")
     killed = await slot.kill(process.process_id)
-    same((killed.running, killed.signal), (False, 15), "its end")
+    assert (killed.running, killed.signal) == (False, 15), "its end"
     again = await slot.kill(process.process_id)
-    same((again.running, again.signal), (False, 15), "what a second kill says")
+    assert (again.running, again.signal) == (False, 15), "what a second kill says"
 
 
 async def test_what_ignores_term_is_told_as_killed(kit: Kit) -> None:
@@ -125,7 +125,7 @@ async def test_what_ignores_term_is_told_as_killed(kit: Kit) -> None:
     process = await slot.start(f"trap '' TERM; echo ready; {TICKER}")
     await _says(slot, process.process_id, b"ready")
     killed = await within(20, slot.kill(process.process_id, grace_s=0.5), "its end")
-    same((killed.running, killed.signal), (False, 9), "its end")
+    assert (killed.running, killed.signal) == (False, 9), "its end"
     await stopped(slot)
 
 
@@ -135,7 +135,7 @@ async def test_a_handled_term_keeps_its_exit_code(kit: Kit) -> None:
     process = await slot.start("trap 'exit 7' TERM; echo ready; while :; do sleep 0.1; done")
     await _says(slot, process.process_id, b"ready")
     killed = await slot.kill(process.process_id, grace_s=10)
-    same((killed.running, killed.exit_code, killed.signal), (False, 7, None), "its end")
+    assert (killed.running, killed.exit_code, killed.signal) == (False, 7, None), "its end"
 
 
 async def test_a_kill_finds_what_has_left_its_session(kit: Kit) -> None:
@@ -153,10 +153,10 @@ async def test_a_kill_after_its_end(kit: Kit) -> None:
     """`kill` of a process that has ended ends what it has left running, and keeps its exit code."""
     slot = await kit.slot()
     process = await slot.start(f"({TICKER}) >/dev/null 2>&1 & exit 3")
-    same((await slot.wait(process.process_id, timeout_s=20)).exit_code, 3, "its exit code")
+    assert (await slot.wait(process.process_id, timeout_s=20)).exit_code == 3, "its exit code"
     await ticking(slot)
     killed = await slot.kill(process.process_id, grace_s=0.5)
-    same((killed.running, killed.exit_code, killed.signal), (False, 3, None), "its end, after the kill")
+    assert (killed.running, killed.exit_code, killed.signal) == (False, 3, None), "its end, after the kill"
     await stopped(slot)
 
 
@@ -166,9 +166,9 @@ async def test_a_kill_spares_the_others(kit: Kit) -> None:
     other = await slot.start("read -r x; exit 3")
     process = await slot.start("sleep 1000")
     await slot.kill(process.process_id, grace_s=0.5)
-    expect((await slot.poll(other.process_id)).running, "another process was ended too")
+    assert (await slot.poll(other.process_id)).running, "another process was ended too"
     await slot.write(other.process_id, b"\n")
-    same((await slot.wait(other.process_id, timeout_s=20)).exit_code, 3, "the exit code of the other one")
+    assert (await slot.wait(other.process_id, timeout_s=20)).exit_code == 3, "the exit code of the other one"
 
 
 async def test_offset_0_is_the_first_byte_held(kit: Kit) -> None:
@@ -180,11 +180,13 @@ async def test_offset_0_is_the_first_byte_held(kit: Kit) -> None:
     gone = len(wanted) - HELD
     chunk = await slot.log(process.process_id, offset=0, limit=100)
     got = (chunk.data, chunk.offset, chunk.total, chunk.dropped)
-    same(got, (wanted[gone : gone + 100], gone, len(wanted), gone), "the log from 0")
+    assert got == (wanted[gone : gone + 100], gone, len(wanted), gone), "the log from 0"
     chunk = await slot.log(process.process_id, offset=gone - 10, limit=5)
-    same((chunk.data, chunk.offset, chunk.dropped), (wanted[gone : gone + 5], gone, 10), "the log from 10 before that")
+    assert (chunk.data, chunk.offset, chunk.dropped) == (wanted[gone : gone + 5], gone, 10), (
+        "the log from 10 before that"
+    )
     chunk = await slot.log(process.process_id, offset=len(wanted) - 3)
-    same((chunk.data, chunk.dropped), (wanted[-3:], 0), "its last 3 bytes")
+    assert (chunk.data, chunk.dropped) == (wanted[-3:], 0), "its last 3 bytes"
 
 
 async def test_offsets_that_are_nowhere(kit: Kit) -> None:
@@ -194,7 +196,7 @@ async def test_offsets_that_are_nowhere(kit: Kit) -> None:
     await slot.wait(process.process_id, timeout_s=20)
     for offset, wanted in ((-5, (b"0123456789", 0, 0)), (10, (b"", 10, 0)), (99, (b"", 10, 0))):
         chunk = await slot.log(process.process_id, offset=offset)
-        same((chunk.data, chunk.offset, chunk.dropped), wanted, f"the log from {offset}")
+        assert (chunk.data, chunk.offset, chunk.dropped) == wanted, f"the log from {offset}"
 
 
 async def test_offsets_are_exact_while_it_writes(kit: Kit) -> None:
@@ -204,12 +206,13 @@ async def test_offsets_are_exact_while_it_writes(kit: Kit) -> None:
     offset, seen = 0, 0
     while True:
         chunk = await within(30, slot.log(process.process_id, offset=offset, limit=5000, wait_s=20), "its log")
-        same(chunk.offset, offset + chunk.dropped, "the offset, and what was dropped before it")
-        expect(chunk.data == _lines(chunk.offset, len(chunk.data)), f"not what was written at {chunk.offset}")
+        assert chunk.offset == offset + chunk.dropped, "the offset, and what was dropped before it"
+        if chunk.data != _lines(chunk.offset, len(chunk.data)):
+            pytest.fail(f"not what was written at {chunk.offset}")
         offset, seen = chunk.offset + len(chunk.data), seen + len(chunk.data)
         if not chunk.running and offset == chunk.total:
             break
-    same((offset, seen > 0), (600_000, True), "all bytes, and that some of them were seen")
+    assert (offset, seen > 0) == (600_000, True), "all bytes, and that some of them were seen"
 
 
 def _lines(offset: int, size: int) -> bytes:
@@ -224,11 +227,12 @@ async def test_a_follower_misses_nothing(kit: Kit) -> None:
     seen = b""
     while True:
         chunk = await within(30, slot.log(process.process_id, offset=len(seen), limit=7, wait_s=20), "its log")
-        same((chunk.offset, chunk.dropped), (len(seen), 0), "where the log goes on")
+        assert (chunk.offset, chunk.dropped) == (len(seen), 0), "where the log goes on"
         seen += chunk.data
         if not chunk.running and len(seen) == chunk.total:
             break
-    expect(seen == _lines(0, 3000), f"{len(seen)} of 3000 bytes, or others")
+    if seen != _lines(0, 3000):
+        pytest.fail(f"{len(seen)} of 3000 bytes, or others")
 
 
 async def test_writers_at_the_same_time(kit: Kit) -> None:
@@ -238,7 +242,7 @@ async def test_writers_at_the_same_time(kit: Kit) -> None:
     process = await slot.start(f"for n in 1 2 3 4 5 6 7 8; do ( {writer} ) & done; wait")
     await slot.wait(process.process_id, timeout_s=60)
     lines = (await slot.log(process.process_id)).data.decode().split()
-    same(sorted(lines), sorted(f"{n}:{i}" for n in range(1, 9) for i in range(1000)), "their lines")
+    assert sorted(lines) == sorted(f"{n}:{i}" for n in range(1, 9) for i in range(1000)), "their lines"
 
 
 async def test_characters_cut_by_a_read(kit: Kit) -> None:
@@ -250,7 +254,7 @@ async def test_characters_cut_by_a_read(kit: Kit) -> None:
     seen = b""
     while len(seen) < len(text.encode()):
         seen += (await slot.log(process.process_id, offset=len(seen), limit=1)).data
-    same(seen.decode(), text, "the text")
+    assert seen.decode() == text, "the text"
 
 
 @pytest.mark.full  # a question of size
@@ -263,18 +267,18 @@ async def test_a_gigabyte_is_held_to_its_buffer(kit: Kit) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     process = await commands.start("yes 0123456789abcde | head -c 1073741824")
     ended = await commands.wait(process.process_id, timeout_s=150)
-    same((ended.running, ended.output_bytes), (False, GIGABYTE), "that it ended, and what it wrote")
+    assert (ended.running, ended.output_bytes) == (False, GIGABYTE), "that it ended, and what it wrote"
     chunk = await commands.log(process.process_id)
-    same((len(chunk.data), chunk.offset, chunk.dropped), (HELD, GIGABYTE - HELD, GIGABYTE - HELD), "what is held")
+    assert (len(chunk.data), chunk.offset, chunk.dropped) == (HELD, GIGABYTE - HELD, GIGABYTE - HELD), "what is held"
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    expect(grown < 64 << 10, f"the driver grew by {grown >> 10} MB")
+    assert grown < 64 << 10, f"the driver grew by {grown >> 10} MB"
     attach = getattr(kit.backend, "attach", None)
     if attach is None or kit.level is Isolation.SHARED:
         return  # there it may be anyone's processes that a sandbox sees
     sandbox: Sandbox = await attach(slot.sandbox_id)
     peaks = await ran(await sandbox.open(["sh", "-c", "grep -h VmHWM /proc/[0-9]*/status 2>/dev/null || :"]))
     largest = max((int(line.split()[1]) for line in peaks.out.splitlines()), default=0)
-    expect(largest < 128 << 10, f"a process of the sandbox took {largest >> 10} MB")
+    assert largest < 128 << 10, f"a process of the sandbox took {largest >> 10} MB"
 
 
 @pytest.mark.needs("spooled output")
@@ -284,9 +288,9 @@ async def test_the_whole_log_on_request(kit: Kit) -> None:
     process = await slot.start("seq 1 100000", buffer_bytes=100, spool=True)
     await slot.wait(process.process_id, timeout_s=30)
     path = (await slot.poll(process.process_id)).spool_path
-    expect(path, "it has no path")
-    same((await slot.run(f"wc -c <{path}")).text.strip(), "588895", "the size of the file")
-    same((await slot.run(f"tail -n 1 {path}")).text, "100000\n", "its last line")
+    assert path, "it has no path"
+    assert (await slot.run(f"wc -c <{path}")).text.strip() == "588895", "the size of the file"
+    assert (await slot.run(f"tail -n 1 {path}")).text == "100000\n", "its last line"
 
 
 async def test_a_log_can_be_waited_for(kit: Kit) -> None:
@@ -295,26 +299,26 @@ async def test_a_log_can_be_waited_for(kit: Kit) -> None:
     process = await slot.start("read -r x; echo $x; read -r x")
     waiting = asyncio.ensure_future(slot.log(process.process_id, wait_s=20))
     await asyncio.sleep(0.2)
-    expect(not waiting.done(), "it did not wait")
+    assert not waiting.done(), "it did not wait"
     await slot.write(process.process_id, b"more\n")
-    same((await waiting).data, b"more\n", "what came")
+    assert (await waiting).data == b"more\n", "what came"
     nothing = await slot.log(process.process_id, offset=5, wait_s=0.2)
-    same((nothing.data, nothing.running), (b"", True), "at the time limit")
+    assert (nothing.data, nothing.running) == (b"", True), "at the time limit"
     waiting = asyncio.ensure_future(slot.log(process.process_id, offset=5, wait_s=20))
     await asyncio.sleep(0.1)
     await slot.kill(process.process_id, grace_s=1)
-    same((await within(20, waiting, "its end")).running, False, "at its end")
+    assert not (await within(20, waiting, "its end")).running, "at its end"
 
 
 async def test_a_wait_has_its_time_limit(kit: Kit) -> None:
     """`wait` returns at its time limit with a process that still runs, and blocks nobody else in the slot."""
     slot = await kit.slot()
     process = await slot.start("sleep 1000")
-    expect((await slot.wait(process.process_id, timeout_s=0)).running, "it ran no more at once")
+    assert (await slot.wait(process.process_id, timeout_s=0)).running, "it ran no more at once"
     waiting = asyncio.ensure_future(slot.wait(process.process_id, timeout_s=2))
-    same((await within(20, slot.run("echo meanwhile"), "another command")).text, "meanwhile\n", "another command")
-    expect(not waiting.done(), "the wait was over before its time")
-    expect((await within(20, waiting, "its time limit")).running, "it does not run any more")
+    assert (await within(20, slot.run("echo meanwhile"), "another command")).text == "meanwhile\n", "another command"
+    assert not waiting.done(), "the wait was over before its time"
+    assert (await within(20, waiting, "its time limit")).running, "it does not run any more"
 
 
 async def test_no_more_can_be_written_to_what_has_ended(kit: Kit) -> None:
@@ -322,10 +326,12 @@ async def test_no_more_can_be_written_to_what_has_ended(kit: Kit) -> None:
     slot = await kit.slot()
     process = await slot.start("true")
     await slot.wait(process.process_id, timeout_s=20)
-    error = await raises(CommandError, slot.write(process.process_id, b"x"), "writing to what has ended")
-    expect("ended" in error.message, f"it does not say why: {error.message}")
+    with pytest.raises(CommandError) as raised:
+        await slot.write(process.process_id, b"x")
+    error = raised.value
+    assert "ended" in error.message, f"it does not say why: {error.message}"
     if not kit.direct:
-        same(error.code, "ended", "the code of the error")
+        assert error.code == "ended", "the code of the error"
 
 
 async def test_a_session_that_there_is_not(kit: Kit) -> None:
@@ -333,18 +339,18 @@ async def test_a_session_that_there_is_not(kit: Kit) -> None:
     slot = await kit.slot()
     unknown = "proc_0123456789ab"
     for what in (slot.poll, slot.log, slot.wait, slot.kill):
-        await refused(what(unknown), f"{what.__name__} of an unknown process", "unknown_process")
-    await refused(slot.write(unknown, b"x"), "writing to an unknown process", "unknown_process")
+        await expect_refusal(what(unknown), "unknown_process")
+    await expect_refusal(slot.write(unknown, b"x"), "unknown_process")
 
 
 async def test_another_slot_s_processes_are_unknown(kit: Kit) -> None:
     """A slot neither lists nor drives the processes of its neighbour."""
     slot, other = await kit.neighbours()
     process = await slot.start("sleep 1000")
-    same(list(await other.processes()), [], "the neighbour's processes")
-    await refused(other.kill(process.process_id), "killing a neighbour's process", "unknown_process")
-    await refused(other.write(process.process_id, b"x"), "writing to it", "unknown_process")
-    expect((await slot.poll(process.process_id)).running, "it was ended")
+    assert list(await other.processes()) == [], "the neighbour's processes"
+    await expect_refusal(other.kill(process.process_id), "unknown_process")
+    await expect_refusal(other.write(process.process_id, b"x"), "unknown_process")
+    assert (await slot.poll(process.process_id)).running, "it was ended"
 
 
 async def test_the_next_lease_knows_none(kit: Kit) -> None:
@@ -356,8 +362,8 @@ async def test_the_next_lease_knows_none(kit: Kit) -> None:
             await tools.release(slot, reset_workspace=reset)
             async with tools.lease() as again:
                 commands = tools.commands(again)
-                same(list(await commands.processes()), [], f"processes of the next lease (reset: {reset})")
-                await refused(commands.poll(process.process_id), "one of the lease before", "unknown_process")
+                assert list(await commands.processes()) == [], f"processes of the next lease (reset: {reset})"
+                await expect_refusal(commands.poll(process.process_id), "unknown_process")
                 await stopped(commands)
 
 
@@ -370,8 +376,8 @@ async def test_emptying_a_slot_keeps_its_logs(kit: Kit) -> None:
     await _says(commands, process.process_id, b"last words\n")
     await tools.kill_everything(slot)
     ended = await commands.poll(process.process_id)
-    same((ended.running, ended.signal), (False, 9), "its end")
-    same((await commands.log(process.process_id)).data, b"last words\n", "its log")
+    assert (ended.running, ended.signal) == (False, 9), "its end"
+    assert (await commands.log(process.process_id)).data == b"last words\n", "its log"
 
 
 async def test_processes_are_listed_in_order(kit: Kit) -> None:
@@ -381,11 +387,11 @@ async def test_processes_are_listed_in_order(kit: Kit) -> None:
     started = [await slot.start(command) for command in commands]
     await slot.wait(started[1].process_id, timeout_s=20)
     listed = await slot.processes()
-    same([each.process_id for each in listed], [each.process_id for each in started], "the order")
-    same([each.command for each in listed], commands, "the commands")
-    same([each.running for each in listed], [True, False, True], "which of them run")
-    same({each.cwd.rstrip("/.") for each in listed}, {slot.workspace_dir}, "the directory")
-    expect(all(abs(each.started_at - time.time()) < 60 for each in listed), "they did not start just now")
+    assert [each.process_id for each in listed] == [each.process_id for each in started], "the order"
+    assert [each.command for each in listed] == commands, "the commands"
+    assert [each.running for each in listed] == [True, False, True], "which of them run"
+    assert {each.cwd.rstrip("/.") for each in listed} == {slot.workspace_dir}, "the directory"
+    assert all(abs(each.started_at - time.time()) < 60 for each in listed), "they did not start just now"
 
 
 async def test_a_background_process_has_its_directory_and_variables(kit: Kit) -> None:
@@ -395,23 +401,23 @@ async def test_a_background_process_has_its_directory_and_variables(kit: Kit) ->
     process = await slot.start("pwd; echo $WORD", cwd="sub", env={"WORD": "a word"})
     await slot.wait(process.process_id, timeout_s=20)
     lines = (await slot.log(process.process_id)).data.decode().splitlines()
-    same((lines[0].rpartition("/")[2], lines[1]), ("sub", "a word"), "its directory and variable")
+    assert (lines[0].rpartition("/")[2], lines[1]) == ("sub", "a word"), "its directory and variable"
 
 
 async def test_uptime_stands_still_at_the_end(kit: Kit) -> None:
     """How long it has run grows while it runs, and no more once it has ended."""
     slot = await kit.slot()
     process = await slot.start("sleep 0.5")
-    expect((await slot.poll(process.process_id)).uptime_s < 30, "it claims to be older than it is")
+    assert (await slot.poll(process.process_id)).uptime_s < 30, "it claims to be older than it is"
     ended = await slot.wait(process.process_id, timeout_s=20)
     await asyncio.sleep(0.3)
     later = await slot.poll(process.process_id)
-    same((later.uptime_s, later.uptime_s >= 0.4), (ended.uptime_s, True), "its age some time after its end")
+    assert (later.uptime_s, later.uptime_s >= 0.4) == (ended.uptime_s, True), "its age some time after its end"
 
 
 async def test_a_command_s_time_limit_spares_them(kit: Kit) -> None:
     """A command that reaches its time limit takes no background process of the slot with it."""
     slot = await kit.slot()
     process = await slot.start("sleep 1000")
-    expect((await slot.run("sleep 1000", timeout_s=0.3)).timed_out, "it did not time out")
-    expect((await slot.poll(process.process_id)).running, "the background process was ended too")
+    assert (await slot.run("sleep 1000", timeout_s=0.3)).timed_out, "it did not time out"
+    assert (await slot.poll(process.process_id)).running, "the background process was ended too"

@@ -6,9 +6,9 @@ import asyncio
 import time
 
 import pytest
-from hermes_testing.conformance.expect import CheckFailed, expect, refused, same, until, within
 from hermes_testing.conformance.kit import Kit
 from hermes_testing.conformance.running import TICKER, stopped, ticking
+from hermes_testing.conformance.waiting import expect_refusal, until, within
 
 from hermes_core.sandbox.commands import ProcessStatus, SlotCommands, WindowSize
 from hermes_core.tools.screen import Screen, render
@@ -26,7 +26,7 @@ async def _seen(slot: SlotCommands, process: ProcessStatus, words: bytes) -> byt
     seen = b""
     while words not in seen:
         chunk = await within(SHOWN_S, slot.log(process.process_id, offset=len(seen), wait_s=SHOWN_S), "its output")
-        expect(chunk.data, f"{words!r} was not written, but {seen!r}")
+        assert chunk.data, f"{words!r} was not written, but {seen!r}"
         seen += chunk.data
     return seen
 
@@ -40,13 +40,13 @@ async def _screen(slot: SlotCommands, process: ProcessStatus, words: str) -> Scr
         if words in screen.text:
             return screen
         if time.monotonic() > deadline:
-            raise CheckFailed(f"{words!r} is not on the screen, but:\n{screen.text}")
+            pytest.fail(f"{words!r} is not on the screen, but:\n{screen.text}")
         await asyncio.sleep(0.1)
 
 
 async def _type(slot: SlotCommands, process: ProcessStatus, keys: str) -> None:
     data = keys.encode()
-    same(await slot.write(process.process_id, data), len(data), f"bytes taken of {keys!r}")
+    assert await slot.write(process.process_id, data) == len(data), f"bytes taken of {keys!r}"
 
 
 async def _program(slot: SlotCommands, name: str) -> None:
@@ -61,14 +61,14 @@ async def test_it_is_the_session_s_own_terminal(kit: Kit) -> None:
     argv = ["sh", "-c", "echo by name >/dev/tty; tty"]
     result = await (await kit.slot()).run(argv, pty=SIZE, timeout_s=30)
     lines = result.stdout.decode().split("\r\n")
-    same((lines[0], lines[1].startswith("/dev/")), ("by name", True), "what was written to /dev/tty, and its name")
+    assert (lines[0], lines[1].startswith("/dev/")) == ("by name", True), "what was written to /dev/tty, and its name"
 
 
 @pytest.mark.needs(TERMINALS)
 async def test_a_terminal_without_input(kit: Kit) -> None:
     """A foreground command in a terminal that nobody types into finds the end of its input."""
     result = await (await kit.slot()).run("cat; echo end", pty=SIZE, timeout_s=30)
-    same((result.stdout, result.timed_out), (b"end\r\n", False), "the command")
+    assert (result.stdout, result.timed_out) == (b"end\r\n", False), "the command"
 
 
 @pytest.mark.needs(TERMINALS)
@@ -76,10 +76,10 @@ async def test_a_terminal_is_resized(kit: Kit) -> None:
     """A new size reaches the program, with SIGWINCH, and the status tells it."""
     slot = await kit.slot()
     process = await slot.start("trap 'stty size' WINCH; echo ready; while :; do sleep 0.1; done", pty=SIZE)
-    same(process.pty, SIZE, "the size that it starts with")
+    assert process.pty == SIZE, "the size that it starts with"
     await _seen(slot, process, b"ready")
     resized = await slot.resize(process.process_id, WindowSize(50, 132))
-    same(resized.pty, WindowSize(50, 132), "the size that is told")
+    assert resized.pty == WindowSize(50, 132), "the size that is told"
     await _seen(slot, process, b"50 132")
 
 
@@ -89,9 +89,9 @@ async def test_resizing_what_has_no_terminal(kit: Kit) -> None:
     slot = await kit.slot()
     plain, ended = await slot.start("sleep 1000"), await slot.start("true", pty=SIZE)
     await slot.wait(ended.process_id, timeout_s=20)
-    await refused(slot.resize(plain.process_id, SIZE), "resizing a pipe", "no_pty")
-    await refused(slot.resize(ended.process_id, SIZE), "resizing what has ended", "ended")
-    await refused(slot.start("true", pty=WindowSize(0, 80)), "a terminal of 0 rows", "invalid")
+    await expect_refusal(slot.resize(plain.process_id, SIZE), "no_pty")
+    await expect_refusal(slot.resize(ended.process_id, SIZE), "ended")
+    await expect_refusal(slot.start("true", pty=WindowSize(0, 80)), "invalid")
 
 
 @pytest.mark.needs(TERMINALS)
@@ -102,8 +102,8 @@ async def test_programs_see_colours(kit: Kit) -> None:
     if b"\x1b[" not in (await slot.run("TERM=xterm-256color ls --color=always")).stdout:
         pytest.skip("the sandbox's `ls` knows no colours")
     result = await slot.run("ls --color=auto; echo $TERM", pty=SIZE)
-    expect(b"\x1b[" in result.stdout and b"color" in result.stdout, f"no colours: {result.stdout!r}")
-    expect(b"\x1b[" not in (await slot.run("ls --color=auto")).stdout, "colours in a pipe")
+    assert b"\x1b[" in result.stdout and b"color" in result.stdout, f"no colours: {result.stdout!r}"
+    assert b"\x1b[" not in (await slot.run("ls --color=auto")).stdout, "colours in a pipe"
 
 
 @pytest.mark.needs(TERMINALS)
@@ -113,7 +113,7 @@ async def test_ctrl_c(kit: Kit) -> None:
     process = await slot.start("echo ready; sleep 1000", pty=SIZE)
     await _seen(slot, process, b"ready")
     await _type(slot, process, "\x03")
-    same((await slot.wait(process.process_id, timeout_s=20)).signal, 2, "the signal that ended it")
+    assert (await slot.wait(process.process_id, timeout_s=20)).signal == 2, "the signal that ended it"
 
 
 @pytest.mark.needs(TERMINALS)
@@ -124,8 +124,8 @@ async def test_ctrl_d(kit: Kit) -> None:
     await _type(slot, process, "typed\n\x04")
     await _seen(slot, process, b"first")
     await slot.write(process.process_id, b"half a line", eof=True)
-    same((await slot.wait(process.process_id, timeout_s=20)).exit_code, 0, "its exit code")
-    same((await slot.run("cat one two")).text, "typed\nhalf a line", "what was read")
+    assert (await slot.wait(process.process_id, timeout_s=20)).exit_code == 0, "its exit code"
+    assert (await slot.run("cat one two")).text == "typed\nhalf a line", "what was read"
 
 
 @pytest.mark.needs(TERMINALS)
@@ -147,7 +147,7 @@ async def test_job_control(kit: Kit) -> None:
     await _type(slot, process, "echo interrupted: $?\r")
     await _screen(slot, process, "interrupted: 130")
     await _type(slot, process, "exit 5\r")
-    same((await slot.wait(process.process_id, timeout_s=20)).exit_code, 5, "the shell's exit code")
+    assert (await slot.wait(process.process_id, timeout_s=20)).exit_code == 5, "the shell's exit code"
 
 
 @pytest.mark.needs(TERMINALS)
@@ -156,7 +156,7 @@ async def test_last_words_in_a_terminal(kit: Kit) -> None:
     slot = await kit.slot()
     wanted = b"".join(b"%d\r\n" % number for number in range(1, 2001))
     for _ in range(10):
-        same((await slot.run("seq 1 2000", pty=SIZE)).stdout, wanted, "its output")
+        assert (await slot.run("seq 1 2000", pty=SIZE)).stdout == wanted, "its output"
 
 
 @pytest.mark.needs(TERMINALS)
@@ -168,7 +168,7 @@ async def test_characters_in_a_terminal(kit: Kit) -> None:
     for byte in "aä€𝄞\n".encode():
         await slot.write(process.process_id, bytes([byte]))
     seen = await _seen(slot, process, b">")
-    expect("<aä€𝄞>".encode() in seen, f"got {seen!r}")
+    assert "<aä€𝄞>".encode() in seen, f"got {seen!r}"
 
 
 @pytest.mark.needs(TERMINALS)
@@ -178,7 +178,7 @@ async def test_a_progress_bar_as_a_screen(kit: Kit) -> None:
     bar = "i=0; while [ $i -lt 100 ]; do i=$((i + 1)); printf '\\rprogress %3d%%' $i; done; echo; echo done"
     process = await slot.start(bar, pty=SIZE)
     screen = await _screen(slot, process, "done")
-    same(screen.lines, ("progress 100%", "done"), "the screen")
+    assert screen.lines == ("progress 100%", "done"), "the screen"
 
 
 @pytest.mark.needs(TERMINALS)
@@ -196,7 +196,7 @@ async def test_a_python_prompt(kit: Kit) -> None:
     await _screen(slot, process, "KeyboardInterrupt\n>>>")
     # After an interrupt some versions end by SIGINT, whatever they are told to exit with.
     await _type(slot, process, "import os; os._exit(7)\r")
-    same((await slot.wait(process.process_id, timeout_s=20)).exit_code, 7, "its exit code")
+    assert (await slot.wait(process.process_id, timeout_s=20)).exit_code == 7, "its exit code"
 
 
 @pytest.mark.needs(TERMINALS)
@@ -207,14 +207,14 @@ async def test_an_editor(kit: Kit) -> None:
     await slot.write_file("text", b"first line\nsecond line\n")
     process = await slot.start("vi text", pty=SIZE)
     screen = await _screen(slot, process, "second line\n~")
-    same(screen.lines[:2], ("first line", "second line"), "the lines of the file on the screen")
+    assert screen.lines[:2] == ("first line", "second line"), "the lines of the file on the screen"
     await _type(slot, process, "ggcwchanged")
     await _screen(slot, process, "changed line")
     await _type(slot, process, "\x1b")
     await asyncio.sleep(1.2)  # an editor waits whether the escape key is the beginning of another one
     await _type(slot, process, ":wq\r")
-    same((await slot.wait(process.process_id, timeout_s=20)).exit_code, 0, "its exit code")
-    same((await slot.read_file("text")).data, b"changed line\nsecond line\n", "the file")
+    assert (await slot.wait(process.process_id, timeout_s=20)).exit_code == 0, "its exit code"
+    assert (await slot.read_file("text")).data == b"changed line\nsecond line\n", "the file"
 
 
 @pytest.mark.needs(TERMINALS)
@@ -224,14 +224,14 @@ async def test_a_pager(kit: Kit) -> None:
     await _program(slot, "less")
     process = await slot.start("seq 1001 1500 >numbers; less numbers", pty=SIZE)
     screen = await _screen(slot, process, "1023")
-    same((screen.lines[0], "1024" in screen.text), ("1001", False), "its first page")
+    assert (screen.lines[0], "1024" in screen.text) == ("1001", False), "its first page"
     await _type(slot, process, " ")
     screen = await _screen(slot, process, "1046")
-    same(screen.lines[0], "1024", "its second page")
+    assert screen.lines[0] == "1024", "its second page"
     await _type(slot, process, "/1400\r")
     await _screen(slot, process, "1400")
     await _type(slot, process, "q")
-    same((await slot.wait(process.process_id, timeout_s=20)).exit_code, 0, "its exit code")
+    assert (await slot.wait(process.process_id, timeout_s=20)).exit_code == 0, "its exit code"
 
 
 @pytest.mark.needs(TERMINALS)
@@ -245,9 +245,9 @@ async def test_a_program_that_redraws(kit: Kit) -> None:
     await _seen(slot, process, b"top")
     await slot.log(process.process_id, offset=size, wait_s=SHOWN_S)
     screen = await _screen(slot, process, "PID")
-    same(screen.text.count("PID"), 1, "headings on the screen")
+    assert screen.text.count("PID") == 1, "headings on the screen"
     await _type(slot, process, "q")
-    same((await slot.wait(process.process_id, timeout_s=20)).exit_code, 0, "its exit code")
+    assert (await slot.wait(process.process_id, timeout_s=20)).exit_code == 0, "its exit code"
 
 
 @pytest.mark.needs(TERMINALS)
@@ -259,7 +259,7 @@ async def test_a_terminal_s_shell_is_killed(kit: Kit) -> None:
     await _type(slot, process, f"trap '' HUP TERM; ({TICKER}) &\n")
     await ticking(slot)
     killed = await within(20, slot.kill(process.process_id, grace_s=0.5), "its end")
-    same((killed.running, killed.signal), (False, 9), "its end")
+    assert (killed.running, killed.signal) == (False, 9), "its end"
     await stopped(slot)
 
 
@@ -270,9 +270,9 @@ async def test_terminals_end_with_their_slot(kit: Kit) -> None:
     commands = tools.commands(slot)
     process = await commands.start(f"trap '' HUP TERM INT; {TICKER}", pty=SIZE)
     await tools.kill_everything(slot)
-    same((await commands.poll(process.process_id)).running, False, "that it runs")
+    assert not (await commands.poll(process.process_id)).running, "that it runs"
     await stopped(commands)
-    same((await commands.run("echo on", pty=SIZE)).stdout, b"on\r\n", "the next command in a terminal")
+    assert (await commands.run("echo on", pty=SIZE)).stdout == b"on\r\n", "the next command in a terminal"
 
 
 @pytest.mark.needs(TERMINALS)
@@ -295,8 +295,8 @@ async def test_the_tools_drive_a_terminal(kit: Kit) -> None:
     await until(lambda: shows("<one>"), SHOWN_S, "it did not read a line")
     await call("process", action="write", session_id=session, data="\x04")
     ended = await call("process", action="wait", session_id=session, timeout=20)
-    same((ended["status"], ended["exit_code"]), ("exited", 7), "its end")
+    assert (ended["status"], ended["exit_code"]) == ("exited", 7), "its end"
     late = await call("process", action="submit", session_id=session, data="late")
-    same(late["status"], "already_exited", "writing to it then")
+    assert late["status"] == "already_exited", "writing to it then"
     unknown = await call("process", action="poll", session_id="proc_0123456789ab")
-    same(unknown["status"], "not_found", "an unknown session")
+    assert unknown["status"] == "not_found", "an unknown session"

@@ -7,10 +7,11 @@ import secrets
 import tempfile
 from dataclasses import dataclass
 
+import pytest
+
 from hermes_core import Isolation, SlotCommands
-from hermes_testing.conformance.checks import check
-from hermes_testing.conformance.expect import expect, same, until
 from hermes_testing.conformance.kit import Kit
+from hermes_testing.conformance.waiting import until
 
 SHARED = {Isolation.SHARED: "shared is directories; it keeps nothing apart (see the threat model)"}
 NETWORK = {**SHARED, Isolation.USER: "at user a sandbox has one network (see the threat model)"}
@@ -78,7 +79,7 @@ class Pair:
         return await self.got(f"{{ {script}; }} 2>/dev/null")
 
 
-async def pair(kit: Kit) -> Pair:
+async def _pair(kit: Kit) -> Pair:
     """Return two slots of one sandbox. In the second runs a process with a mark in its command line and environment."""
     slot, other = await kit.neighbours()
     mark = "mark" + secrets.token_hex(8)
@@ -96,32 +97,32 @@ async def pair(kit: Kit) -> Pair:
     return Pair(slot, other, mark, pid, home, tmp)
 
 
-@check("slots", levels=True, documented=SHARED)
+@pytest.mark.levels(documented=SHARED)
 async def a_neighbours_files_can_not_be_read(kit: Kit) -> None:
     """A slot can't read a neighbour's workspace, home or temporary files, nor list them."""
-    both = await pair(kit)
+    both = await _pair(kit)
     for place in (both.other.workspace_dir, both.home, both.tmp):
-        expect(not await both.got(f"cat {place}/secret"), f"it read {place}/secret")
+        assert not await both.got(f"cat {place}/secret"), f"it read {place}/secret"
     listed = await both.slot.run(["ls", "-A", both.other.workspace_dir])
     own = both.slot.workspace_dir == both.other.workspace_dir  # two sandboxes: the same path is the slot's own there
-    expect(own or not listed.ok or not listed.stdout, f"it listed a neighbour's workspace: {listed.text!r}")
+    assert own or not listed.ok or not listed.stdout, f"it listed a neighbour's workspace: {listed.text!r}"
 
 
-@check("slots", levels=True, documented=SHARED)
+@pytest.mark.levels(documented=SHARED)
 async def a_neighbours_files_can_not_be_changed(kit: Kit) -> None:
     """A slot can't write, plant or remove anything in a neighbour's directories."""
-    both = await pair(kit)
+    both = await _pair(kit)
     # The workspace comes last: in a sandbox of its own, the slot's commands begin in a directory of the same name.
     for place in (both.home, both.tmp, both.other.workspace_dir):
         await both.slot.run(f"echo changed >{place}/secret; touch {place}/planted; rm -rf {place}")
     look = 'cat secret "$HOME/secret" "$TMPDIR/secret"; ls planted "$HOME/planted" "$TMPDIR/planted" 2>/dev/null; true'
-    same((await both.other.run(look)).text, f"{both.mark}\n" * 3, "the neighbour's files afterwards")
+    assert (await both.other.run(look)).text == f"{both.mark}\n" * 3, "the neighbour's files afterwards"
 
 
-@check("slots", levels=True, documented=SHARED)
+@pytest.mark.levels(documented=SHARED)
 async def links_lead_nowhere_new(kit: Kit) -> None:
     """A file operation through a link out of the slot has only the slot's rights."""
-    both = await pair(kit)
+    both = await _pair(kit)
     await both.slot.run(f"ln -s {both.other.workspace_dir}/secret link; ln -s {both.other.workspace_dir} dir")
     if both.slot.workspace_dir == both.other.workspace_dir:
         return
@@ -129,76 +130,77 @@ async def links_lead_nowhere_new(kit: Kit) -> None:
         try:
             content = await both.slot.read_file(path)
         except Exception as error:
-            same(type(error).__name__, "CommandError", "the refusal")
+            assert type(error).__name__ == "CommandError", "the refusal"
         else:
-            expect(both.mark not in content.data.decode("utf-8", "replace"), "it read a neighbour's file by a link")
+            assert both.mark not in content.data.decode("utf-8", "replace"), "it read a neighbour's file by a link"
 
 
-@check("slots", levels=True, documented=SHARED)
+@pytest.mark.levels(documented=SHARED)
 async def a_neighbour_can_not_be_signalled(kit: Kit) -> None:
     """A slot can't signal a neighbour's processes, neither by number nor by signalling everything it sees."""
-    both = await pair(kit)
+    both = await _pair(kit)
     everything = 'for p in /proc/[0-9]*; do kill -9 "${p#/proc/}"; done; kill -9 -1'
     # In a sandbox of its own a slot may be root. If that sandbox separates nothing, this would kill the host.
     found = f"grep -q {both.mark} /proc/{both.pid}/cmdline && kill -9 {both.pid}"
     await both.slot.run(found if kit.dedicated else f"kill -9 {both.pid}; {everything}")
     alive = [each for each in await both.other.processes() if each.running]
-    same(len(alive), 1, "running processes of the neighbour afterwards")
-    same((await both.other.run("echo fine")).text, "fine\n", "the neighbour's next command")
+    assert len(alive) == 1, "running processes of the neighbour afterwards"
+    assert (await both.other.run("echo fine")).text == "fine\n", "the neighbour's next command"
 
 
-@check("slots", levels=True, documented=SHARED)
+@pytest.mark.levels(documented=SHARED)
 async def a_neighbours_environment_can_not_be_read(kit: Kit) -> None:
     """A slot can't read the environment of a neighbour's processes."""
-    both = await pair(kit)
-    expect(not await both.got_process("environ"), "it read a neighbour's environment")
+    both = await _pair(kit)
+    assert not await both.got_process("environ"), "it read a neighbour's environment"
 
 
-@check("slots", levels=True, documented=SHARED)
+@pytest.mark.levels(documented=SHARED)
 async def a_neighbours_processes_can_not_be_entered(kit: Kit) -> None:
     """A slot can't reach a neighbour's files or memory through /proc."""
-    both = await pair(kit)
-    expect(not await both.got_process("cwd/secret"), "it read a neighbour's file by /proc/PID/cwd")
-    expect(not await both.got_process(f"root{both.other.workspace_dir}/secret"), "it did by /proc/PID/root")
+    both = await _pair(kit)
+    assert not await both.got_process("cwd/secret"), "it read a neighbour's file by /proc/PID/cwd"
+    assert not await both.got_process(f"root{both.other.workspace_dir}/secret"), "it did by /proc/PID/root"
     opened = "if : <$p/mem; then cat $p/cmdline; fi"
     found = await both.slot.run(f"for p in /proc/[0-9]*; do [ $p = /proc/$$ ] || {opened}; done")
-    expect(both.mark not in found.text, "it opened the memory of a neighbour's process")
+    assert both.mark not in found.text, "it opened the memory of a neighbour's process"
 
 
-@check("slots", levels=True, documented=SHARED, needs=PYTHON)
+@pytest.mark.levels(documented=SHARED)
+@pytest.mark.needs(PYTHON)
 async def a_neighbour_can_not_be_traced(kit: Kit) -> None:
     """A slot can't attach to a neighbour's process as a debugger does."""
-    both = await pair(kit)
+    both = await _pair(kit)
     seen = await both.slot.run(["python3", "-c", PTRACE, both.pid, both.mark])
-    expect("traced" not in seen.text, "it attached to a neighbour's process as a debugger does")
+    assert "traced" not in seen.text, "it attached to a neighbour's process as a debugger does"
 
 
-@check("slots", levels=True, documented=NAMES)
+@pytest.mark.levels(documented=NAMES)
 async def a_neighbours_command_lines_are_hidden(kit: Kit) -> None:
     """A slot does not see what a neighbour runs."""
-    both = await pair(kit)
-    expect(not await both.got_process("cmdline"), "it saw a neighbour's command line")
+    both = await _pair(kit)
+    assert not await both.got_process("cmdline"), "it saw a neighbour's command line"
 
 
-@check("slots", levels=True, documented=SHARED)
+@pytest.mark.levels(documented=SHARED)
 async def a_neighbours_temporary_files_are_its_own(kit: Kit) -> None:
     """A slot can't read, change or remove a neighbour's private files in /tmp and /dev/shm."""
-    both = await pair(kit)
+    both = await _pair(kit)
     paths = f"/tmp/{both.mark} /dev/shm/{both.mark}"
     await both.other.run(f"umask 077; for p in {paths}; do echo {both.mark} >$p; done 2>/dev/null")
     there = (await both.other.run(f"cat {paths} 2>/dev/null; true")).text
-    expect(there, "the neighbour itself can't write to /tmp")
-    expect(not await both.got(f"cat {paths} 2>/dev/null"), "it read a neighbour's temporary file")
+    assert there, "the neighbour itself can't write to /tmp"
+    assert not await both.got(f"cat {paths} 2>/dev/null"), "it read a neighbour's temporary file"
     await both.slot.run(f"for p in {paths}; do echo x >>$p; rm -f $p; done 2>/dev/null")
-    same((await both.other.run(f"cat {paths} 2>/dev/null; true")).text, there, "the neighbour's files afterwards")
+    assert (await both.other.run(f"cat {paths} 2>/dev/null; true")).text == there, "the neighbour's files afterwards"
 
 
-@check("slots", levels=True, documented=TMP)
+@pytest.mark.levels(documented=TMP)
 async def the_names_of_temporary_files_are_hidden(kit: Kit) -> None:
     """Each slot has a /tmp and a /dev/shm of its own."""
-    both = await pair(kit)
+    both = await _pair(kit)
     await both.other.run(f"touch /tmp/{both.mark} /dev/shm/{both.mark} 2>/dev/null")
-    expect(not await both.got("ls -A /tmp /dev/shm"), "it saw the name of a neighbour's temporary file")
+    assert not await both.got("ls -A /tmp /dev/shm"), "it saw the name of a neighbour's temporary file"
 
 
 async def _served(both: Pair) -> str:
@@ -211,37 +213,40 @@ async def _served(both: Pair) -> str:
     return (await both.other.run("cat port")).text
 
 
-@check("slots", levels=True, documented=NETWORK, needs=PYTHON)
+@pytest.mark.levels(documented=NETWORK)
+@pytest.mark.needs(PYTHON)
 async def a_neighbours_port_is_out_of_reach(kit: Kit) -> None:
     """A slot can't connect to a neighbour's server on localhost."""
-    both = await pair(kit)
+    both = await _pair(kit)
     port = await _served(both)
     own = await both.other.run(["python3", "-c", CONNECT, "port", port])
-    expect(own.ok, f"the neighbour itself can't connect to it: {own.error_text}")
-    expect(not (await both.slot.run(["python3", "-c", CONNECT, "port", port])).ok, "it connected to it")
+    assert own.ok, f"the neighbour itself can't connect to it: {own.error_text}"
+    assert not (await both.slot.run(["python3", "-c", CONNECT, "port", port])).ok, "it connected to it"
 
 
-@check("slots", levels=True, documented=NETWORK, needs=PYTHON)
+@pytest.mark.levels(documented=NETWORK)
+@pytest.mark.needs(PYTHON)
 async def a_neighbours_abstract_socket_is_out_of_reach(kit: Kit) -> None:
     """A slot can't connect to a neighbour's abstract socket."""
-    both = await pair(kit)
+    both = await _pair(kit)
     await _served(both)
     own = await both.other.run(["python3", "-c", CONNECT, "abstract", both.mark])
-    expect(own.ok, f"the neighbour itself can't connect to it: {own.error_text}")
-    expect(not (await both.slot.run(["python3", "-c", CONNECT, "abstract", both.mark])).ok, "it connected to it")
+    assert own.ok, f"the neighbour itself can't connect to it: {own.error_text}"
+    assert not (await both.slot.run(["python3", "-c", CONNECT, "abstract", both.mark])).ok, "it connected to it"
 
 
-@check("slots", levels=True, documented=SHARED, needs=PYTHON)
+@pytest.mark.levels(documented=SHARED)
+@pytest.mark.needs(PYTHON)
 async def shared_memory_is_ones_own(kit: Kit) -> None:
     """A slot can't get at a neighbour's System V shared memory."""
     slot, other = await kit.neighbours()
     key = str(secrets.randbelow(1 << 30) + 1)
     await other.run(["python3", "-c", SHARED_MEMORY, key, "make"])
     found = await slot.run(["python3", "-c", SHARED_MEMORY, key, "find"])
-    expect(not found.ok, "it found a neighbour's shared memory segment")
+    assert not found.ok, "it found a neighbour's shared memory segment"
 
 
-@check("slots", levels=True, documented=SHARED)
+@pytest.mark.levels(documented=SHARED)
 async def no_privilege_is_to_be_had(kit: Kit) -> None:
     """Set-user-id programs give a slot no privileges; a slot that is root owns only its own root."""
     slot, other = await kit.neighbours()
@@ -249,41 +254,41 @@ async def no_privilege_is_to_be_had(kit: Kit) -> None:
         await _is_root_of_its_own(slot)
         return
     if kit.direct:
-        raise kit.not_applicable("a sandbox without Python runs its one slot as the sandbox's own user")
+        pytest.skip("a sandbox without Python runs its one slot as the sandbox's own user")
     if kit.dedicated:
-        raise kit.not_applicable("a slot with a sandbox of its own may be root in it: the sandbox is what separates")
+        pytest.skip("a slot with a sandbox of its own may be root in it: the sandbox is what separates")
     await other.run("cp $(command -v id) ./id; chmod 4755 ./id")
     got = await slot.run(
         'cp "$(command -v id)" ./id; chmod 4755 ./id; ./id -u; grep -E "Cap(Eff|Prm|Bnd)" /proc/self/status'
     )
-    expect(got.text.split()[0] != "0", "commands run as root")
+    assert got.text.split()[0] != "0", "commands run as root"
     capabilities = [int(word, 16) for word in got.text.split()[2::2]]
-    same(capabilities, [0, 0, 0], "effective, permitted and bounding capabilities")
+    assert capabilities == [0, 0, 0], "effective, permitted and bounding capabilities"
 
 
 async def _is_root_of_its_own(slot: SlotCommands) -> None:
-    same((await slot.run("id -u")).text, "0\n", "the user of commands")
+    assert (await slot.run("id -u")).text == "0\n", "the user of commands"
     status = (await slot.run('grep -E "Cap(Eff|Prm|Bnd)" /proc/self/status')).text.split()
     held = {number for word in status[1::2] for number in range(64) if int(word, 16) >> number & 1}
-    expect(held <= HARMLESS, f"it has capabilities beyond its own root: {sorted(held - HARMLESS)}")
+    assert held <= HARMLESS, f"it has capabilities beyond its own root: {sorted(held - HARMLESS)}"
     for command in ("mount -t tmpfs none /mnt", "mknod /tmp/memory c 1 1", "echo x >/proc/sys/kernel/core_pattern"):
-        expect(not (await slot.run(command)).ok, f"it could do this: {command}")
+        assert not (await slot.run(command)).ok, f"it could do this: {command}"
 
 
-@check("slots", levels=True, documented=SHARED)
+@pytest.mark.levels(documented=SHARED)
 async def the_guest_can_not_be_read(kit: Kit) -> None:
     """Slots can't read the guest's own directory."""
     if kit.direct:
-        raise kit.not_applicable("a sandbox without Python has no guest")
+        pytest.skip("a sandbox without Python has no guest")
     slot = await kit.slot()
     async with kit.sandbox() as sandbox:
         base = slot.workspace_dir.rpartition("/")[0]
         state_dir = sandbox.state_dir.replace(sandbox.workspace_base, base, 1)
     listed = await slot.run(["ls", "-A", state_dir])
-    expect(not listed.ok, f"it listed {state_dir}: {listed.text!r}")
+    assert not listed.ok, f"it listed {state_dir}: {listed.text!r}"
 
 
-@check("slots", levels=True, documented=SHARED)
+@pytest.mark.levels(documented=SHARED)
 async def the_drivers_files_are_not_there(kit: Kit) -> None:
     """A slot can't reach a private file of the driver's host, nor the driver's process."""
     slot = await kit.slot()
@@ -293,4 +298,4 @@ async def the_drivers_files_are_not_there(kit: Kit) -> None:
         file.flush()
         own = f"/proc/{os.getpid()}"
         got = await slot.run(f"cat {file.name} {own}/root{file.name} {own}/fd/{file.fileno()}")
-        expect(mark not in got.text, "it read a private file of the driver's host")
+        assert mark not in got.text, "it read a private file of the driver's host"

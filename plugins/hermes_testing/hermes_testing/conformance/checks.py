@@ -1,106 +1,97 @@
-"""The list of checks: each a plain async function, registered by the decorator `check`, in a module for its group."""
+"""The list of checks: every public coroutine function of the modules in `GROUPS` whose one parameter is a kit."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+import inspect
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from types import TracebackType
+from typing import Any
+
+import pytest
 
 from hermes_core import Isolation, UnknownNameError
+from hermes_testing.conformance import GROUPS
 from hermes_testing.conformance.kit import Kit
 
-if TYPE_CHECKING:
-    Function = Callable[[Kit], Awaitable[None]]
-
-GROUPS = {
-    "contract": ("contract",),
-    "commands": ("commands",),
-    "processes": ("processes",),
-    "files": ("files",),
-    "slots": ("slots", "apart"),
-    "forwards": ("forwards",),
-    "pools": ("pools",),
-    "failure": ("failure", "transport"),
-    "leaks": ("leaks",),
-    "speed": ("speed",),
-}
-"""The groups in the order in which they run, each with its modules of this package."""
-
 LIMIT_S = 90.0
-"""Time limit in seconds of a check that does not set one."""
+"""Time limit in seconds of a check without the mark `limit`."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One promise, and the function that checks whether it is kept."""
+    """One promise, and the function that checks whether it is kept. The plugin for pytest describes its marks."""
 
     group: str
-    name: str
-    function: Function
-    level: Isolation | None
+    function: Callable[[Kit], Awaitable[None]]
+    level: Isolation | None = None
     """The isolation level that is checked; None is the run's own."""
-    needs: tuple[str, ...]
-    """Words from `DirectClient.missing`. If one of these is missing, the check is not applicable."""
-    least: Isolation
-    """The weakest level of a run that makes the promise."""
-    documented: str
-    """Why the promise is not made at this level, by design; empty if it is made."""
-    limit_s: float
+
+    @property
+    def name(self) -> str:
+        """Return the function's name, and the level if there is one: `reset_leaves_no_file[user]`."""
+        name: str = self.function.__name__
+        return name if self.level is None else f"{name}[{self.level.label}]"
 
     @property
     def promise(self) -> str:
         """Return the promise in one line."""
         return (self.function.__doc__ or "").strip().partition("\n")[0]
 
+    @property
+    def limit_s(self) -> float:
+        """Return its time limit in seconds."""
+        return float(self._marked("limit", LIMIT_S))
 
-_CHECKS: dict[str, Check] = {}
+    @property
+    def least(self) -> Isolation:
+        """Return the weakest level of a run that makes the promise."""
+        return Isolation(self._marked("least", Isolation.SHARED))
+
+    @property
+    def needs(self) -> str:
+        """Return what it needs, in words of `DirectClient.missing`; empty if a sandbox without a guest will do."""
+        return str(self._marked("needs", ""))
+
+    def as_param(self) -> Any:
+        """Return it as an argument of `parametrize`. Where the promise is not made by design, it is skipped."""
+        levels = _marks(self.function).get("levels")
+        why = "" if levels is None else levels.kwargs.get("documented", {}).get(self.level, "")
+        marks = [pytest.mark.skip(reason=f"documented as open: {why}")] if why else []
+        return pytest.param(self, id=f"{self.group}-{self.name}", marks=marks)
+
+    def own_frames(self, trace: TracebackType | None) -> TracebackType | None:
+        """Return a traceback from the check's own first frame on: all of it, if there is no such frame."""
+        here = trace
+        while here is not None and here.tb_frame.f_code is not self.function.__code__:
+            here = here.tb_next
+        return here or trace
+
+    def _marked(self, name: str, otherwise: object) -> Any:
+        mark = _marks(self.function).get(name)
+        return otherwise if mark is None else mark.args[0]
 
 
-def check(
-    group: str,
-    *,
-    needs: str | Iterable[str] = (),
-    least: Isolation = Isolation.SHARED,
-    levels: bool = False,
-    documented: Mapping[Isolation, str] | None = None,
-    limit_s: float = LIMIT_S,
-) -> Callable[[Function], Function]:
-    """Register a check under its function's name.
-
-    Args:
-        group: one of `GROUPS`.
-        needs: what it requires, in words of `DirectClient.missing`.
-        least: the weakest level of a run at which it applies.
-        levels: whether it runs once for every isolation level, as `name[level]`, independent of the run's level.
-        documented: with `levels`, the levels that don't make the promise by design, and why (see the threat model).
-        limit_s: time limit in seconds, after which it has failed.
-    """
-    words = (needs,) if isinstance(needs, str) else tuple(needs)
-
-    def register(function: Function) -> Function:
-        name: str = function.__name__
-        for level in Isolation if levels else [None]:
-            full = name if level is None else f"{name}[{level.label}]"
-            if full in _CHECKS:
-                raise ValueError(f"two checks are called {full!r}")
-            open_there = "" if level is None else (documented or {}).get(level, "")
-            _CHECKS[full] = Check(group, full, function, level, words, least, open_there, limit_s)
-        return function
-
-    return register
+def _marks(function: Callable[..., object]) -> dict[str, pytest.Mark]:
+    return {mark.name: mark for mark in getattr(function, "pytestmark", ())}
 
 
 def all_checks() -> list[Check]:
     """Return every check, in the order in which they run."""
-    for modules in GROUPS.values():
-        for module in modules:
-            importlib.import_module(f"hermes_testing.conformance.{module}")
-    order = list(GROUPS)
-    return sorted(_CHECKS.values(), key=lambda each: order.index(each.group))
+    return [check for group, modules in GROUPS.items() for module in modules for check in _checks_of(group, module)]
 
 
-def chosen(groups: Iterable[str] = (), names: Iterable[str] = ()) -> list[Check]:
+def _checks_of(group: str, name: str) -> Iterator[Check]:
+    module = importlib.import_module(f"hermes_testing.conformance.{name}")
+    for function in vars(module).values():
+        own = inspect.iscoroutinefunction(function) and function.__module__ == module.__name__
+        if own and not function.__name__.startswith("_") and [*inspect.signature(function).parameters] == ["kit"]:
+            levels = Isolation if "levels" in _marks(function) else [None]
+            yield from (Check(group, function, level) for level in levels)
+
+
+def choose_checks(groups: Iterable[str] = (), names: Iterable[str] = ()) -> list[Check]:
     """Return the checks of these groups or names; all if neither is given. A name without a level means all its levels.
 
     Raises:
@@ -108,7 +99,7 @@ def chosen(groups: Iterable[str] = (), names: Iterable[str] = ()) -> list[Check]
     """
     groups, names = tuple(groups), tuple(names)
     every = all_checks()
-    known = {each.name for each in every} | {each.name.partition("[")[0] for each in every}
+    known = {each.name for each in every} | {each.function.__name__ for each in every}
     for name in names:
         if name not in known:
             raise UnknownNameError("check", name, known)

@@ -1,31 +1,56 @@
-"""The command `conformance`: parse, call, print."""
+"""The command `conformance`: lets pytest run the checks, and prints what came of them."""
 
 from __future__ import annotations
 
-import asyncio
+import itertools
 import json
 import logging
+import os
 import sys
+import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections import Counter
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import click
+import pytest
 
-from hermes_core import alongside
-from hermes_core.cli.exits import EXIT_BROKEN
 from hermes_core.cli.support import new_runtime, tell_problems
 from hermes_core.printing import printable
 from hermes_core.settings import read_mapping
-from hermes_testing.conformance.checks import Check, chosen
-from hermes_testing.conformance.kit import FIRST_S, Rig
-from hermes_testing.conformance.report import as_end, as_list, as_row
-from hermes_testing.conformance.runner import CheckOutcome, Report, Result, run
+from hermes_testing.conformance.checks import Check, choose_checks
+from hermes_testing.conformance.kit import reason_of
+from hermes_testing.conformance.waiting import NotDone
 
 TELL_S = 15.0
 """How often in seconds a program without a terminal is told what takes long."""
+
+MOST_HUNG = 3
+"""After this many checks that did not end in time, no further ones are run."""
+
+FIGURES = {
+    "true_p50_ms": ("`true` in a slot, p50", "ms"),
+    "commands_per_s_at_32": ("commands a second, 32 at a time", "/s"),
+    "lease_p50_ms": ("acquire, reset and release, p50", "ms"),
+    "sandbox_ready_s": ("a sandbox ready for commands", "s"),
+    "output_mb_per_s": ("10 MB of output", "MB/s"),
+}
+"""The figures that the checks of group `speed` measure, in words and with their units."""
+
+_OUTCOMES = ("passed", "failed", "not_applicable")
+_COLOURS = {"passed": "green", "failed": "red"}
+
+_HERE = Path(__file__).parent
+_USELESS = ("terminal", "cacheprovider", "faulthandler", "logging", "warnings")
+_PYTEST = (
+    *("--config-file", os.devnull, "--rootdir", str(_HERE), "--disable-plugin-autoload", "--capture=no"),
+    *(word for name in _USELESS for word in ("-p", f"no:{name}")),
+    *("-p", "hermes_testing.conformance.plugin", str(_HERE / "every_check.py")),
+)
+"""The arguments of pytest: nothing of the folder that the command is started in, and no output but our own."""
 
 
 @click.command()
@@ -42,93 +67,190 @@ TELL_S = 15.0
 @click.option("--list", "only_list", is_flag=True, help="Only print what each check expects; run none.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
-def conformance(ctx: click.Context, /, backend: str, as_json: bool, only_list: bool, **given: Any) -> None:
+def conformance(
+    ctx: click.Context, /, backend: str, config: Path | None, as_json: bool, only_list: bool, **given: Any
+) -> None:
     """Test BACKEND against the backend contract, and measure its speed.
 
     Prints each check when it ends; with --json these lines go to standard error. Exits with 0 if no check failed, 1 if
     one did, 2 for wrong use, and 3 if the backend makes no sandbox here or does not close.
     """
     if only_list:
-        click.echo(as_list(chosen(given["groups"], given["names"])))
+        _print_list(choose_checks(given["groups"], given["names"]))
         return
-    checks = chosen(given.pop("groups"), given.pop("names"))
-    rows = _Rows(checks, to_stderr=as_json, tracebacks=bool(ctx.find_root().params.get("traceback")))
-    try:
-        report = asyncio.run(_report(ctx.obj or 0, backend, checks, rows, as_json=as_json, **given))
-    except KeyboardInterrupt:
-        click.echo(f"broken off at: {rows.doing}", err=True)
-        raise
-    ctx.exit(0 if report.sound else EXIT_BROKEN)
+    mark = pytest.mark.conformance(backend, config={} if config is None else read_mapping(config), **given)
+    tell_problems(new_runtime(ctx.obj or 0))
+    session = _Session(mark, rows_to_stderr=as_json, tracebacks=bool(ctx.find_root().params.get("traceback")))
+    with _hide_warnings(unless=bool(ctx.obj)), session.tell_what_lasts():
+        pytest.main([*_PYTEST], plugins=[session])
+    if session.interrupted:
+        click.echo(f"broken off at: {session.doing}", err=True)
+        raise KeyboardInterrupt
+    if session.rows:
+        click.echo(json.dumps(session.as_dict(backend), indent=2) if as_json else session.as_text(backend))
+    if session.error is not None:
+        raise session.error
+    ctx.exit(int(any(row["outcome"] == "failed" for row in session.rows)))
 
 
-async def _report(
-    verbose: int,
-    backend: str,
-    checks: Sequence[Check],
-    rows: _Rows,
-    *,
-    as_json: bool,
-    config: Path | None,
-    isolation: str | None,
-) -> Report:
-    profile = {} if config is None else read_mapping(config)
-    async with new_runtime(verbose) as runtime:
-        tell_problems(runtime)
-        with _quiet() if not verbose else nullcontext():
-            async with alongside(rows.tell()), Rig(runtime, backend, profile, isolation=isolation) as rig:
-                rows.begin_next()
-                report = await run(rig, checks, on_result=rows)
-        # Before the runtime is closed, at which a backend may fail.
-        click.echo(json.dumps(report.to_dict(), indent=2) if as_json else as_end(report))
-        return report
+def _print_list(checks: Iterable[Check]) -> None:
+    """Print the promise of each check, by group."""
+    for group, members in itertools.groupby(checks, key=lambda each: each.group):
+        click.echo(group)
+        for check in members:
+            click.echo(f"  {check.name}: {check.promise}")
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def _hide_warnings(*, unless: bool) -> Iterator[None]:
     """Hide our own warnings, because the checks provoke them."""
     logger = logging.getLogger("hermes_core")
     level = logger.level
-    logger.setLevel(logging.ERROR)
+    logger.setLevel(level if unless else logging.ERROR)
     try:
         yield
     finally:
         logger.setLevel(level)
 
 
-class _Rows:
-    """Prints each check when it ends. On a terminal, the last line says what is being done; elsewhere, a line says so
-    if it takes long."""
+class _Session:
+    """A plugin of pytest for one session: prints each check when it ends, and keeps what came of it.
 
-    def __init__(self, checks: Sequence[Check], *, to_stderr: bool, tracebacks: bool) -> None:
-        self._checks, self._to_stderr, self._tracebacks = checks, to_stderr, tracebacks
-        self._ended = 0
+    On a terminal, the last line says what is being done. Elsewhere, a line says so if it takes long.
+    """
+
+    def __init__(self, mark: pytest.MarkDecorator, *, rows_to_stderr: bool, tracebacks: bool) -> None:
+        self._mark, self._to_stderr, self._tracebacks = mark, rows_to_stderr, tracebacks
+        self._items: list[pytest.Item] = []
+        self._hung = 0
         self._began = time.monotonic()
-        self.doing = f"the `create` of a first sandbox, which may take {FIRST_S:g} s"
+        self.doing = "the `create` of a first sandbox, which may take minutes"
         """What is being done, and how long it may take."""
+        self.rows: list[dict[str, Any]] = []
+        """The checks that have ended, as in the JSON output."""
+        self.figures: dict[str, Any] = {}
+        self.interrupted = False
+        self.error: BaseException | None = None
+        """What went wrong outside of the checks: there is no such check, or the backend makes no sandbox."""
 
-    def begin_next(self) -> None:
-        """Note that the next check begins, or the end."""
-        self._began, self.doing = time.monotonic(), "the end"
-        for check in self._checks[self._ended : self._ended + 1]:
-            name = f"{self._ended + 1}/{len(self._checks)} {check.group} {check.name}"
-            self.doing = f"{name}, which may take {check.limit_s:g} s"
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        """Give the mark to all tests."""
+        session.add_marker(self._mark)
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Note which checks will be run."""
+        self._items = session.items
+
+    def pytest_exception_interact(self, call: pytest.CallInfo[object], report: object) -> None:
+        """Note why the checks can't be listed."""
+        if isinstance(report, pytest.CollectReport) and call.excinfo is not None:
+            self.error = call.excinfo.value
+
+    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        """Note Ctrl-C. pytest ends a session in the same way by an error of a subclass."""
+        self.interrupted = excinfo.type is KeyboardInterrupt
+
+    def pytest_runtest_call(self, item: pytest.Item) -> None:
+        """Say which check begins."""
+        check = _check_of(item)
+        number = f"{len(self.rows) + 1}/{len(self._items)}"
+        self._begin(f"{number} {check.group} {check.name}, which may take {check.limit_s:g} s")
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """Note what came of a check. What fails beside it ends the session."""
+        report = yield
+        error = None if call.excinfo is None else call.excinfo.value
+        if call.when == "call" or isinstance(error, pytest.skip.Exception):
+            self._end(item, call.duration, error, report)
+            if self._hung == MOST_HUNG:
+                item.session.shouldstop = "checks did not end in time"
+        elif error is not None and self.error is None:
+            self.error = error
+            item.session.shouldstop = "no sandbox can be had, or the backend does not close"
+        return report
+
+    def _begin(self, what: str) -> None:
+        self._began, self.doing = time.monotonic(), what
         if sys.stderr.isatty():
-            click.echo(f"\r\x1b[K{self.doing}", err=True, nl=False)
+            click.echo(f"\r\x1b[K{what}", err=True, nl=False)
 
-    async def tell(self) -> None:
-        """Say now and then what takes long."""
-        while True:
-            await asyncio.sleep(TELL_S)
-            lasts = time.monotonic() - self._began
-            if lasts >= TELL_S and not sys.stderr.isatty():
-                click.echo(f"for {lasts:.0f} s at: {self.doing}", err=True)
-
-    def __call__(self, result: Result) -> None:
+    def _end(self, item: pytest.Item, seconds: float, error: BaseException | None, report: pytest.TestReport) -> None:
+        check, outcome = _check_of(item), "not_applicable" if report.skipped else report.outcome
+        reason = "" if error is None else reason_of(error)
+        self._hung += isinstance(error, NotDone)
+        self.figures |= dict(report.user_properties)
+        row = {"name": check.name, "group": check.group, "outcome": outcome, "reason": reason}
+        self.rows.append({**row, "seconds": round(seconds, 3)})
         if sys.stderr.isatty():
             click.echo("\r\x1b[K", err=True, nl=False)
-        if result.outcome is not CheckOutcome.NOT_APPLICABLE:  # those are told together at the end
-            click.echo(as_row(result, self._checks), err=self._to_stderr)
-        if result.traceback and self._tracebacks:
-            click.echo(printable(result.traceback), err=True)
-        self._ended += 1
-        self.begin_next()
+        if outcome != "not_applicable":  # those are told together at the end
+            mark = click.style(
+                f"{outcome.upper() if report.failed else outcome:6}", _COLOURS[outcome], bold=outcome == "failed"
+            )
+            why = f"{_in_one_line(reason)} (promised: {check.promise})" if reason else ""
+            line = f"{check.group:9} {check.name:{self._width()}} {mark} {seconds:7.2f} s  {why}"
+            click.echo(line.rstrip(), err=self._to_stderr)
+        if self._tracebacks and report.failed:
+            click.echo(printable(report.longreprtext), err=True)
+        self._begin("the end")
+
+    def _width(self) -> int:
+        return max(len(_check_of(item).name) for item in self._items)
+
+    @contextmanager
+    def tell_what_lasts(self) -> Iterator[None]:
+        """Say now and then what takes long, while the block runs."""
+        ended = threading.Event()
+
+        def tell() -> None:
+            while not ended.wait(TELL_S):
+                lasts = time.monotonic() - self._began
+                if lasts >= TELL_S and not sys.stderr.isatty():
+                    click.echo(f"for {lasts:.0f} s at: {self.doing}", err=True)
+
+        thread = threading.Thread(target=tell, name="hermes-conformance", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+    def _not_run(self) -> list[str]:
+        return [_check_of(item).name for item in self._items[len(self.rows) :]]
+
+    def as_dict(self, backend: str) -> dict[str, Any]:
+        """Return what came of the checks, for programs."""
+        return {"backend": backend, "checks": self.rows, "figures": self.figures, "not_run": self._not_run()}
+
+    def as_text(self, backend: str) -> str:
+        """Return what follows the rows: the checks that are not applicable by reason, the figures, and the sums."""
+        lines = [""]
+        inapplicable: dict[str, list[str]] = {}
+        for row in self.rows:
+            if row["outcome"] == "not_applicable":
+                inapplicable.setdefault(row["reason"], []).append(row["name"])
+        for reason, names in inapplicable.items():  # many checks share a reason
+            lines.append(f"not applicable: {_in_one_line(reason)}: {', '.join(names)}")
+        if inapplicable:
+            lines.append("")
+        for name, value in self.figures.items():
+            words, unit = FIGURES.get(name, (name, ""))
+            lines.append(f"{words}: {value:g} {unit}".rstrip())
+        if not_run := self._not_run():
+            lines.append(f"{len(not_run)} checks were not run, because the last ones that failed did not end in time")
+        count = Counter(row["outcome"] for row in self.rows)
+        sums = ", ".join(f"{count[outcome]} {outcome.replace('_', ' ')}" for outcome in _OUTCOMES)
+        return "\n".join([*lines, f"{backend}: {len(self.rows)} checks, {sums}"])
+
+
+def _check_of(item: pytest.Item) -> Check:
+    check: Check = item.callspec.params["conformance_check"]  # type: ignore[attr-defined]
+    return check
+
+
+def _in_one_line(text: str) -> str:
+    return printable(" ".join(text.split()))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 
+import pytest
+
 from hermes_core import Isolation
-from hermes_testing.conformance.checks import check
-from hermes_testing.conformance.expect import expect, refused, same
 from hermes_testing.conformance.kit import Kit
+from hermes_testing.conformance.waiting import expect_refusal
 
 
-@check("files")
 async def write_and_read(kit: Kit) -> None:
     """Files of every size, also binary, are read as they were written; missing directories are made."""
     slot = await kit.slot()
@@ -18,11 +18,11 @@ async def write_and_read(kit: Kit) -> None:
         data = os.urandom(size)
         await slot.write_file("deep/er/f", data)
         content = await slot.read_file("deep/er/f")
-        expect(content.data == data, f"of {size} bytes, {len(content.data)} came back, or others")
-        same(content.size, size, "the size that `read_file` tells")
+        if content.data != data:
+            pytest.fail(f"of {size} bytes, {len(content.data)} came back, or others")
+        assert content.size == size, "the size that `read_file` tells"
 
 
-@check("files")
 async def modes_are_the_usual_ones(kit: Kit) -> None:
     """What a slot makes has the modes that programs expect, however it is made: those of the umask 0022."""
     slot = await kit.slot()
@@ -33,22 +33,22 @@ async def modes_are_the_usual_ones(kit: Kit) -> None:
     modes = {entry.path: f"{entry.mode:o}" for entry in await slot.list_dir("made", recursive=True)}
     tree = {"run": "700", "new": "755", "new/written": "644", "new/program": "755"}
     copies = {f"copied/deep/{path}": mode for path, mode in tree.items()}
-    same(modes, {**tree, "copied": "755", "copied/deep": "755", **copies}, "the modes")
+    assert modes == {**tree, "copied": "755", "copied/deep": "755", **copies}, "the modes"
 
 
-@check("files", least=Isolation.USER, needs="a preparation user apart")
+@pytest.mark.least(Isolation.USER)
+@pytest.mark.needs("a preparation user apart")
 async def rights_are_the_slots(kit: Kit) -> None:
     """File operations have the slot's rights: reading a file that it can't read is refused."""
     slot = await kit.slot()
     if kit.level is Isolation.PRIVATE_ROOT:  # all files of its root are its own
-        await refused(slot.read_file("/proc/1/environ"), "reading its parent's environment", "permission")
-        await refused(slot.write_file("/proc/planted", b"x"), "writing in /proc", "permission", "not_found", "failed")
+        await expect_refusal(slot.read_file("/proc/1/environ"), "permission")
+        await expect_refusal(slot.write_file("/proc/planted", b"x"), "permission", "not_found", "failed")
         return
-    await refused(slot.read_file("/etc/shadow"), "reading /etc/shadow", "permission", "not_found")
-    await refused(slot.write_file("/etc/planted", b"x"), "writing in /etc", "permission", "not_found", "failed")
+    await expect_refusal(slot.read_file("/etc/shadow"), "permission", "not_found")
+    await expect_refusal(slot.write_file("/etc/planted", b"x"), "permission", "not_found", "failed")
 
 
-@check("files")
 async def trees_go_out_and_in(kit: Kit) -> None:
     """A directory tree can be copied from one slot to another: contents, modes and links."""
     slot, other = await kit.slot(), await kit.slot()
@@ -57,9 +57,7 @@ async def trees_go_out_and_in(kit: Kit) -> None:
     await slot.write_file("t/large", os.urandom(1_000_000))
     await other.tar_in("deep/er", await slot.tar_out("t"))
     names = [(entry.path, entry.kind) for entry in await slot.list_dir("t", recursive=True)]
-    same([(entry.path, entry.kind) for entry in await other.list_dir("deep/er", recursive=True)], names, "the tree")
-    expect(
-        (await other.read_file("deep/er/large")).data == (await slot.read_file("t/large")).data,
-        "a file of 1 MB has changed on its way",
-    )
-    same((await other.run(["deep/er/run"])).text, "ran\n", "what its program prints")
+    assert [(entry.path, entry.kind) for entry in await other.list_dir("deep/er", recursive=True)] == names, "the tree"
+    if (await other.read_file("deep/er/large")).data != (await slot.read_file("t/large")).data:
+        pytest.fail("a file of 1 MB has changed on its way")
+    assert (await other.run(["deep/er/run"])).text == "ran\n", "what its program prints"

@@ -7,12 +7,13 @@ import contextlib
 import hashlib
 import random
 
+import pytest
+
 from hermes_core import CommandResult, Connection, Isolation, SlotCommands
 from hermes_testing.conformance.apart import SHARED
-from hermes_testing.conformance.checks import check
-from hermes_testing.conformance.expect import expect, refused, same, until, within
 from hermes_testing.conformance.kit import Kit
 from hermes_testing.conformance.transport import tampered
+from hermes_testing.conformance.waiting import expect_refusal, until, within
 
 FORWARD = "ports whose connections end on the driver"
 """What a sandbox without Python lacks."""
@@ -44,11 +45,11 @@ async def run(slot: SlotCommands, port: int, program: str) -> CommandResult:
 
 
 async def with_python(kit: Kit, *slots: SlotCommands) -> None:
-    """Raise `NotApplicable` if a slot can't run these programs."""
+    """Skip the check if a slot can't run these programs."""
     for slot in slots:
         done = await slot.run("python3 -c 'import socket, threading'")
         if not done.ok:
-            raise kit.not_applicable(f"no Python can be run in a slot: {done.error_text.strip()[-200:]}")
+            pytest.skip(f"no Python can be run in a slot: {done.error_text.strip()[-200:]}")
 
 
 async def rest(connection: Connection) -> bytes:
@@ -64,14 +65,15 @@ async def upper(connection: Connection) -> None:
     await connection.write((await rest(connection)).upper())
 
 
-@check("forwards", levels=True, documented=SHARED, needs=FORWARD)
+@pytest.mark.levels(documented=SHARED)
+@pytest.mark.needs(FORWARD)
 async def a_port_leads_to_the_driver(kit: Kit) -> None:
     """A program's connection to a port in its slot ends on the driver, and either side may end its half first."""
     slot = await kit.slot()
     await with_python(kit, slot)
     async with slot.forward(upper) as forward:
         done = await run(slot, forward.port, "s.sendall(b'hello'); s.shutdown(1); print(rest(s))")
-        same((done.text, done.error_text), ("b'HELLO'\n", ""), "the answer that the program got")
+        assert (done.text, done.error_text) == ("b'HELLO'\n", ""), "the answer that the program got"
     heard: list[bytes] = []
 
     async def first(connection: Connection) -> None:
@@ -81,16 +83,17 @@ async def a_port_leads_to_the_driver(kit: Kit) -> None:
 
     async with slot.forward(first) as forward:
         done = await run(slot, forward.port, "print(rest(s)); s.sendall(b'after'); s.close()")
-        same(done.text, "b'greeting'\n", "what the program got from a driver that ends first")
+        assert done.text == "b'greeting'\n", "what the program got from a driver that ends first"
 
         async def ended() -> bool:
             return bool(heard)
 
         await until(ended, 20, "the program's end did not arrive")
-    same(heard, [b"after"], "what the program sent after the driver's end")
+    assert heard == [b"after"], "what the program sent after the driver's end"
 
 
-@check("forwards", levels=True, documented=SHARED, needs=FORWARD)
+@pytest.mark.levels(documented=SHARED)
+@pytest.mark.needs(FORWARD)
 async def a_neighbour_s_port_to_the_driver_is_closed(kit: Kit) -> None:
     """A slot gets nothing from a neighbour's port to the driver."""
     slot, other = await kit.neighbours()
@@ -104,12 +107,15 @@ async def a_neighbour_s_port_to_the_driver_is_closed(kit: Kit) -> None:
     async with slot.forward(serve) as forward:
         talk = "s.sendall(b'%s'); s.shutdown(1); print(rest(s))"
         for _ in range(3):
-            expect("secret" not in (await run(other, forward.port, talk % "stranger")).text, "a neighbour was served")
-        same((await run(slot, forward.port, talk % "own")).text, "b'secret'\n", "the answer to the slot's own program")
-    same(served, [b"own"], "what was served")
+            assert "secret" not in (await run(other, forward.port, talk % "stranger")).text, "a neighbour was served"
+        assert (await run(slot, forward.port, talk % "own")).text == "b'secret'\n", (
+            "the answer to the slot's own program"
+        )
+    assert served == [b"own"], "what was served"
 
 
-@check("forwards", needs=FORWARD, least=Isolation.USER)
+@pytest.mark.least(Isolation.USER)
+@pytest.mark.needs(FORWARD)
 async def a_port_carries_large_bodies(kit: Kit) -> None:
     """10 MB each way at once through one connection are exact."""
     slot = await kit.slot()
@@ -132,12 +138,14 @@ async def _exchange(slot: SlotCommands, data: bytes) -> None:
     send = "threading.Thread(target=lambda: (s.sendall(open('mine', 'rb').read()), s.shutdown(1))).start()"
     async with slot.forward(serve) as forward:
         done = await run(slot, forward.port, f"{send}; print(hashlib.sha256(rest(s)).hexdigest())")
-        same(done.text.strip(), hashlib.sha256(data).hexdigest(), "the digest of what the program got")
+        assert done.text.strip() == hashlib.sha256(data).hexdigest(), "the digest of what the program got"
         got = await within(30, heard, "the rest of what the program sent")
-    expect(got == data, f"the driver got other bytes than the program sent: {len(got)} of {len(data)}")
+    if got != data:
+        pytest.fail(f"the driver got other bytes than the program sent: {len(got)} of {len(data)}")
 
 
-@check("forwards", needs=FORWARD, least=Isolation.USER)
+@pytest.mark.least(Isolation.USER)
+@pytest.mark.needs(FORWARD)
 async def a_port_has_a_limit_of_connections(kit: Kit) -> None:
     """No more connections than asked for are open at once; the others wait and are served later."""
     slot = await kit.slot()
@@ -165,11 +173,12 @@ print(b"".join(rest(each) for each in many if not each.shutdown(1)))
         await until(full, 20, "two connections were not open at once")
         await asyncio.sleep(0.3)
         go.set()
-        same((await within(60, running, "six connections, two at a time")).text, "b'xxxxxx'\n", "the answers")
-    same(most, 2, "the most connections at once")
+        assert (await within(60, running, "six connections, two at a time")).text == "b'xxxxxx'\n", "the answers"
+    assert most == 2, "the most connections at once"
 
 
-@check("forwards", needs=FORWARD, least=Isolation.USER)
+@pytest.mark.least(Isolation.USER)
+@pytest.mark.needs(FORWARD)
 async def a_port_ends_with_its_lease(kit: Kit) -> None:
     """At the end of its lease a slot's port is closed and its connections are reset; the next lease finds nothing."""
     async with kit.tools(seats=1, per_sandbox=1) as tools, contextlib.AsyncExitStack() as stack:
@@ -189,27 +198,28 @@ async def a_port_ends_with_its_lease(kit: Kit) -> None:
         await commands.start(["python3", "-c", PROGRAM + "rest(s)", str(forward.port)])
         await within(20, begun.wait(), "a connection")
         await tools.release(slot, reset_workspace=True)
-        same(await within(20, ended, "the connection's end"), "reset", "its end")
+        assert await within(20, ended, "the connection's end") == "reset", "its end"
         commands = tools.commands(await tools.acquire())
         found = await run(commands, forward.port, "")
-        expect("Refused" in found.error_text, f"the next lease found the port open: {found.error_text[-200:]}")
+        assert "Refused" in found.error_text, f"the next lease found the port open: {found.error_text[-200:]}"
 
 
-@check("forwards")
 async def no_port_is_told(kit: Kit) -> None:
     """Where nothing can keep others from a port, or nothing can carry its connections, there is none, with a reason."""
     if not (kit.direct or kit.level is Isolation.SHARED):
-        raise kit.not_applicable("its slots can have ports")
+        pytest.skip("its slots can have ports")
     slot = await kit.slot()
 
     async def attempt() -> None:
         async with slot.forward(upper):
             pass
 
-    await refused(attempt(), "a port that leads to the driver", "no_forward" if kit.direct else "unguarded")
+    await expect_refusal(attempt(), "no_forward" if kit.direct else "unguarded")
 
 
-@check("forwards", needs=FORWARD, least=Isolation.USER, limit_s=120)
+@pytest.mark.least(Isolation.USER)
+@pytest.mark.needs(FORWARD)
+@pytest.mark.limit(120)
 async def a_cut_channel_loses_nothing_of_a_connection(kit: Kit) -> None:
     """What flows through a port while the channel is cut, again and again, arrives once and whole, both ways."""
     async with tampered(kit) as (backend, slot):

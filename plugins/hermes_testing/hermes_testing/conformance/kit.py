@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
+import pytest
+
 from hermes_core import (
     Backend,
     Capabilities,
@@ -32,7 +34,6 @@ from hermes_core import (
     validated,
 )
 from hermes_core.sandbox.promises import create_sandbox, diagnosis_of, levels_of, list_sandboxes
-from hermes_testing.conformance.expect import SHOWN, CheckFailed, NotApplicable, expect, same
 
 SLOTS = 8
 """Number of slots in a sandbox of the tool backends that checks share."""
@@ -50,6 +51,10 @@ RAW_TTL_S = 120.0
 """Seconds that a sandbox without a guest lives, because its watchdog gets no heartbeat."""
 
 
+SHOWN = 300
+"""Maximum number of characters of an output in a message."""
+
+
 @dataclass(frozen=True)
 class ProgramOutput:
     """The output of a program and how it ended, over a channel of its own."""
@@ -62,15 +67,23 @@ class ProgramOutput:
         """Check what the program wrote to its standard output.
 
         Raises:
-            CheckFailed: it was something else; the message names `what` and says how the program ended.
+            pytest.fail.Exception: it was something else; the message names `what` and says how the program ended.
         """
-        said = f", and it wrote to standard error: {self.err.strip()[-SHOWN:]!r}" if self.err.strip() else ""
-        same(self.out, wanted, f"{what} (exit status {self.status}{said})")
+        if self.out != wanted:
+            said = f", and it wrote to standard error: {self.err.strip()[-SHOWN:]!r}" if self.err.strip() else ""
+            got = f"got {_shorten(self.out)}, not {_shorten(wanted)}"
+            pytest.fail(f"{what}: {got} (exit status {self.status}{said})")
+
+
+def _shorten(output: bytes) -> str:
+    text = repr(output)
+    text = text if len(text) <= SHOWN else f"{text[: SHOWN // 2]} … {text[-SHOWN // 2 :]}"
+    return f"{text} ({len(output)} bytes)"
 
 
 async def ran(channel: Channel, stdin: bytes = b"") -> ProgramOutput:
     """Send the program its input, and wait for its end."""
-    expect(isinstance(channel, Channel), f"`open` returned {channel!r:.80}, which is not a Channel")
+    assert isinstance(channel, Channel), f"`open` returned {channel!r:.80}, which is not a Channel"
     try:
         if stdin:
             await channel.write(stdin)
@@ -116,7 +129,6 @@ class Rig:
         self.no_slots = ""
         """Why no command can be run in a slot at all. Then only the checks of group `contract` can be run."""
         self.owner = f"kit-{secrets.token_hex(6)}"
-        self.figures: dict[str, float] = {}
         self.refused: dict[Isolation, str] = {}
         """The levels that the backend declares and refuses to this profile, with its reason."""
         self.broken: dict[Isolation, str] = {}
@@ -303,6 +315,8 @@ class Kit:
         """The isolation level of this check."""
         self.owner = f"{rig.owner}-{secrets.token_hex(4)}"
         """The owner of the check's own sandboxes."""
+        self.figures: dict[str, float] = {}
+        """What the check has measured."""
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -320,14 +334,13 @@ class Kit:
             failed: the check's own error comes first.
 
         Raises:
-            CheckFailed: sandboxes were left.
+            AssertionError: sandboxes were left.
         """
         await self._stack.aclose()
         left = await self.listed()
         for info in left:
             await self.backend.terminate_id(info.sandbox_id)
-        if left and not failed:
-            raise CheckFailed(f"sandboxes were left: {', '.join(info.sandbox_id for info in left)}")
+        assert failed or not left, f"sandboxes were left: {', '.join(info.sandbox_id for info in left)}"
 
     @property
     def backend(self) -> Backend:
@@ -344,13 +357,9 @@ class Kit:
         """Return whether the sandboxes have no guest, so that commands go through `sh`."""
         return bool(self.rig.missing)
 
-    def not_applicable(self, reason: str) -> NotApplicable:
-        """Return an error to raise if a check does not apply to this backend."""
-        return NotApplicable(reason)
-
     def figure(self, name: str, value: float) -> None:
-        """Add a figure to the report."""
-        self.rig.figures[name] = round(value, 3)
+        """Add a figure to those of this check."""
+        self.figures[name] = round(value, 3)
 
     # --- slots of sandboxes that are shared with other checks
 
@@ -374,7 +383,7 @@ class Kit:
         group = uuid.uuid4().hex
         one, other = await self.lease(group), await self.lease(group)
         if one.sandbox_id != other.sandbox_id and not self.dedicated:
-            raise CheckFailed("two slots of one group are on two sandboxes, though there was room on one")
+            pytest.fail("two slots of one group are on two sandboxes, though there was room on one")
         tools = await self.shared()
         return tools.commands(one), tools.commands(other)
 
@@ -444,7 +453,5 @@ def reason_of(error: BaseException) -> str:
     """Return an error in words, for the report."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-    if isinstance(error, CheckFailed | NotApplicable | HermesError):
-        name = "" if isinstance(error, CheckFailed | NotApplicable) else f"{type(error).__name__}: "
-        return f"{name}{error}"
-    return f"{type(error).__name__}: {error}"
+    own = isinstance(error, AssertionError | pytest.skip.Exception | pytest.fail.Exception)
+    return str(error) if own else f"{type(error).__name__}: {error}"

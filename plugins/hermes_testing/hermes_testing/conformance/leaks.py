@@ -10,8 +10,8 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from hermes_testing.conformance.checks import check
-from hermes_testing.conformance.expect import NotApplicable, expect, same
+import pytest
+
 from hermes_testing.conformance.kit import Kit
 
 SETTLE_S = 10.0
@@ -60,7 +60,7 @@ class Holdings:
 async def census() -> Holdings:
     """Return what this process holds, collected outside the event loop's thread."""
     if sys.platform != "linux":
-        raise NotApplicable("what the driver holds can only be counted on Linux")
+        pytest.skip("what the driver holds can only be counted on Linux")
     return await asyncio.to_thread(Holdings.take)
 
 
@@ -71,10 +71,10 @@ async def nothing_more(before: Holdings, what: str) -> None:
         if not grown:
             return
         await asyncio.sleep(0.2)
-    expect(False, f"after {what} the driver holds more than before: {grown}")
+    pytest.fail(f"after {what} the driver holds more than before: {grown}")
 
 
-@check("leaks", limit_s=300)
+@pytest.mark.limit(300)
 async def a_thousand_commands(kit: Kit) -> None:
     """1,000 commands leave no descriptor, thread or process, in the driver or in the slot."""
     slot = await kit.slot()
@@ -83,7 +83,7 @@ async def a_thousand_commands(kit: Kit) -> None:
 
     async def turn() -> None:
         results = await asyncio.gather(*(slot.run("true") for _ in range(size)))
-        expect(all(each.ok for each in results), "`true` failed")
+        assert all(each.ok for each in results), "`true` failed"
 
     await turn()  # an SDK keeps as many connections as it needed at once
     inside, before = int((await slot.run(count)).text), await census()
@@ -95,10 +95,10 @@ async def a_thousand_commands(kit: Kit) -> None:
         if now <= inside + SPARE:
             return
         await asyncio.sleep(0.2)
-    expect(False, f"the slot sees {now} processes after {turns * size} commands, {inside} before")
+    pytest.fail(f"the slot sees {now} processes after {turns * size} commands, {inside} before")
 
 
-@check("leaks", limit_s=300)
+@pytest.mark.limit(300)
 async def a_hundred_leases(kit: Kit) -> None:
     """100 leases leave no sandbox, descriptor, thread or process."""
     turns = 100 if not kit.direct else 10
@@ -114,13 +114,13 @@ async def a_hundred_leases(kit: Kit) -> None:
 
         for _ in range(turns // 4):
             await asyncio.gather(*(turn() for _ in range(4)))
-        expect(len(await kit.listed()) <= max(here, 4), f"{len(await kit.listed())} sandboxes, {here} before")
+        assert len(await kit.listed()) <= max(here, 4), f"{len(await kit.listed())} sandboxes, {here} before"
         if not kit.dedicated:
             await nothing_more(before, f"{turns} leases")
-    same(await kit.listed(), [], "sandboxes after the end")
+    assert await kit.listed() == [], "sandboxes after the end"
 
 
-@check("leaks", limit_s=300)
+@pytest.mark.limit(300)
 async def sandboxes_come_and_go(kit: Kit) -> None:
     """Eight sandboxes with commands that still ran leave nothing in the driver, and nothing with the backend."""
 
@@ -133,11 +133,11 @@ async def sandboxes_come_and_go(kit: Kit) -> None:
     before = await census()
     for _ in range(4):
         await asyncio.gather(one(), one())
-    same([info.sandbox_id for info in await kit.listed()], [], "sandboxes afterwards")
+    assert [info.sandbox_id for info in await kit.listed()] == [], "sandboxes afterwards"
     await nothing_more(before, "eight sandboxes")
 
 
-@check("leaks", limit_s=300)
+@pytest.mark.limit(300)
 async def a_hundred_channels(kit: Kit) -> None:
     """Of 100 channels, closed while their programs ran, the second half leaves nothing in the driver."""
     async with kit.sandbox() as sandbox:

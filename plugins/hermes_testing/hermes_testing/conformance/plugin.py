@@ -17,68 +17,77 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hermes_core import Runtime
-from hermes_testing.conformance.checks import Check, chosen
-from hermes_testing.conformance.kit import Rig
-from hermes_testing.conformance.runner import CheckOutcome, run_one
+from hermes_testing.conformance import GROUPS
 
-MARK = "conformance"
+if TYPE_CHECKING:
+    from hermes_core import Runtime
+    from hermes_testing.conformance.kit import Rig
+
+_MODULES = ("running", *(module for modules in GROUPS.values() for module in modules))
+pytest.register_assert_rewrite(*(f"hermes_testing.conformance.{module}" for module in _MODULES))
+
+_MARKS = (
+    "conformance(backend, config={}, isolation=None, groups=(), names=(), plugins=()): runs the kit on this backend",
+    "limit(seconds): the time limit of a check, if it has another one than most",
+    "least(level): the weakest isolation level of a run that makes the check's promise",
+    "levels(documented={}): the check runs once for each isolation level, independent of the run's; "
+    "`documented` are the levels that don't make the promise by design, each with the reason",
+    "needs(words): what the check needs, in words of `DirectClient.missing`",
+)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the mark."""
-    config.addinivalue_line(
-        "markers",
-        "conformance(backend, config={}, isolation=None, groups=(), names=(), plugins=()): runs the kit on it",
-    )
+    """Register the marks."""
+    for mark in _MARKS:
+        config.addinivalue_line("markers", mark)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Make one test for each check."""
     if "conformance_check" not in metafunc.fixturenames:
         return
-    mark = metafunc.definition.get_closest_marker(MARK)
+    from hermes_testing.conformance.checks import choose_checks
+
+    mark = metafunc.definition.get_closest_marker("conformance")
     if mark is None:
         raise pytest.UsageError(f"{metafunc.definition.nodeid} takes conformance_check and has no mark `conformance`")
-    checks = chosen(mark.kwargs.get("groups", ()), mark.kwargs.get("names", ()))
-    metafunc.parametrize("conformance_check", checks, indirect=True, ids=[f"{c.group}-{c.name}" for c in checks])
+    checks = choose_checks(mark.kwargs.get("groups", ()), mark.kwargs.get("names", ()))
+    metafunc.parametrize("conformance_check", [check.as_param() for check in checks], indirect=True)
 
 
 class _Rigs:
     """The rigs of a module's tests, by their marks, and the event loop that they use."""
 
     def __init__(self) -> None:
-        self._runner = asyncio.Runner()
+        self.runner = asyncio.Runner()
         self._rigs: dict[str, tuple[Runtime, Rig]] = {}
 
-    def run(self, mark: pytest.Mark, check: Check) -> None:
-        result = self._runner.run(run_one(self._rig(mark), check))
-        if result.outcome is CheckOutcome.NOT_APPLICABLE:
-            pytest.skip(result.reason)
-        if result.outcome is CheckOutcome.FAILED:
-            pytest.fail(f"{check.promise}\n{result.reason}", pytrace=False)
+    def get(self, mark: pytest.Mark) -> Rig:
+        """Return the rig for this mark, entered."""
+        from hermes_core import Runtime
+        from hermes_testing.conformance.kit import Rig
 
-    def close(self) -> None:
-        try:
-            for runtime, rig in self._rigs.values():
-                self._runner.run(rig.aclose())
-                self._runner.run(runtime.aclose())
-        finally:
-            self._runner.close()
-
-    def _rig(self, mark: pytest.Mark) -> Rig:
         key = repr((mark.args, mark.kwargs))
         if key not in self._rigs:
             plugins = mark.kwargs.get("plugins", ())
             runtime = Runtime(plugins=plugins, load_entry_points=not plugins)
             rig = Rig(runtime, mark.args[0], mark.kwargs.get("config"), isolation=mark.kwargs.get("isolation"))
-            self._runner.run(rig.__aenter__())
+            self.runner.run(rig.__aenter__())
             self._rigs[key] = (runtime, rig)
         return self._rigs[key][1]
+
+    def close(self) -> None:
+        """End the rigs."""
+        try:
+            for runtime, rig in self._rigs.values():
+                self.runner.run(rig.aclose())
+                self.runner.run(runtime.aclose())
+        finally:
+            self.runner.close()
 
 
 @pytest.fixture(scope="module")
@@ -89,9 +98,25 @@ def _conformance_rigs() -> Iterator[_Rigs]:
 
 
 @pytest.fixture
-def conformance_check(request: pytest.FixtureRequest, _conformance_rigs: _Rigs) -> Callable[[], None]:
-    """Return a function that runs this test's check. It returns if the check passed, skips if it does not apply, else
-    fails."""
-    check: Check = request.param
-    mark: Any = request.node.get_closest_marker(MARK)
-    return lambda: _conformance_rigs.run(mark, check)
+def conformance_check(
+    request: pytest.FixtureRequest,
+    _conformance_rigs: _Rigs,
+    record_property: Callable[[str, object], None],
+) -> Callable[[], None]:
+    """Return a function that runs this test's check. Figures that the check measures are properties of the test."""
+    from hermes_testing.conformance.runner import run_check
+
+    mark: Any = request.node.get_closest_marker("conformance")
+    rig, check = _conformance_rigs.get(mark), request.param
+
+    def run() -> None:
+        __tracebackhide__ = True
+        try:
+            figures = _conformance_rigs.runner.run(run_check(rig, check))
+        except (Exception, pytest.fail.Exception) as error:
+            error.add_note(f"promised: {check.promise}")
+            raise error.with_traceback(check.own_frames(error.__traceback__))  # noqa: B904
+        for name, value in figures.items():
+            record_property(name, value)
+
+    return run

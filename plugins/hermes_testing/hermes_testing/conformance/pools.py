@@ -6,23 +6,23 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-from hermes_testing.conformance.checks import check
-from hermes_testing.conformance.expect import expect, same, within
+import pytest
+
 from hermes_testing.conformance.kit import Kit
+from hermes_testing.conformance.waiting import within
 
 
-@check("pools")
 async def a_pool_is_warm_at_its_start(kit: Kit) -> None:
     """`min_sandboxes` exist when `start` returns, in the pool's counts and in the backend's list."""
     async with kit.tools(seats=4, per_sandbox=2, warm=2) as tools:
         status = tools.get_status()
         slots = 2 if kit.dedicated else 4
-        same((status["healthy_sandboxes"], status["available_slots"]), (2, slots), "sandboxes and free slots")
-        same(len(await kit.listed()), 2, "sandboxes that the backend lists")
-    same(len(await kit.listed()), 0, "sandboxes that it lists after the end")
+        assert (status["healthy_sandboxes"], status["available_slots"]) == (2, slots), "sandboxes and free slots"
+        assert len(await kit.listed()) == 2, "sandboxes that the backend lists"
+    assert len(await kit.listed()) == 0, "sandboxes that it lists after the end"
 
 
-@check("pools", limit_s=150)
+@pytest.mark.limit(150)
 async def a_dead_sandbox_is_replaced(kit: Kit) -> None:
     """A sandbox that dies is replaced, and waiting callers are served."""
     async with kit.tools(seats=1, per_sandbox=1, warm=1, orphan_ttl_s=3.0) as tools:
@@ -31,12 +31,11 @@ async def a_dead_sandbox_is_replaced(kit: Kit) -> None:
         await asyncio.sleep(0)
         await kit.backend.terminate_id(first.sandbox_id)
         second = await within(90, waiting, "the slot of somebody who waited when the sandbox died")
-        expect(second.sandbox_id != first.sandbox_id, "it is on the dead sandbox")
-        same((await tools.commands(second).run("echo fine")).text, "fine\n", "a command in it")
+        assert second.sandbox_id != first.sandbox_id, "it is on the dead sandbox"
+        assert (await tools.commands(second).run("echo fine")).text == "fine\n", "a command in it"
         await tools.release(first)
 
 
-@check("pools")
 async def closing_ends_everything(kit: Kit) -> None:
     """`aclose` ends sandboxes with running commands, and waiting callers get an error."""
     async with kit.tools(seats=1, per_sandbox=1) as tools:
@@ -45,21 +44,23 @@ async def closing_ends_everything(kit: Kit) -> None:
         waiting = asyncio.ensure_future(tools.acquire())
         await asyncio.sleep(0.3)
         await within(60, tools.aclose(), "closing the tool backend")
-        same(len(await kit.listed()), 0, "sandboxes afterwards")
+        assert len(await kit.listed()) == 0, "sandboxes afterwards"
         outcomes = await asyncio.gather(command, waiting, return_exceptions=True)
-        expect(all(isinstance(each, Exception) for each in outcomes), f"after the end: {outcomes!r}")
+        assert all(isinstance(each, Exception) for each in outcomes), f"after the end: {outcomes!r}"
 
 
-@check("pools", limit_s=240)
+@pytest.mark.limit(240)
 async def cancelling_a_creation_leaves_nothing(kit: Kit) -> None:
     """If `acquire` is cancelled while its sandbox is being made, closing the pool leaves nothing."""
     for seconds in (0.0, 0.02, 0.1, 0.3, 1.0):
         async with kit.tools(seats=1, per_sandbox=1) as tools:
             await _cut(tools.acquire(), seconds)
-        same([info.sandbox_id for info in await kit.listed()], [], f"sandboxes after a cancellation at {seconds:g} s")
+        assert [info.sandbox_id for info in await kit.listed()] == [], (
+            f"sandboxes after a cancellation at {seconds:g} s"
+        )
 
 
-@check("pools", limit_s=180)
+@pytest.mark.limit(180)
 async def cancelling_a_start_leaves_nothing(kit: Kit) -> None:
     """A tool backend whose start is cancelled leaves no sandbox."""
     for seconds in (0.0, 0.05, 0.2, 0.6):
@@ -67,7 +68,9 @@ async def cancelling_a_start_leaves_nothing(kit: Kit) -> None:
         tools = await _cut(block.__aenter__(), seconds)
         if tools is not None:
             await tools.aclose()
-        same([info.sandbox_id for info in await kit.listed()], [], f"sandboxes after a cancellation at {seconds:g} s")
+        assert [info.sandbox_id for info in await kit.listed()] == [], (
+            f"sandboxes after a cancellation at {seconds:g} s"
+        )
 
 
 async def _cut(work: Coroutine[Any, Any, Any], seconds: float) -> Any:

@@ -4,71 +4,69 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from hermes_core import Isolation, WindowSize
-from hermes_testing.conformance.checks import check
-from hermes_testing.conformance.expect import expect, refused, same
 from hermes_testing.conformance.kit import Kit
 from hermes_testing.conformance.running import TICKER, stopped, ticking
+from hermes_testing.conformance.waiting import expect_refusal
 
 TERMINALS = "terminals (pty)"
 SIZE = WindowSize(24, 80)
 
 
-@check("processes")
 async def background_processes(kit: Kit) -> None:
     """A background process has a status, a log by byte offset, and an exit code; all are kept after its end."""
     slot = await kit.slot()
     process = await slot.start("echo one; sleep 0.3; echo two; exit 7")
-    expect(process.running, "it does not run after its start")
+    assert process.running, "it does not run after its start"
     ended = await slot.wait(process.process_id, timeout_s=20)
-    same((ended.running, ended.exit_code, ended.output_bytes), (False, 7, 8), "its end")
+    assert (ended.running, ended.exit_code, ended.output_bytes) == (False, 7, 8), "its end"
     chunk = await slot.log(process.process_id, offset=4, limit=2)
-    same((chunk.data, chunk.offset, chunk.total, chunk.dropped), (b"tw", 4, 8, 0), "its log from byte 4")
-    same([each.process_id for each in await slot.processes()], [process.process_id], "the slot's processes")
+    assert (chunk.data, chunk.offset, chunk.total, chunk.dropped) == (b"tw", 4, 8, 0), "its log from byte 4"
+    assert [each.process_id for each in await slot.processes()] == [process.process_id], "the slot's processes"
 
 
-@check("processes")
 async def a_background_process_is_written_to(kit: Kit) -> None:
     """A background process can be written to."""
     slot = await kit.slot()
     process = await slot.start("read -r line; echo got $line; exit 5")
-    same(await slot.write(process.process_id, b"word\n"), 5, "bytes taken")
+    assert await slot.write(process.process_id, b"word\n") == 5, "bytes taken"
     ended = await slot.wait(process.process_id, timeout_s=20)
-    same((ended.exit_code, (await slot.log(process.process_id)).data), (5, b"got word\n"), "its end and log")
+    assert (ended.exit_code, (await slot.log(process.process_id)).data) == (5, b"got word\n"), "its end and log"
 
 
-@check("processes")
 async def a_background_process_is_killed_with_its_children(kit: Kit) -> None:
     """`kill` ends a background process and what it started."""
     slot = await kit.slot()
     process = await slot.start(f"({TICKER}) & wait")
     await ticking(slot)
     killed = await slot.kill(process.process_id, grace_s=1)
-    expect(not killed.running, "it still runs after `kill`")
+    assert not killed.running, "it still runs after `kill`"
     await stopped(slot)
 
 
-@check("processes")
 async def no_terminal_is_told(kit: Kit) -> None:
     """A sandbox without terminals reports this, in the foreground and in the background, and runs nothing."""
     slot = await kit.slot()
     if not kit.direct:
-        raise kit.not_applicable("the sandbox gives terminals")
-    await refused(slot.run("touch ran", pty=SIZE), "a command in a terminal", "no_pty")
-    await refused(slot.start("touch ran", pty=SIZE), "a process in a terminal", "no_pty")
-    same((await slot.run("ls")).text, "", "the workspace")
+        pytest.skip("the sandbox gives terminals")
+    await expect_refusal(slot.run("touch ran", pty=SIZE), "no_pty")
+    await expect_refusal(slot.start("touch ran", pty=SIZE), "no_pty")
+    assert (await slot.run("ls")).text == "", "the workspace"
 
 
-@check("processes", needs=TERMINALS)
+@pytest.mark.needs(TERMINALS)
 async def a_terminal_on_all_three(kit: Kit) -> None:
     """Standard input, output and error are one terminal, of the requested size."""
     slot = await kit.slot()
     command = "for fd in 0 1 2; do [ -t $fd ] && echo $fd; done; stty size; exit 7"
     result = await slot.run(command, pty=WindowSize(33, 101), timeout_s=30)
-    same((result.stdout, result.stderr, result.exit_code), (b"0\r\n1\r\n2\r\n33 101\r\n", b"", 7), "the command")
+    assert (result.stdout, result.stderr, result.exit_code) == (b"0\r\n1\r\n2\r\n33 101\r\n", b"", 7), "the command"
 
 
-@check("processes", needs=TERMINALS, least=Isolation.USER)
+@pytest.mark.least(Isolation.USER)
+@pytest.mark.needs(TERMINALS)
 async def a_neighbour_s_terminal_is_closed(kit: Kit) -> None:
     """A slot can't read its neighbour's terminal, write to it, or type into it."""
     slot, other = await kit.neighbours()
@@ -77,4 +75,4 @@ async def a_neighbour_s_terminal_is_closed(kit: Kit) -> None:
     attempt = f"[ -e {path} ] && {{ echo intruder >{path}; head -c 1 <{path}; }} 2>/dev/null; true"
     await other.run(attempt, timeout_s=3)
     await asyncio.sleep(0.3)
-    expect(b"intruder" not in (await slot.log(process.process_id)).data, "it was written to")
+    assert b"intruder" not in (await slot.log(process.process_id)).data, "it was written to"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from hermes_core import SlotCommands
-from hermes_testing.conformance.expect import until
+from hermes_testing.conformance.waiting import until
 
 TICKER = "while :; do echo x >>ticks; sleep 0.05; done"
 """A program that shows that it runs with a growing file, so that no process list is needed."""

@@ -7,9 +7,9 @@ import statistics
 import time
 from collections.abc import Awaitable, Callable
 
+import pytest
+
 from hermes_core import Sandbox
-from hermes_testing.conformance.checks import check
-from hermes_testing.conformance.expect import CheckFailed, expect
 from hermes_testing.conformance.kit import Kit, ran
 
 GUEST = "background processes that outlive"
@@ -34,20 +34,19 @@ async def less(measure: Callable[[], Awaitable[tuple[float, float]]], times: flo
     """Check that the first of the two figures is less than `times` the second. Measure again if it is not.
 
     Raises:
-        CheckFailed: it never was; the message is `otherwise`, formatted with the last figures.
+        pytest.fail.Exception: it never was; the message is `otherwise`, formatted with the last figures.
     """
     for _ in range(_TRIES):
         figures = await measure()
         if figures[0] < times * figures[1]:
             return
-    raise CheckFailed(otherwise.format(*figures))
+    pytest.fail(otherwise.format(*figures))
 
 
 async def _opened(sandbox: Sandbox) -> None:
     await ran(await sandbox.open(["true"]))
 
 
-@check("speed")
 async def a_command_is_quick(kit: Kit) -> None:
     """`true` in a slot takes no longer than on a channel of its own."""
     slot = await kit.slot()
@@ -57,14 +56,13 @@ async def a_command_is_quick(kit: Kit) -> None:
         kit.figure("true_p50_ms", ours * 1000)
         if kit.direct:
             lacks = kit.rig.missing[0]
-            raise kit.not_applicable(f"a sandbox without a guest lacks: {lacks}; a command is two channels")
+            pytest.skip(f"a sandbox without a guest lacks: {lacks}; a command is two channels")
         async with kit.sandbox() as sandbox:
             return ours, await p50(lambda: _opened(sandbox), 10)
 
     await less(measure, 1.2, "`true` takes {:.4f} s, a channel of its own {:.4f} s")
 
 
-@check("speed")
 async def commands_scale(kit: Kit) -> None:
     """Running 32 at a time, as many commands per second complete as one after another, or more."""
     slot = await kit.slot()
@@ -87,7 +85,7 @@ async def commands_scale(kit: Kit) -> None:
     await less(measure, 1.25, "{:.0f} commands a second one after another, {:.0f} if 32 run at a time")
 
 
-@check("speed", limit_s=180)
+@pytest.mark.limit(180)
 async def a_lease_is_quicker_than_a_sandbox(kit: Kit) -> None:
     """Acquire, reset and release take less time than a new sandbox."""
 
@@ -106,20 +104,19 @@ async def a_lease_is_quicker_than_a_sandbox(kit: Kit) -> None:
             ours = await p50(lease, 15)
         kit.figure("lease_p50_ms", ours * 1000)
         if kit.direct and kit.dedicated:
-            raise kit.not_applicable("without Python each lease of a dedicated sandbox takes a new one")
+            pytest.skip("without Python each lease of a dedicated sandbox takes a new one")
         return ours, ready
 
     await less(measure, 1, "a lease takes {:.3f} s, a new sandbox {:.3f} s")
 
 
-@check("speed")
 async def output_flows(kit: Kit) -> None:
     """10 MB of output take at most ten times as long as over a bare channel."""
     slot = await kit.slot()
 
     async def ours() -> None:
         result = await slot.run("head -c 10000000 /dev/zero", output_limit=16 << 20)
-        expect(len(result.stdout) == 10_000_000, f"{len(result.stdout)} of 10,000,000 bytes arrived")
+        assert len(result.stdout) == 10_000_000, f"{len(result.stdout)} of 10,000,000 bytes arrived"
 
     async def measure() -> tuple[float, float]:
         seconds = await p50(ours, 5)
@@ -134,7 +131,7 @@ async def output_flows(kit: Kit) -> None:
     await less(measure, 10, "10 MB take {:.2f} s, over a bare channel {:.2f} s")
 
 
-@check("speed", needs=GUEST)
+@pytest.mark.needs(GUEST)
 async def a_neighbour_is_not_slowed_down(kit: Kit) -> None:
     """While 200 MB flow out of one slot, a neighbour's `true` takes at most thirty times as long."""
     slot, other = await kit.neighbours()

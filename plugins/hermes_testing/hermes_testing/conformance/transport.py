@@ -6,11 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import pytest
+
 from hermes_core import SlotCommands
-from hermes_testing.conformance.checks import check
-from hermes_testing.conformance.expect import expect, same, within
 from hermes_testing.conformance.kit import Kit
 from hermes_testing.conformance.tamper import TamperedBackend
+from hermes_testing.conformance.waiting import within
 
 OUTLIVES = "background processes that outlive"
 """What a sandbox without Python lacks: a command there depends on its channel."""
@@ -25,7 +26,7 @@ async def tampered(kit: Kit) -> AsyncIterator[tuple[TamperedBackend, SlotCommand
         yield backend, tools.commands(slot)
 
 
-@check("failure", needs=OUTLIVES)
+@pytest.mark.needs(OUTLIVES)
 async def a_cut_channel_loses_no_command(kit: Kit) -> None:
     """A command continues while its channel is cut, runs once, and its result arrives."""
     async with tampered(kit) as (backend, slot):
@@ -33,11 +34,12 @@ async def a_cut_channel_loses_no_command(kit: Kit) -> None:
         await asyncio.sleep(0.4)
         await backend.channels[-1].cut()
         result = await within(60, running, "a command whose channel was cut")
-        same((result.exit_code, result.text), (7, "done\n"), "its result")
-        same((await slot.run("wc -l <ran")).text.strip(), "1", "how often it ran")
+        assert (result.exit_code, result.text) == (7, "done\n"), "its result"
+        assert (await slot.run("wc -l <ran")).text.strip() == "1", "how often it ran"
 
 
-@check("failure", needs=OUTLIVES, limit_s=120)
+@pytest.mark.needs(OUTLIVES)
+@pytest.mark.limit(120)
 async def a_stalled_reader(kit: Kit) -> None:
     """While nobody reads the channel, output waits in the sandbox; later it is all there."""
     async with tampered(kit) as (backend, slot):
@@ -48,15 +50,14 @@ async def a_stalled_reader(kit: Kit) -> None:
         await asyncio.sleep(2)
         channel.flowing.set()
         result = await within(90, running, "a command whose reader had stalled for 2 s")
-        same((result.exit_code, result.stdout_bytes, result.truncated), (0, 14_888_896, False), "its result")
-        expect(result.stdout.endswith(b"\n1999999\n2000000\n"), "the end of its output is not what was written")
+        assert (result.exit_code, result.stdout_bytes, result.truncated) == (0, 14_888_896, False), "its result"
+        assert result.stdout.endswith(b"\n1999999\n2000000\n"), "the end of its output is not what was written"
 
 
-@check("failure")
 async def a_slow_command_holds_nobody_up(kit: Kit) -> None:
     """While 100 MB flow through one command, others in the slot are answered."""
     slot = await kit.slot()
     flood = asyncio.ensure_future(slot.run("head -c 100000000 /dev/zero", output_limit=1 << 20))
     for _ in range(20):
-        same((await within(20, slot.run("echo fine"), "a command beside the flood")).text, "fine\n", "its output")
-    same((await within(80, flood, "100 MB of output")).stdout_bytes, 100_000_000, "bytes counted")
+        assert (await within(20, slot.run("echo fine"), "a command beside the flood")).text == "fine\n", "its output"
+    assert (await within(80, flood, "100 MB of output")).stdout_bytes == 100_000_000, "bytes counted"
