@@ -5,7 +5,7 @@ import os
 import sys
 from typing import NamedTuple
 
-from hermes_swe_smith.canary import Canary, new_canary, told_apart
+from hermes_swe_smith.canary import Canary, new_canary, separate_canary
 from hermes_swe_smith.config import SweSmithConfig
 from hermes_swe_smith.rows import SweTask, parse_row
 
@@ -82,4 +82,4 @@ class Project:
     async def check(self, placed, **options):
         """Run the task's tests, and the canary's."""
         ids = sorted({*placed.task.node_ids, *(placed.canary.node_ids if placed.canary else ())})
-        return told_apart(await self.run(*ids, **options), placed.canary)
+        return separate_canary(await self.run(*ids, **options), placed.canary)

@@ -6,7 +6,7 @@ from pathlib import Path
 import hermes_swe_smith.demo_tasks
 import pytest
 from hermes_swe_smith import workspace
-from hermes_swe_smith.canary import Checked
+from hermes_swe_smith.canary import CheckedReport
 from hermes_swe_smith.config import SweSmithConfig
 from hermes_swe_smith.environment import SweSmithEnvironment
 from hermes_swe_smith.verify import score
@@ -49,14 +49,14 @@ async def checked(project, fail=ROW["FAIL_TO_PASS"], keep=ROW["PASS_TO_PASS"]):
     """The reward of the task's tests alone, and what the canary says."""
     placed = project.place(fail, keep)
     found = await project.check(placed)
-    return score(placed.task, found.report, SweSmithConfig())[0], placed.canary.lies(found.canary), found
+    return score(placed.task, found.report, SweSmithConfig())[0], placed.canary.violations(found.canary), found
 
 
 async def test_it_works_with_the_fix_and_beside_the_bug(demo):
     assert (await checked(demo))[:2] == (1.0, [])
     spoil(demo)
-    reward, lies, found = await checked(demo)
-    assert (reward, lies) == (0.0, [])
+    reward, violations, found = await checked(demo)
+    assert (reward, violations) == (0.0, [])
     assert {where for where, _ in found.report.texts} == set(ROW["FAIL_TO_PASS"])
 
 
@@ -69,9 +69,9 @@ ALWAYS = ("item-runtest", "gc-hunter")
 )
 async def test_who_lets_failing_tests_pass_is_found_out(demo, name):
     spoil(demo, code=EFFECTIVE[name])
-    reward, lies, found = await checked(demo)
+    reward, violations, found = await checked(demo)
     assert reward == 1.0, found  # or else the attack would be none
-    assert lies and "must fail, and is passed" in lies[0]
+    assert violations and "must fail, and is passed" in violations[0]
 
 
 @pytest.mark.few(1)
@@ -119,8 +119,8 @@ async def test_it_works_in_odd_projects(project, name):
     ids = [f"tests/test_core.py::TestCore::{each}" for each in ("test_double", "test_text")]
     if name == "other names":
         ids = ["tests/test_core.py::check_double"]
-    reward, lies, found = await checked(project, ids, [])
-    assert (reward, bool(lies)) == (1.0, tampers), found
+    reward, violations, found = await checked(project, ids, [])
+    assert (reward, bool(violations)) == (1.0, tampers), found
 
 
 P2P = ("tests/test_core.py::test_one", "tests/test_core.py::test_two")
@@ -157,16 +157,16 @@ async def test_what_the_clean_tree_decides(project, monkeypatch, name):
             codes = ["passed"] * 4
         status = ReportStatus.TIMED_OUT if text is None else ReportStatus.FINISHED
         report = PytestReport(status, dict(zip(task.node_ids, codes, strict=False)))
-        return Checked(report, dict.fromkeys(tested.canary.node_ids, codes[-1]) if tested.canary else {})
+        return CheckedReport(report, dict.fromkeys(tested.canary.node_ids, codes[-1]) if tested.canary else {})
 
     async def tested(*args, canary):
-        return workspace.Tested("", "", "", (), (), {}, args[-1], canary)
+        return workspace.TreeUnderTest("", "", "", (), (), {}, args[-1], canary)
 
     async def nothing(*_):
         return "fix", None
 
-    monkeypatch.setattr(env, "_checked", run)
-    monkeypatch.setattr(env, "_prepared", nothing)
+    monkeypatch.setattr(env, "_check", run)
+    monkeypatch.setattr(env, "_prepare", nothing)
     monkeypatch.setattr("hermes_swe_smith.environment.take_patch", tested)
     monkeypatch.setattr("hermes_swe_smith.environment.reference_fix", nothing)
     for _ in range(2):

@@ -9,7 +9,7 @@ import docker
 import hermes_docker
 import hermes_swe_smith
 import pytest
-from hermes_swe_smith.reach import changed_modules
+from hermes_swe_smith.reach import modules_of
 
 from hermes_core.runs.runner import run_rollouts
 from hermes_core.runtime import Runtime
@@ -146,7 +146,7 @@ def test_a_patch_names_the_modules_that_it_changes():
     patch = (
         "--- a/src/a/b.py\n+++ b/src/a/b.py\n@@ -1 +1 @@\n--- a\n+++ /dev/null\n--- a/docs/x.rst\n+++ b/docs/x.rst\n"
     )
-    assert changed_modules(patch, ("src",)) == {"a/b"}
-    assert changed_modules(patch, (".",)) == {"src/a/b"}
-    assert changed_modules(patch, None) == {"a/b"}
-    assert changed_modules("", None) == set()
+    assert modules_of(patch, ("src",)) == {"a/b"}
+    assert modules_of(patch, (".",)) == {"src/a/b"}
+    assert modules_of(patch, None) == {"a/b"}
+    assert modules_of("", None) == set()

@@ -662,7 +662,7 @@ def test_any_work_is_taken_as_git_takes_it(fuzz_bench, made, ignored):
         again = trees.BareRepository(bench.repo, tempfile.mkdtemp(dir=scratch))
         agent = Path(bench.task, "agent").read_text().splitlines()[1]
         try:
-            assert again.patched(agent, answer["patch"], "the patch") == expected
+            assert again.apply(agent, answer["patch"], "the patch") == expected
         except trees.TreeError as refused:
             # Of an empty file below a directory that begins with a space, git can't read its own patch.
             assert "lacks filename information" in str(refused)

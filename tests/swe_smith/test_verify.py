@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 import pytest
-from hermes_swe_smith.canary import Checked
+from hermes_swe_smith.canary import CheckedReport
 from hermes_swe_smith.config import SweSmithConfig
 from hermes_swe_smith.repos import TestCommand
 from hermes_swe_smith.rows import parse_row
-from hermes_swe_smith.verify import disturbed, doubt, score
+from hermes_swe_smith.verify import doubt, find_disturbance, score
 
 from hermes_core.pytest_runner.run import PytestReport, ReportStatus
 
@@ -149,7 +149,7 @@ def test_other_commands_are_refused(command):
     ],
 )
 def test_tests_that_something_has_killed_are_run_again_unless_all_have_passed(found, again):
-    assert disturbed(Checked(found, {})) == ("memory" if again else None)
+    assert find_disturbance(CheckedReport(found, {})) == ("memory" if again else None)
 
 
 def test_the_reason_names_what_was_killed(task):

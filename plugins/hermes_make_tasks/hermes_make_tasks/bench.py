@@ -20,7 +20,7 @@ from hermes_swe_smith.verify import run_tests
 from hermes_swe_smith.workspace import (
     OPERATION_TIMEOUT_S,
     PreparedRepository,
-    Tested,
+    TreeUnderTest,
     operate,
     prepare_programs,
     prepare_repository,
@@ -157,7 +157,7 @@ class Bench:
         ground = await self.lay_out(slot, changes)
         task = replace(self.task, fail_to_pass=tuple(node_ids))
         examples = {node_id: self._examples[node_id] for node_id in node_ids if node_id in self._examples}
-        tested = Tested("", "", "", (), (), examples)
+        tested = TreeUnderTest("", "", "", (), (), examples)
         async with slot.processor():
             checked = await run_tests(slot, task, tested, self.source, ground.environment, timeout_s=timeout_s)
         return checked.report

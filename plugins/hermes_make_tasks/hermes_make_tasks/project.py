@@ -11,10 +11,10 @@ import tarfile
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from hermes_swe_smith.attribution import OperationRefused
 from hermes_swe_smith.dependencies import Installer
 from hermes_swe_smith.network import git_was_cut_off
 from hermes_swe_smith.workspace import (
-    OperationRefused,
     PreparedRepository,
     operate,
     prepare_programs,

@@ -1,7 +1,7 @@
-"""The canary among a task's tests: a file of ours with two tests that fail, whatever the code under test is.
+"""The canary among a task's tests: a file with two tests that must fail, whatever the code under test does.
 
-Code under test runs in pytest's process, so it can make tests pass that fail. Who does so for all of them lets these
-pass too. Who looks for a canary finds it, and can always win: the threat model has figures.
+Code under test runs in pytest's process, so it can make failing tests pass. Code that does so for all tests makes the
+canary pass, too. Code that looks for the canary can spare it, and always win: the threat model has figures.
 """
 
 from __future__ import annotations
@@ -39,16 +39,18 @@ class Canary:
     text: str
     node_ids: tuple[str, ...]
 
-    def lies(self, outcomes: Mapping[str, str]) -> list[str]:
-        """Return what is wrong with the outcomes of its tests. After the first that failed, others need not run."""
+    def violations(self, outcomes: Mapping[str, str]) -> list[str]:
+        """Return a sentence for each of the canary's tests that did not fail. One that was not run after the other had
+        failed is no violation."""
         ours = {node_id: outcomes[node_id] for node_id in self.node_ids}
-        seen = {node_id: outcome for node_id, outcome in ours.items() if outcome != "missing"} or ours
-        wrong = [node_id for node_id, outcome in seen.items() if outcome not in ("failed", "error")]
-        return [f"{node_id} must fail, and is {seen[node_id]}" for node_id in wrong]
+        finished = {node_id: outcome for node_id, outcome in ours.items() if outcome != "missing"} or ours
+        wrong = [node_id for node_id, outcome in finished.items() if outcome not in ("failed", "error")]
+        return [f"{node_id} must fail, and is {finished[node_id]}" for node_id in wrong]
 
 
 def new_canary(task: SweTask) -> Canary | None:
-    """Return a canary that runs after the task's tests, beside the last of their files; None if all are doctests."""
+    """Return a canary in a file beside the last one of the task's tests, so that it runs last; None if all are
+    doctests."""
     files = [path for path in task.test_files if path.endswith(".py")]
     if not files:
         return None
@@ -63,17 +65,17 @@ def new_canary(task: SweTask) -> Canary | None:
 
 
 @dataclass(frozen=True)
-class Checked:
-    """What a test run said: of the task's tests, and of the canary's."""
+class CheckedReport:
+    """The report of a test run without the canary's tests, and their outcomes."""
 
     report: PytestReport
     canary: Mapping[str, str]
-    """The outcomes of the canary's tests by node id."""
+    """The outcomes of the canary's tests, by node id."""
 
 
-def told_apart(report: PytestReport, canary: Canary | None) -> Checked:
-    """Return the report without the canary, and its outcomes."""
+def separate_canary(report: PytestReport, canary: Canary | None) -> CheckedReport:
+    """Return a report without the canary's tests, and their outcomes apart."""
     ours = {node_id: report.outcomes[node_id] for node_id in canary.node_ids} if canary else {}
     theirs = {node_id: outcome for node_id, outcome in report.outcomes.items() if node_id not in ours}
     texts = [text for text in report.texts if text[0] not in ours]
-    return Checked(replace(report, outcomes=theirs, texts=texts), ours)
+    return CheckedReport(replace(report, outcomes=theirs, texts=texts), ours)

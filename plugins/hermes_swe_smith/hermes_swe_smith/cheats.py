@@ -156,7 +156,7 @@ def command(task: SweTask, script: str, *, fix: bool = False) -> str:
     Args:
         fix: whether it may have the fix, in a file beside the checkout.
     """
-    source = next((path for path in _changed(task.patch) if path.endswith(".py")), "setup.py")
+    source = next((path for path in _files_of(task.patch) if path.endswith(".py")), "setup.py")
     tests = list(task.test_files or task.doctests)
     known = {
         "CHECKOUT": task.directory,
@@ -164,7 +164,7 @@ def command(task: SweTask, script: str, *, fix: bool = False) -> str:
         "TEST_DIRS": "\n".join(dict.fromkeys(posixpath.dirname(path) or "." for path in tests)),
         "SOURCE": source,
         "PACKAGE": posixpath.dirname(source) or ".",
-        "LOST": _lost(task),
+        "LOST": _fixed_line(task),
         "FORGED": json.dumps(
             {
                 **{"report": "finished", "outcomes": "p" * len(task.node_ids)},
@@ -204,12 +204,12 @@ def cheats(task_of: Callable[[Item], SweTask]) -> dict[str, Cheat]:
     return {name: cheat_with(name) for name in SCRIPTS}
 
 
-def _changed(patch: str) -> list[str]:
+def _files_of(patch: str) -> list[str]:
     """Return the files that a patch changes."""
     return re.findall(r"^\+\+\+ b/(.+)$", patch, re.MULTILINE)
 
 
-def _lost(task: SweTask) -> str:
+def _fixed_line(task: SweTask) -> str:
     """Return the longest line that the bug removed; empty if it removed none."""
     sign = "-" if task.patch_is == "bug" else "+"
     lines = (line[1:].strip() for line in task.patch.splitlines() if line[:1] == sign and line[:3] != sign * 3)

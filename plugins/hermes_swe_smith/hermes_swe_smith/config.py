@@ -76,7 +76,7 @@ class SweSmithConfig(DatasetConfig):
 
     @field_validator("image_template")
     @classmethod
-    def _known_names(cls, template: str) -> str:
+    def _check_names(cls, template: str) -> str:
         if template:
             image_name(template, "owner__name-1")
         return template

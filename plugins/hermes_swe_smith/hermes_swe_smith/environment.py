@@ -24,7 +24,8 @@ from hermes_core import (
     read_rows,
 )
 from hermes_swe_smith import demo_tasks
-from hermes_swe_smith.canary import Canary, Checked, new_canary
+from hermes_swe_smith.attribution import OperationRefused
+from hermes_swe_smith.canary import Canary, CheckedReport, new_canary
 from hermes_swe_smith.cheats import cheats
 from hermes_swe_smith.config import DEMO, SweSmithConfig
 from hermes_swe_smith.dataset import load_tasks
@@ -36,28 +37,26 @@ from hermes_swe_smith.verify import (
     NOT_PASSED,
     Score,
     as_clean,
-    disturbed,
     doubt,
+    find_disturbance,
     run_tests,
     score,
-    tampered,
-    undone,
-    unsolved,
+    tampering_score,
+    undone_changes,
 )
 from hermes_swe_smith.workspace import (
     ENVIRONMENT_LINK,
-    OperationRefused,
     PreparedRepository,
-    Tested,
+    TreeUnderTest,
     apply_fix,
-    forget_tested,
     give_checkout,
-    give_tested,
     prepare_repository,
     prepare_trees,
     reference_fix,
+    remove_tested,
     take_patch,
     take_work,
+    unpack_tested,
 )
 
 log = logging.getLogger("hermes_core.swe_smith")
@@ -107,7 +106,7 @@ class SweSmithEnvironment(Environment):
 
         Raises:
             DatasetError: a file, a row or a repository can't be used; names it.
-            ConfigError: `repo_base_url` is nothing that repositories could come from.
+            ConfigError: `repo_base_url` is wrong.
         """
         await asyncio.to_thread(self._load)
 
@@ -124,19 +123,19 @@ class SweSmithEnvironment(Environment):
         self._items = [_as_item(task) for task in self._tasks.values()]
 
     async def aclose(self) -> None:
-        """Remove what the demo's tasks took."""
+        """Remove the demo's files, if they were written."""
         self._scratch.close()
 
     def items(self) -> Sequence[Item]:
-        """Return the dataset's rows, in its order, with the fields of SWE-smith."""
+        """Return the dataset's rows in its order, with the fields of SWE-smith."""
         return self._items
 
     def image(self, item: Item) -> str | None:
-        """Return the task's own image, if the configuration says so."""
+        """Return the task's own image, if the configuration demands it."""
         return self._task(item).image
 
     def doubt(self, item: Item, agent: str, details: Mapping[str, Any]) -> str | None:
-        """Say which listed tests do not behave as listed."""
+        """Return which listed tests do not behave as listed."""
         return doubt(item, agent, details)
 
     def cheats(self) -> Mapping[str, Cheat]:
@@ -155,20 +154,20 @@ class SweSmithEnvironment(Environment):
         return _PROMPT.format(directory=task.directory, issue=issue, how_to_test=how)
 
     async def prepare_sandbox(self, sandbox: NewSandbox) -> None:
-        """Clone the repositories of all items, and install what their tests need. Trees are made from these later."""
+        """Clone the repositories of all items, and install what their tests need, while there is a network."""
         done = set()
         for item in self.selected_items():
             task = self._task(item)
             source = self._catalog.source(task)
             if source.key not in done and task.image in (None, sandbox.image):
-                await self._prepared(sandbox, task)
+                await self._prepare(sandbox, task)
                 done.add(source.key)
 
     @hookimpl
     async def setup_trajectory_workspace(self, item: Item, rollout: RolloutHandle) -> dict[str, Any]:
         """Give the agent the buggy tree."""
         task = self._task(item)
-        trees_dir, environment = await self._prepared(rollout, task)
+        trees_dir, environment = await self._prepare(rollout, task)
         async with alongside(self._reach.look(rollout, task, environment)) as looking:
             await give_checkout(rollout, task, trees_dir, environment)
             await looking
@@ -178,26 +177,26 @@ class SweSmithEnvironment(Environment):
     async def solve_trajectory(self, item: Item, rollout: RolloutHandle) -> None:
         """Apply the reference fix."""
         task = self._task(item)
-        trees_dir, _ = await self._prepared(rollout, task)
+        trees_dir, _ = await self._prepare(rollout, task)
         await apply_fix(rollout, task, trees_dir)
 
     @hookimpl
     async def verify_and_score_trajectory(self, item: Item, rollout: RolloutHandle) -> Score:
         """Take the agent's work as a patch, and test it in a fresh slot."""
         task = self._task(item)
-        trees_dir, environment = await self._prepared(rollout, task)
+        trees_dir, environment = await self._prepare(rollout, task)
         limits = {"max_workspace": self.config.max_workspace_bytes, "max_patch": self.config.max_patch_bytes}
         try:
             tested = await take_work(rollout, task, trees_dir, environment, canary=self._canary(task), **limits)
             rollout.record_patch(tested.patch)
             return await self._score(task, tested, rollout)
         except OperationRefused as refused:
-            return unsolved(refused.message)
+            return 0.0, {"reason": refused.message}
 
     async def score_patch(self, item: Item, patch: str, rollout: RolloutHandle) -> Score:
         """Test a recorded patch, as verification did."""
         task = self._task(item)
-        trees_dir, environment = await self._prepared(rollout, task)
+        trees_dir, environment = await self._prepare(rollout, task)
         try:
             tested = await take_patch(rollout, task, trees_dir, environment, patch, canary=self._canary(task))
         except OperationRefused as refused:
@@ -206,52 +205,53 @@ class SweSmithEnvironment(Environment):
             ) from refused
         return await self._score(task, tested, rollout)
 
-    async def _score(self, task: SweTask, tested: Tested, rollout: RolloutHandle) -> Score:
-        """Test what is to be tested, and look at the canary.
+    async def _score(self, task: SweTask, tested: TreeUnderTest, rollout: RolloutHandle) -> Score:
+        """Run the tests, and score their outcomes and those of the canary.
 
-        What may be the doing of the project and not of the work is looked up on the clean tree, beside the same canary:
-        whether the canary can pass or disturbs other tests, and which tests are skipped or expected to fail there.
+        A canary that passes, and tests that do not, may be the project's doing. So the same tests and the same canary
+        are run on the clean tree. If the canary passes there or disturbs other tests, the task has no canary from then
+        on. Tests that are skipped or expected to fail there may be so here, too.
         """
-        checked = await self._checked(task, tested, rollout)
+        checked = await self._check(task, tested, rollout)
         reward, details = score(task, checked.report, self.config)
-        lies = tested.canary.lies(checked.canary) if tested.canary else []
-        odd = lies if reward else not all(map(checked.report.passed, task.pass_to_pass))
+        violations = tested.canary.violations(checked.canary) if tested.canary else []
+        odd = violations if reward else not all(map(checked.report.passed, task.pass_to_pass))
         if checked.report.complete and odd:
             clean = await self._on_the_clean_tree(task, tested.canary, rollout)
-            if clean is None:  # nothing is known, so what was seen counts
+            if clean is None:  # the tests did not end on the clean tree, so the outcomes count as they are
                 pass
             elif tested.canary and task.instance_id in self._no_canary:
-                trees_dir, environment = await self._prepared(rollout, task)
+                trees_dir, environment = await self._prepare(rollout, task)
                 again = await take_patch(rollout, task, trees_dir, environment, tested.patch, canary=None)
                 return await self._score(task, again, rollout)
             else:
                 reward, details = score(task, as_clean(checked.report, clean), self.config)
-        details = {**details, **undone(tested)}
+        details = {**details, **undone_changes(tested)}
         if why := self._no_canary.get(task.instance_id):
             details["no_canary"] = why
-        return tampered(lies, details) if lies and reward else (reward, details)
+        return tampering_score(violations, details) if violations and reward else (reward, details)
 
     async def _on_the_clean_tree(
         self, task: SweTask, canary: Canary | None, rollout: RolloutHandle
     ) -> Mapping[str, str] | None:
-        """Return how the PASS_TO_PASS tests end that do not pass on the clean tree, where nobody tampers; None if the
-        tests do not come to their end.
+        """Return the outcomes of the PASS_TO_PASS tests that do not pass on the clean tree, where nobody tampers; None
+        if the tests do not come to their end.
 
-        Where the canary does not work there, or other tests fail beside it, the task has none from then on.
+        If the canary does not fail there, or other tests fail beside it, the task has no canary from then on.
         """
         if task.instance_id in self._clean:
             return self._clean[task.instance_id]
-        trees_dir, environment = await self._prepared(rollout, task)
+        trees_dir, environment = await self._prepare(rollout, task)
         fix = await reference_fix(rollout, trees_dir)
         clean = await take_patch(rollout, task, trees_dir, environment, fix, canary=canary)
-        checked = await self._checked(task, clean, rollout)
+        checked = await self._check(task, clean, rollout)
         if not checked.report.complete:
             return None
         outcomes = {node_id: checked.report.outcomes[node_id] for node_id in task.pass_to_pass}
         failing = [node_id for node_id, outcome in outcomes.items() if outcome not in ("passed", *NOT_PASSED)]
         odd = {node_id: outcome for node_id, outcome in outcomes.items() if outcome in NOT_PASSED}
-        if canary and (said := canary.lies(checked.canary)):
-            self._no_canary[task.instance_id] = f"on the clean tree, {'; '.join(said)}"
+        if canary and (violations := canary.violations(checked.canary)):
+            self._no_canary[task.instance_id] = f"on the clean tree, {'; '.join(violations)}"
         elif canary and failing:
             self._no_canary[task.instance_id] = f"beside it, tests fail on the clean tree: {', '.join(failing[:5])}"
         elif odd:
@@ -263,32 +263,32 @@ class SweSmithEnvironment(Environment):
             self._clean[task.instance_id] = odd
         return odd
 
-    async def _checked(self, task: SweTask, tested: Tested, rollout: RolloutHandle) -> Checked:
-        """Run the tests on what is to be tested, in a fresh slot of this sandbox or another one."""
+    async def _check(self, task: SweTask, tested: TreeUnderTest, rollout: RolloutHandle) -> CheckedReport:
+        """Run the tests in a fresh slot, of this sandbox or of another one."""
         source = self._catalog.source(task)
 
         async def lay_out(fresh: SlotHandle) -> None:
-            await give_tested(rollout, tested, fresh.commands, task.directory)
+            await unpack_tested(rollout, tested, fresh.commands, task.directory)
 
-        async def check(fresh: SlotHandle) -> Checked:
-            _, environment = await self._prepared(fresh, task)
+        async def check(fresh: SlotHandle) -> CheckedReport:
+            _, environment = await self._prepare(fresh, task)
             async with fresh.processor():
                 return await run_tests(fresh, task, tested, source, environment, timeout_s=self.config.test_timeout_s)
 
         try:
-            return await rollout.check_afresh(lay_out, check, disturbed=disturbed)
+            return await rollout.check_afresh(lay_out, check, disturbed=find_disturbance)
         finally:
-            await forget_tested(rollout, tested)
+            await remove_tested(rollout, tested)
 
     def _canary(self, task: SweTask) -> Canary | None:
-        """Return a new canary for the task; None if it can't have one."""
+        """Return a new canary for the task; None if the task has none."""
         return new_canary(task) if self.config.canaries and task.instance_id not in self._no_canary else None
 
     def _task(self, item: Item) -> SweTask:
         return self._tasks[self.item_id(item)]
 
-    async def _prepared(self, site: SlotHandle | NewSandbox, task: SweTask) -> tuple[str, TestEnvironment]:
-        """Return the task's trees and its tests' environment on the site's sandbox, and make them there if missing."""
+    async def _prepare(self, site: SlotHandle | NewSandbox, task: SweTask) -> tuple[str, TestEnvironment]:
+        """Return the directory of the task's trees, and its tests' environment. Make them if the sandbox lacks them."""
         source = self._catalog.source(task)
         variables, limit, hide = self._installer_variables, self.config.install_timeout_s, self.config.hide_fail_to_pass
         repository = await prepare_repository(site, task, source, variables, limit, known=self._repositories)

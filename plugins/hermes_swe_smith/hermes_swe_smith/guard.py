@@ -161,6 +161,6 @@ def _parents(path: str) -> list[str]:
     return ["/".join(parts[:depth]) for depth in range(1, len(parts))]
 
 
-def undone(path: str, work: Tree, start: Tree, kept: Tree) -> bool:
+def is_undone(path: str, work: Tree, start: Tree, kept: Tree) -> bool:
     """Return whether the agent's change of a protected file is undone. An untouched hidden file is no change."""
     return work.get(path) != start.get(path) and work.get(path) != kept.get(path)

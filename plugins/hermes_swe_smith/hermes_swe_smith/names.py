@@ -37,17 +37,17 @@ def node_ids(names: Iterable[str], test_patch: str, where: str, *, drop: bool) -
     for name in names:
         if "::" in name and "[" in name[len(test_file(name)) :] and not name.endswith("]"):
             if not drop:
-                raise _refused(where, name, "whose name was cut off")
+                raise _refusal(where, name, "whose name was cut off")
         elif "::" in name:
             found.append(name)
         elif _UNITTEST.fullmatch(name):
-            raise _refused(where, name, "a name that unittest's or Django's runner prints")
+            raise _refusal(where, name, "a name that unittest's or Django's runner prints")
         elif not _BARE.fullmatch(name):
-            raise _refused(where, name, "which is no node id of pytest")
+            raise _refusal(where, name, "which is no node id of pytest")
         elif len(files) == 1:
             found.append(f"{files[0]}::{name}")
         else:
-            raise _refused(where, name, f"without its file, and the test patch changes {len(files)} files of tests")
+            raise _refusal(where, name, f"without its file, and the test patch changes {len(files)} files of tests")
     return tuple(found)
 
 
@@ -57,7 +57,7 @@ def test_file(node_id: str) -> str:
     return path + ".py" if python else node_id.split("::", 1)[0]
 
 
-def _refused(where: str, name: str, reason: str) -> UnsupportedRow:
+def _refusal(where: str, name: str, reason: str) -> UnsupportedRow:
     return UnsupportedRow(f"{where} has {name[:200]!r}, {reason}")
 
 

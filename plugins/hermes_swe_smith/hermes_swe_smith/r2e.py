@@ -43,7 +43,7 @@ def as_swe_bench(fields: Mapping[str, Any], where: str) -> dict[str, Any]:
     ids = _node_ids(row, sources, [test for test, status in expected.items() if test and status == "PASSED"])
     fixed = [node_id for test, node_id in ids.items() if before.get(test) != "PASSED"]
     if not fixed:
-        raise row.refused("execution_result_content", "shows no test that the fix makes pass")
+        raise row.refusal("execution_result_content", "shows no test that the fix makes pass")
     statement = row.text("problem_statement")
     issue = re.search(r"\[ISSUE\](.*)\[/ISSUE\]", statement, re.DOTALL)
     return {
@@ -80,7 +80,7 @@ class _R2eRow:
             raise self.wrong(name, "is no JSON object")
         return value
 
-    def refused(self, name: str, reason: str) -> UnsupportedRow:
+    def refusal(self, name: str, reason: str) -> UnsupportedRow:
         return UnsupportedRow(f"{self._where}, field {name!r} {reason}")
 
     def wrong(self, name: str, reason: str) -> DatasetError:
@@ -98,11 +98,11 @@ def _statuses(output: str) -> dict[str, str]:
     for line in _COLOUR.sub("", output).partition(_SUMMARY)[2].splitlines():
         status, _, test = line.strip().partition(" ")
         if status in _STATUSES and "::" in test:
-            found[_dotted(_bare(test))] = status
+            found[_dot_name(_bare(test))] = status
     return found
 
 
-def _dotted(node_id: str) -> str:
+def _dot_name(node_id: str) -> str:
     return ".".join(node_id.split("::")[1:])
 
 
@@ -130,7 +130,7 @@ def _node_ids(row: _R2eRow, sources: Mapping[str, str], tests: Iterable[str]) ->
         places = places or [path for path, names in defined.items() if len(parts) > 1 and parts[0] in names]
         if len(places) != 1:
             found = "in none" if not places else f"in {len(places)}"
-            raise row.refused("expected_output_json", f"names {test[:200]!r}, which is {found} of the row's test files")
+            raise row.refusal("expected_output_json", f"names {test[:200]!r}, which is {found} of the row's test files")
         ids[test] = f"{FOLDER}/{places[0]}::{'::'.join(parts)}{bracket}{parameters}"
     return ids
 
@@ -160,12 +160,12 @@ def _patch(row: _R2eRow) -> str:
         changes = row.document("parsed_commit_content")["file_diffs"]
         wanted = [(change["header"]["file"]["path"], change) for change in changes]
         wanted = [(path, change) for path, change in wanted if path.endswith(".py") and not _TESTS.search(path)]
-        return "".join(_changed_file(path, change) for path, change in wanted)
+        return "".join(_file_diff(path, change) for path, change in wanted)
     except (KeyError, TypeError, AttributeError) as error:
         raise row.wrong("parsed_commit_content", f"can't be read as changes of files: {error!r}") from None
 
 
-def _changed_file(path: str, change: Mapping[str, Any]) -> str:
+def _file_diff(path: str, change: Mapping[str, Any]) -> str:
     lines = [f"diff --git a/{path} b/{path}"]
     if said := change["header"].get("misc_line"):
         lines.append(said)

@@ -197,7 +197,7 @@ class _Wanted:
             each["paths"] |= {f"{source.checkout}/.git/objects", "/r2e_tests"}
             self.hosts.update(_hosts(source))
             return  # the modules in the image are those that the agent is given
-        modules = changed_modules(task.patch, source.pythonpath)
+        modules = modules_of(task.patch, source.pythonpath)
         each["modules"] |= modules
         each["names"] |= _project_names(task, modules)
         self.hosts.update(_hosts(source))
@@ -217,7 +217,7 @@ def _warn(repo: str, image: str | None, found: Collection[str]) -> None:
     )
 
 
-def changed_modules(patch: str, pythonpath: tuple[str, ...] | None) -> set[str]:
+def modules_of(patch: str, pythonpath: tuple[str, ...] | None) -> set[str]:
     """Return the modules that a patch changes, as paths from their import root, without suffix: `funcy/seqs`."""
     roots = [f"{root}/" for root in pythonpath or ("src",) if root != "."]
     found = set()

@@ -53,13 +53,13 @@ def _as_list(value: object) -> object:
     raise ValueError("must be a list, not a text that is none in JSON or Python")
 
 
-def _ungrouped(node_ids: list[str]) -> list[str]:
+def _strip_groups(node_ids: list[str]) -> list[str]:
     """Return the tests' ids without the group that xdist puts behind them."""
     starts = [(node_id, len(test_file(node_id))) for node_id in node_ids]
     return [node_id[:start] + _GROUP.sub("", node_id[start:]) for node_id, start in starts]
 
 
-NodeIds = Annotated[list[str], BeforeValidator(_as_list), AfterValidator(_ungrouped)]
+NodeIds = Annotated[list[str], BeforeValidator(_as_list), AfterValidator(_strip_groups)]
 
 
 class SweRow(BaseModel):
@@ -202,9 +202,9 @@ def parse_row(row: Mapping[str, Any], where: str, config: SweSmithConfig) -> Swe
         variant=variant,
         base_commit=parsed.base_commit,
         base_is=base_is,
-        patch=_ended(parsed.patch or ""),
+        patch=_end_line(parsed.patch or ""),
         patch_is=patch_is,
-        test_patch=_ended(parsed.test_patch or ""),
+        test_patch=_end_line(parsed.test_patch or ""),
         problem_statement=parsed.problem_statement,
         text=parsed.text or "",
         fail_to_pass=fail_to_pass,
@@ -307,7 +307,7 @@ def _patch_is(row: SweRow, variant: Variant, where: str, config: SweSmithConfig)
     return said or ("bug" if variant.startswith("swe-smith") else "fix")
 
 
-def _ended(patch: str) -> str:
+def _end_line(patch: str) -> str:
     """Return the patch with a line end after its last line. Without it git calls the patch corrupt."""
     return patch + "\n" if patch and not patch.endswith("\n") else patch
 

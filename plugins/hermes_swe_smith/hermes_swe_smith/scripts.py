@@ -88,15 +88,15 @@ def _name_and_version(files: Mapping[str, str]) -> tuple[str, str]:
     if isinstance(dynamic.get("file"), str):
         version = files.get(dynamic["file"], "").strip()
     elif isinstance(hatch.get("path"), str):
-        version = _assigned(files.get(hatch["path"], ""), ("__version__", "VERSION", "version"))
+        version = _find_assignment(files.get(hatch["path"], ""), ("__version__", "VERSION", "version"))
     else:
         module, _, attribute = str(dynamic.get("attr") or f"{module}.__version__").rpartition(".")
         paths = [f"{root}{module.replace('.', '/')}{end}" for root in ("", "src/") for end in (".py", "/__init__.py")]
-        version = next((found for path in paths if (found := _assigned(files.get(path, ""), (attribute,)))), "")
+        version = next((found for path in paths if (found := _find_assignment(files.get(path, ""), (attribute,)))), "")
     return str(name or ""), version
 
 
-def _assigned(source: str, names: tuple[str, ...]) -> str:
+def _find_assignment(source: str, names: tuple[str, ...]) -> str:
     """Return the text that a module assigns to one of the names, if it is a literal there."""
     try:
         statements = ast.parse(source).body

@@ -38,7 +38,7 @@ from typing import IO, TYPE_CHECKING, Any, cast
 
 from hermes_swe_smith import manifest
 from hermes_swe_smith.doctests import docstring
-from hermes_swe_smith.guard import Guard, in_the_way, shadows, undone
+from hermes_swe_smith.guard import Guard, in_the_way, is_undone, shadows
 from hermes_swe_smith.manifest import FILE, LINK, MODULE, PROGRAM
 
 if TYPE_CHECKING:  # annotations are not evaluated, so the newer spellings do no harm on 3.8
@@ -178,7 +178,7 @@ class BareRepository:
             self.git("update-index", "-z", "--index-info", data=b"".join(records), GIT_INDEX_FILE=index)
             return self.git("write-tree", "--missing-ok", GIT_INDEX_FILE=index).decode().strip()
 
-    def patched(self, tree: str, patch: str, what: str, reverse: bool = False) -> str:
+    def apply(self, tree: str, patch: str, what: str, reverse: bool = False) -> str:
         """Apply a patch to a tree, and return the new tree's id."""
         if not patch:
             return tree
@@ -190,7 +190,7 @@ class BareRepository:
                 apply = ["apply", "--cached", "--whitespace=nowarn", *direction, "-"]
                 self.git(*apply, data=patch.encode("utf-8", "surrogateescape"), GIT_INDEX_FILE=index)
             except subprocess.CalledProcessError as error:
-                raise TreeError("patch", f"{what} does not apply: {_said(error)}") from error
+                raise TreeError("patch", f"{what} does not apply: {_git_message(error)}") from error
             return self.git("write-tree", "--missing-ok", GIT_INDEX_FILE=index).decode().strip()
 
     def commit(self, tree: str) -> str:
@@ -234,7 +234,7 @@ class BareRepository:
                 setting = "core.attributesFile=" + attributes
                 return self.git("-c", setting, *words, most=most).decode("utf-8")
 
-    def ignored(self, paths: Iterable[str], gitignores: dict[str, bytes]) -> set[str]:
+    def find_ignored(self, paths: Iterable[str], gitignores: dict[str, bytes]) -> set[str]:
         """Return which of the paths the given .gitignore files, and `LEFT_BEHIND`, exclude."""
         # "./" keeps a leading colon from being taken for pathspec magic.
         listing = b"".join(b"./" + os.fsencode(path) + b"\0" for path in paths)
@@ -336,7 +336,7 @@ def make_repository(arguments: dict[str, Any], stream: IO[bytes]) -> dict[str, A
         repo.git("update-ref", BASE, repo.git("rev-parse", "--verify", f"{commit}^{{commit}}").decode().strip())
         return {"files": _texts(repo, arguments["read"])}
     except subprocess.CalledProcessError as error:
-        raise TreeError("repository", _said(error)) from error
+        raise TreeError("repository", _git_message(error)) from error
 
 
 def _texts(repo: BareRepository, paths: list[str]) -> dict[str, str]:
@@ -415,7 +415,7 @@ def import_project(arguments: dict[str, Any], stream: IO[bytes]) -> dict[str, An
         os.mkdir(os.path.join(repo.path, "info"))
         with open(os.path.join(repo.path, "info", "attributes"), "w", encoding="utf-8") as file:
             file.write(ATTRIBUTES)
-        upstream = _fetched(repo, arguments["source"], arguments["ref"])
+        upstream = _fetch_ref(repo, arguments["source"], arguments["ref"])
         identity: dict[str, Any] = {
             **{f"GIT_{who}_{what}": "hermes-rl" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")},
             **{f"GIT_{who}_DATE": "2000-01-01T00:00:00Z" for who in ("AUTHOR", "COMMITTER")},
@@ -427,7 +427,7 @@ def import_project(arguments: dict[str, Any], stream: IO[bytes]) -> dict[str, An
         repo.git("symbolic-ref", "HEAD", "refs/heads/main")
         repo.git("-c", "pack.threads=1", "bundle", "create", "-q", arguments["bundle"], "HEAD", "refs/heads/main")
     except subprocess.CalledProcessError as error:
-        raise TreeError("repository", _said(error)) from error
+        raise TreeError("repository", _git_message(error)) from error
     return {"upstream": upstream, "commit": commit, "files": _texts(repo, arguments["read"])}
 
 
@@ -439,7 +439,7 @@ def pack_sources(arguments: dict[str, Any], stream: IO[bytes]) -> dict[str, Any]
     return repo.archive(repo.write(kept), arguments["to"])
 
 
-def _fetched(repo: BareRepository, source: str, ref: str) -> str:
+def _fetch_ref(repo: BareRepository, source: str, ref: str) -> str:
     """Fetch a commit by its name, its abbreviation, a branch or a tag, and return its name."""
     try:
         repo.git("fetch", "-q", "--no-tags", "--depth=1", "--", source, ref)
@@ -477,10 +477,7 @@ def make_patch(arguments: dict[str, Any], stream: IO[bytes]) -> dict[str, Any]:
         files[path] = (files[path][0], name)
     buggy = repo.write(files)
     patch = repo.diff(clean, buggy)
-    if (
-        repo.patched(clean, patch, "the patch") != buggy
-        or repo.patched(buggy, patch, "the patch", reverse=True) != clean
-    ):
+    if repo.apply(clean, patch, "the patch") != buggy or repo.apply(buggy, patch, "the patch", reverse=True) != clean:
         raise TreeError("patch", "the patch does not make the change, or does not undo it")
     return {"patch": patch}
 
@@ -497,15 +494,15 @@ def make_trees(arguments: dict[str, Any], stream: IO[bytes]) -> dict[str, Any]:
     to_buggy = arguments["patch_is"] == "bug"
     if arguments["base_is"] == "clean":
         clean = repo.git("rev-parse", BASE + "^{tree}").decode().strip()
-        buggy = repo.patched(clean, patches["patch"], "`patch`", reverse=not to_buggy)
+        buggy = repo.apply(clean, patches["patch"], "`patch`", reverse=not to_buggy)
     else:
         buggy = repo.git("rev-parse", BASE + "^{tree}").decode().strip()
         if not arguments["has_test_patch"]:
             buggy = _with_removed_tests(repo, listed)
-        clean = repo.patched(buggy, patches["patch"], "`patch`", reverse=to_buggy)
+        clean = repo.apply(buggy, patches["patch"], "`patch`", reverse=to_buggy)
     clean_files, buggy_files = repo.read(clean), repo.read(buggy)
     bug = {path for path in {*clean_files, *buggy_files} if clean_files.get(path) != buggy_files.get(path)}
-    clean = repo.patched(clean, patches["test_patch"], "`test_patch`")
+    clean = repo.apply(clean, patches["test_patch"], "`test_patch`")
     before, clean_files = clean_files, repo.read(clean)
     of_tests = {path for path in {*before, *clean_files} if before.get(path) != clean_files.get(path)}
     missing = sorted(path for path in listed if path not in clean_files)
@@ -601,7 +598,7 @@ def check_out(arguments: dict[str, Any], stream: IO[bytes]) -> dict[str, Any]:
 
 
 def take_work(arguments: dict[str, Any], stream: IO[bytes]) -> dict[str, Any]:
-    """Return the agent's work, from a tar of its checkout, as a patch to the agent's tree; and the `_tested` tree.
+    """Return the agent's work, from a tar of its checkout, as a patch to the agent's tree; and the `_pack_tested` tree.
 
     Everything made for it lies in the directory `work`; the patch is its file `patch`.
     """
@@ -611,7 +608,7 @@ def take_work(arguments: dict[str, Any], stream: IO[bytes]) -> dict[str, Any]:
     after = _read_work(stream, blobs, arguments["max_workspace"])
     clean = trees.files("clean")
     added = [path for path in after if path not in before and path not in clean]
-    for path in repo.ignored(added, _gitignores(repo, after, blobs)):
+    for path in repo.find_ignored(added, _gitignores(repo, after, blobs)):
         del after[path]
     fixed = _not_in_patches(repo, before)
     for path in in_the_way(after, fixed):
@@ -620,7 +617,7 @@ def take_work(arguments: dict[str, Any], stream: IO[bytes]) -> dict[str, Any]:
     patch = repo.diff(trees.agent, repo.write(after), most=arguments["max_patch"])
     with open(os.path.join(arguments["work"], "patch"), "w", encoding="utf-8", newline="") as file:
         file.write(patch)
-    return _tested(arguments, trees, after)
+    return _pack_tested(arguments, trees, after)
 
 
 def _read_work(stream: IO[bytes], blobs: Blobs, most: int) -> Tree:
@@ -709,11 +706,11 @@ def _too_large(what: str, most: int) -> TreeError:
 def give_tests(arguments: dict[str, Any], stream: IO[bytes]) -> dict[str, Any]:
     """Return the tested tree of a recorded patch, which is the payload."""
     trees = _Trees(arguments)
-    work = trees.repo.patched(trees.agent, stream.read().decode("utf-8", "surrogateescape"), "the patch")
-    return _tested(arguments, trees, trees.repo.read(work))
+    work = trees.repo.apply(trees.agent, stream.read().decode("utf-8", "surrogateescape"), "the patch")
+    return _pack_tested(arguments, trees, trees.repo.read(work))
 
 
-def _tested(arguments: dict[str, Any], trees: _Trees, work: Tree) -> dict[str, Any]:
+def _pack_tested(arguments: dict[str, Any], trees: _Trees, work: Tree) -> dict[str, Any]:
     """Make a tar of what is tested: the agent's work, and the original tests, without files that would replace these.
 
     `restored` and `removed` name what was undone of the work. `digest` is that of the unpacked tar. `doctests` has the
@@ -723,7 +720,9 @@ def _tested(arguments: dict[str, Any], trees: _Trees, work: Tree) -> dict[str, A
     guard = trees.guard
     kept = {path: entry for path, entry in clean.items() if guard.protects(path)}
     tested = {path: entry for path, entry in work.items() if not guard.protects(path)}
-    restored = sorted(path for path in set(work) | set(kept) if path not in tested and undone(path, work, start, kept))
+    restored = sorted(
+        path for path in set(work) | set(kept) if path not in tested and is_undone(path, work, start, kept)
+    )
     intruders = shadows(tested, clean, kept, arguments["import_path"], _modules(arguments["modules"]))
     blocked = in_the_way(tested, kept)
     for path in intruders | blocked:
@@ -762,7 +761,7 @@ class _Trees:
         return {path: (mode, blob) for path, (mode, blob) in self._noted["files"][name].items()}
 
 
-def _said(error: subprocess.CalledProcessError) -> str:
+def _git_message(error: subprocess.CalledProcessError) -> str:
     text = error.stderr.decode("utf-8", "replace").strip() or f"it ended with status {error.returncode}"
     return text[-1000:]
 
@@ -801,7 +800,7 @@ def main() -> int:
             raise
         answer = {"error": "git", "message": "there is no git in the sandbox"}
     except subprocess.CalledProcessError as error:
-        answer = {"error": "failed", "message": f"git {' '.join(error.cmd[1:3])}: {_said(error)}"}
+        answer = {"error": "failed", "message": f"git {' '.join(error.cmd[1:3])}: {_git_message(error)}"}
     sys.stdout.write(json.dumps(answer) + "\n")
     return 0
 

@@ -1,4 +1,4 @@
-"""Scores an agent's work: on a pristine tree, in a fresh slot, with the original tests."""
+"""Runs a task's original tests on the agent's work in a fresh slot, and scores their outcomes."""
 
 from __future__ import annotations
 
@@ -8,22 +8,23 @@ from dataclasses import replace
 from typing import Any
 
 from hermes_core import Item, PytestReport, ReportStatus, SlotHandle, run_pytest
-from hermes_swe_smith.canary import Checked, told_apart
+from hermes_swe_smith.canary import CheckedReport, separate_canary
 from hermes_swe_smith.config import SweSmithConfig
 from hermes_swe_smith.repos import RepositorySource, TestEnvironment
 from hermes_swe_smith.rows import SweTask
-from hermes_swe_smith.workspace import Tested
+from hermes_swe_smith.workspace import TreeUnderTest
 
 Score = tuple[float, dict[str, Any]]
 
 NAMED = 50
-"""The most node ids, or files, of one kind that the details name."""
+"""Maximum number of node ids, or of files, of one kind in the details."""
 
 _COLLECTED = (0, 1, 5)
-"""Exit statuses of a pytest that could collect everything: all passed, some failed, none was left."""
+"""Exit statuses of a pytest that could collect everything: all tests passed, some failed, or there were none."""
 
 NOT_PASSED = ("skipped", "xfailed", "xpassed")
-"""Outcomes that a PASS_TO_PASS test may have, if it has the same on the clean tree: some datasets list such tests."""
+"""Outcomes that count as passed for a PASS_TO_PASS test that has the same one on the clean tree. Some datasets list
+such tests."""
 
 _REASONS = {
     ReportStatus.CUT: "the tests ended before pytest could say so",
@@ -31,28 +32,23 @@ _REASONS = {
 }
 
 
-def unsolved(reason: str) -> Score:
-    """Return the score of work that can't be tested because of the agent."""
-    return 0.0, {"reason": reason}
-
-
-def undone(tested: Tested) -> dict[str, list[str]]:
-    """Return, for the details, what of the agent's work was undone before the tests."""
-    named = {"restored": tested.restored, "removed": tested.removed}
-    return {key: _names(paths) for key, paths in named.items() if paths}
+def undone_changes(tested: TreeUnderTest) -> dict[str, list[str]]:
+    """Return the agent's changes that were undone before the tests, for the details."""
+    changes = {"restored": tested.restored, "removed": tested.removed}
+    return {key: _names(paths) for key, paths in changes.items() if paths}
 
 
 async def run_tests(
     fresh: SlotHandle,
     task: SweTask,
-    tested: Tested,
+    tested: TreeUnderTest,
     source: RepositorySource,
     environment: TestEnvironment,
     *,
     timeout_s: float,
-) -> Checked:
-    """Run every test of the task, and the canary's, in the fresh slot, as the repository's command and configuration
-    say."""
+) -> CheckedReport:
+    """Run the tests of the task and of the canary in the fresh slot, with the arguments and the variables of the
+    repository's test command."""
     root = posixpath.join(fresh.commands.workspace_dir, task.directory)
     import_path = [posixpath.normpath(posixpath.join(root, part)) for part in environment.pythonpath]
     if source.command.checkout_on_path:
@@ -68,17 +64,18 @@ async def run_tests(
         env=source.command.env,
         doctests=tested.doctests,
     )
-    return told_apart(report, tested.canary)
+    return separate_canary(report, tested.canary)
 
 
-def disturbed(checked: Checked) -> str | None:
-    """Return why the tests have to run again, or None: something was killed, maybe not by their fault."""
+def find_disturbance(checked: CheckedReport) -> str | None:
+    """Return why the tests have to be run again: a process was killed, perhaps not by their fault. None if not."""
     report = checked.report
     return report.disturbance if not all(map(report.passed, report.outcomes)) else None
 
 
 def as_clean(report: PytestReport, clean: Mapping[str, str]) -> PytestReport:
-    """Return the report in which the tests that may not pass, and behave as on the clean tree, have passed."""
+    """Return the report with "passed" for the tests that have the same outcome as in `clean`, the outcomes of tests
+    that do not pass on the clean tree."""
     same = [node_id for node_id, outcome in clean.items() if report.outcomes[node_id] == outcome]
     return replace(report, outcomes={**report.outcomes, **dict.fromkeys(same, "passed")})
 
@@ -117,31 +114,31 @@ def score(task: SweTask, report: PytestReport, config: SweSmithConfig) -> Score:
     return reward, details
 
 
-def tampered(said: Sequence[str], details: Mapping[str, Any]) -> Score:
+def tampering_score(violations: Sequence[str], details: Mapping[str, Any]) -> Score:
     """Return the score of work that changed the outcomes of tests."""
-    reason = f"the code under test tampered with its tests: {'; '.join(said)}"
-    return 0.0, {**details, "reason": reason, "tampered": list(said)}
+    reason = f"the code under test tampered with its tests: {'; '.join(violations)}"
+    return 0.0, {**details, "reason": reason, "tampered": list(violations)}
 
 
 def doubt(item: Item, agent: str, details: Mapping[str, Any]) -> str | None:
     """Return which listed tests do not behave as listed, by the details of a baseline's score.
 
-    With the bug, all of FAIL_TO_PASS fail and all of PASS_TO_PASS pass; with the fix, all pass. Nothing is known of
-    tests that did not come to their end.
+    With the bug, FAIL_TO_PASS tests fail and PASS_TO_PASS tests pass; with the fix, all pass. If the tests did not come
+    to their end, nothing is known.
     """
     if details.get("tests") != ReportStatus.FINISHED:
         return None
-    said = []
+    doubts = []
     for listed in ("FAIL_TO_PASS", "PASS_TO_PASS"):
         passes = agent != "nop" or listed == "PASS_TO_PASS"
         passed, total = details[listed.lower()]["passed"], details[listed.lower()]["total"]
         if wrong := total - passed if passes else passed:
-            known = details.get("failing" if passes else "passing", ())
-            names = [node_id for node_id in item[listed] if node_id in known][:5]
+            candidates = details.get("failing" if passes else "passing", ())
+            names = [node_id for node_id in item[listed] if node_id in candidates][:5]
             tree = "with the bug" if agent == "nop" else "with the fix"
             what = f"{wrong} of {total} {listed} tests {'do not pass' if passes else 'pass'} {tree}"
-            said.append(f"{what}: {', '.join(names)}" if names else what)
-    return "; ".join(said) or None
+            doubts.append(f"{what}: {', '.join(names)}" if names else what)
+    return "; ".join(doubts) or None
 
 
 def _fraction(task: SweTask, report: PytestReport, config: SweSmithConfig) -> float:
@@ -154,7 +151,7 @@ def _fraction(task: SweTask, report: PytestReport, config: SweSmithConfig) -> fl
 
 
 def _not_found(failing: Sequence[str], report: PytestReport) -> list[str]:
-    """Return the tests that do not exist. If pytest could not collect everything, this is unknown."""
+    """Return the tests that do not exist; none if pytest could not collect everything, as it is unknown then."""
     if report.pytest_status not in _COLLECTED:
         return []
     return [node_id for node_id in failing if report.outcomes.get(node_id) == "missing"]
@@ -165,5 +162,5 @@ def _count(node_ids: Sequence[str], report: PytestReport) -> dict[str, int]:
 
 
 def _names(paths: Sequence[str]) -> list[str]:
-    """Return file names in a form that a record can hold: what is not UTF-8 is replaced."""
+    """Return file names as a record can hold them: bytes that are not UTF-8 are replaced."""
     return [path.encode("utf-8", "replace").decode() for path in paths[:NAMED]]

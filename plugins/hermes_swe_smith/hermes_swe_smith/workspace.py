@@ -1,8 +1,8 @@
-"""Makes a task's trees in the sandbox and the checkout that an agent gets, and takes the work that it leaves.
+"""Makes a task's trees in the sandbox and the agent's checkout, and takes the work that the agent leaves.
 
-The repository and the clean tree stay in a directory that no slot can read. What reaches a slot is a tar of one tree,
-through the driver, and the agent's `.git` is made in its own slot from that tree alone: it has one commit and no other
-object, so there is no way from it to the fix.
+The repository and the clean tree stay in a directory that no slot can read. A slot gets a tar of one tree, through the
+driver. The agent's `.git` is made in its own slot from that tree alone: its objects are those of one commit, so it
+does not lead to the fix.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import logging
 import posixpath
 import signal
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from hermes_core import (
     CommandError,
@@ -35,6 +35,7 @@ from hermes_core import (
     alongside,
 )
 from hermes_swe_smith import doctests, guard, manifest, scripts, trees
+from hermes_swe_smith.attribution import CHECKOUT_CODES, OperationRefused, blame_agent_or_infra
 from hermes_swe_smith.canary import Canary
 from hermes_swe_smith.network import git_was_cut_off
 from hermes_swe_smith.repos import RepositorySource, TestEnvironment
@@ -44,31 +45,29 @@ log = logging.getLogger("hermes_core.swe_smith")
 
 OPERATION_TIMEOUT_S = 300.0
 CPU_S = 60
-"""The processor time that each process may use for an agent's work, in seconds."""
+"""Seconds of processor time that each process may use for an agent's work."""
 CHUNK = 1 << 20
 ANSWER_LIMIT = 8 << 20
 PIECES_AHEAD = 4
 ROOM, ROOM_INODES = 16 << 20, 1000
-"""The free space that a disk needs before tests run. With less, tests could fail because a neighbour fills the disk."""
-
-T = TypeVar("T")
+"""Bytes and inodes that must be free before tests run, because tests could fail when a neighbour fills the disk."""
 
 _LOADER = "import sys; sys.path.insert(0, sys.argv[1]); from hermes_swe_smith.trees import main; main()"
 
-# Tells git to make a tar of the tree that the file `agent` names, and its digest.
+# Prints the tree's digest, which is in the file `agent` beside the tree's id, and makes a tar of the tree.
 _ARCHIVE = """{ IFS= read -r GIT_DIR && read -r tree && read -r digest; } <"$1" && export GIT_DIR &&
   echo "$digest" && exec git -c tar.umask=0022 archive --format=tar --prefix=./ -o "$2" "$tree"
 """
 
-# With that threshold git writes one pack, where a file for each object would take twice the time.
+# With `bigFileThreshold` git writes one pack. A file for each object would take twice the time.
 _COMMIT = """
 git -c core.compression=0 -c core.bigFileThreshold=1 -c core.fsync=none -c core.protectNTFS=false add -A -f
 export GIT_AUTHOR_DATE=2000-01-01T00:00:00Z GIT_COMMITTER_DATE=2000-01-01T00:00:00Z
 git -c gc.auto=0 -c maintenance.auto=false commit -q --no-verify --allow-empty -m "The project as it is"
 """
 
-# Makes a repository of the directory $1. An agent's has its objects in $2, beside the checkout, so that taking the
-# agent's work is not taking them too. Git keeps each file as it is, byte for byte, whatever attributes the project has.
+# Makes a repository of the directory $1. An agent's repository has its objects in $2, beside the checkout, so that a
+# tar of the work does not have them. The attributes $3 make git keep each file byte for byte.
 _TRACK = f"""set -e
 cd "$1"
 git -c init.defaultBranch=main init -q --template= ${{2:+--separate-git-dir "$2"}}
@@ -82,20 +81,7 @@ ln -sfn "$4" .venv
 {_TRACK}"""
 
 ENVIRONMENT_LINK = ".venv"
-"""The virtual environment of the tests, beside the checkout."""
-
-
-OF_THE_CHECKOUT = ("too_large", "not_found", "not_a_directory", "permission")
-"""Error codes of a checkout that the agent alone can have caused: the score is 0."""
-OF_THE_WORK = (*OF_THE_CHECKOUT, "work")
-
-
-class OperationRefused(HermesError):
-    """An operation of `trees.py` could not be done, for the reason `code`."""
-
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code
+"""The link to the tests' virtual environment, beside the checkout."""
 
 
 @dataclass(frozen=True)
@@ -116,28 +102,28 @@ class PreparedRepository:
 
 
 @dataclass(frozen=True)
-class Tested:
-    """What is to be tested, in the site's private space until `forget_tested` removes it."""
+class TreeUnderTest:
+    """The tree on which the tests are run, in the site's private space until `remove_tested` removes it."""
 
     directory: str
-    """The directory of what was made from the agent's work: the tar, the patch, and git's objects."""
+    """The directory with all that was made of the agent's work: the tar, the patch, and git's objects."""
     tar: str
     digest: str
     """The digest of the unpacked tar, as `manifest.py` computes it."""
     restored: tuple[str, ...]
-    """Files of the tests that the agent had changed, and that were restored."""
+    """Files of the tests that the agent changed and that were restored."""
     removed: tuple[str, ...]
-    """Files of the agent that were left out, because they would replace others."""
+    """Files of the agent that were left out, because Python would import them in place of others."""
     doctests: Mapping[str, tuple[str, int]]
-    """The docstrings whose doctests are run, with their line, by node id."""
+    """The docstring of each doctest and its line, from 0, by node id."""
     patch: str = ""
     """The agent's work, as a patch to the tree that it started from."""
     canary: Canary | None = None
-    """Tests of ours beside the real ones."""
+    """Our failing tests among the task's tests, if there are any."""
 
 
 async def prepare_programs(site: SlotHandle | NewSandbox) -> str:
-    """Return the directory of `trees.py` and what it imports: files, so Python compiles them once per sandbox."""
+    """Return the directory of `trees.py` and its imports. They are files, so that Python compiles them once."""
 
     async def build(commands: SlotCommands, directory: str) -> None:
         for name, text in _sources().items():
@@ -158,15 +144,16 @@ async def operate(
     env: Mapping[str, str] | None = None,
     timeout_s: float = OPERATION_TIMEOUT_S,
 ) -> dict[str, Any]:
-    """Do one operation of `trees.py` with the preparation user's commands.
+    """Run an operation of `trees.py`, and return its answer.
 
     Args:
-        programs: what `prepare_programs` gave, on the same sandbox.
+        commands: those of the preparation user.
+        programs: the result of `prepare_programs` for the same sandbox.
 
     Raises:
-        OperationRefused: it can't be done; `code` says why.
-        SetupFailed: it broke, took too long, or the sandbox has no python3.
-        Disturbed: it was killed.
+        OperationRefused: the operation refused; `code` is the reason.
+        SetupFailed: the operation failed, took too long, or the sandbox has no python3.
+        Disturbed: its process was killed.
     """
     argv = ["python3", "-I", "-S", "-c", _LOADER, programs, operation]
     head = json.dumps(dict(arguments)).encode() + b"\n"
@@ -193,7 +180,7 @@ async def operate(
 
 
 def check_undisturbed(what: str, done: CommandResult) -> None:
-    """Raise `Disturbed` if a command of ours was killed: by the kernel, say, for want of memory."""
+    """Raise `Disturbed` if a command was killed, for example by the kernel for want of memory."""
     if done.signal == signal.SIGKILL and not done.timed_out:
         raise Disturbed(f"{what} was killed", hint="has the sandbox enough memory?")
 
@@ -207,15 +194,15 @@ async def prepare_repository(
     *,
     known: dict[tuple[str, str], PreparedRepository],
 ) -> PreparedRepository:
-    """Return the repository on the site's sandbox. It is made once per sandbox, repository and commit.
+    """Return the repository on the site's sandbox. It is made once for each sandbox, repository and commit.
 
     Args:
         known: repositories that were prepared before, by sandbox and directory; this one is added.
 
     Raises:
         DatasetError: the bundle or the commit can't be used.
-        SetupFailed: it could not be cloned.
-        InfraError: its server could not be reached.
+        SetupFailed: the repository could not be cloned.
+        InfraError: the repository's server could not be reached.
     """
 
     async def build(commands: SlotCommands, directory: str) -> None:
@@ -227,20 +214,7 @@ async def prepare_repository(
         try:
             answer = await operate(commands, programs, "make_repository", arguments, env=env, timeout_s=timeout_s)
         except OperationRefused as refused:
-            what = f"instance {task.instance_id!r}: repository {task.repo!r} at {source.commit or 'its head'}"
-            if source.checkout is not None:
-                raise SetupFailed(
-                    f"{what} can't be taken from the image: {refused.message}", hint="check image and repo_base_url"
-                ) from refused
-            if source.bundle is None and git_was_cut_off(refused.message):
-                raise InfraError(
-                    f"{what} can't be reached: {refused.message}", hint="check the network, and repo_base_url"
-                ) from refused
-            if source.bundle is None:
-                raise SetupFailed(f"{what} can't be cloned: {refused.message}", hint="check repo_base_url") from refused
-            raise DatasetError(
-                f"{what}: {refused.message}", hint="is the bundle whole, and is this commit in it?"
-            ) from refused
+            raise _repository_error(task, source, refused.message) from refused
         if source.bundle is not None:
             await commands.remove(f"{directory}/source.bundle")
         files = answer["files"]
@@ -256,10 +230,24 @@ async def prepare_repository(
     return known[place]
 
 
+def _repository_error(task: SweTask, source: RepositorySource, reason: str) -> HermesError:
+    what = f"instance {task.instance_id!r}: repository {task.repo!r} at {source.commit or 'its head'}"
+    if source.checkout is not None:
+        return SetupFailed(f"{what} can't be taken from the image: {reason}", hint="check image and repo_base_url")
+    if source.bundle is not None:
+        return DatasetError(f"{what}: {reason}", hint="is the bundle whole, and is this commit in it?")
+    if git_was_cut_off(reason):
+        return InfraError(f"{what} can't be reached: {reason}", hint="check the network, and repo_base_url")
+    return SetupFailed(f"{what} can't be cloned: {reason}", hint="check repo_base_url")
+
+
 async def prepare_trees(
     site: SlotHandle | NewSandbox, task: SweTask, repository: PreparedRepository, *, hide: bool
 ) -> str:
-    """Return the directory of the task's trees. They are made once per sandbox and task.
+    """Return the directory of the task's trees. They are made once for each sandbox and task.
+
+    Args:
+        hide: whether the agent's tree lacks the files of the FAIL_TO_PASS tests.
 
     Raises:
         DatasetError: the task's patch does not apply, or its tests are missing; names the instance.
@@ -302,7 +290,7 @@ async def prepare_trees(
 
 
 async def give_checkout(site: SlotHandle, task: SweTask, trees_dir: str, environment: TestEnvironment) -> None:
-    """Put the buggy tree into the slot, as a git repository of one commit, with the virtual environment beside it.
+    """Unpack the agent's tree in the slot, as a git repository of one commit, with the virtual environment beside it.
 
     Raises:
         SetupFailed: git does not work in the slot.
@@ -325,14 +313,15 @@ async def take_work(
     canary: Canary | None,
     max_workspace: int,
     max_patch: int,
-) -> Tested:
-    """Take the agent's work from its slot. Its processes must be dead.
+) -> TreeUnderTest:
+    """Take the agent's work from its slot, once the agent's processes are dead.
 
     Args:
-        canary: tests of ours that are added.
+        canary: failing tests to add to the task's tests.
+        max_workspace, max_patch: the largest checkout and the largest patch, in bytes.
 
     Raises:
-        OperationRefused: the checkout is gone, or can't be taken; `message` says why.
+        OperationRefused: the checkout can't be taken, because of the agent.
         InfraError: an untouched checkout can't be taken either.
     """
     arguments = {
@@ -342,32 +331,34 @@ async def take_work(
     }
     programs = await prepare_programs(site)
 
-    async def take(checkout: str) -> Tested:
-        with _undecided():
-            async with _work(site, trees_dir) as directory:
-                pipe = _Pipe()
-                async with alongside(pipe.feed(site.commands, checkout, max_workspace)) as packing:
-                    argued = {**arguments, "work": directory}
-                    try:
-                        answer = await operate(site.preparation, programs, "take_work", argued, pipe.pieces())
-                    except HermesError:
-                        if packing.done():
-                            packing.result()  # why it got half an archive
-                        raise
-                    await packing
-                patch = b"".join([piece async for piece in read_pieces(site.preparation, f"{directory}/patch")])
-                return _tested(directory, answer, patch.decode(), canary)
+    async def take(checkout: str) -> TreeUnderTest:
+        async with _new_directory(site, trees_dir) as directory:
+            pipe = _Pipe()
+            async with alongside(pipe.feed(site.commands, checkout, max_workspace)) as packing:
+                request = {**arguments, "work": directory}
+                try:
+                    answer = await operate(site.preparation, programs, "take_work", request, pipe.pieces())
+                except HermesError:
+                    if packing.done():
+                        packing.result()  # raises the reason why the operation got only half an archive
+                    raise
+                await packing
+            patch = b"".join([piece async for piece in read_pieces(site.preparation, f"{directory}/patch")])
+            return _new_tested(directory, answer, patch.decode(), canary)
 
-    async def control() -> None:
+    async def take_untouched() -> None:
         checkout = f"untouched-{uuid.uuid4().hex}"
-        with _undecided():
-            digest = await _unpack_untouched(site, trees_dir, site.commands, checkout)
-            await _check(site.commands, checkout, digest)  # also for room: on a disk that others fill, it may just fit
-        await forget_tested(site, await take(checkout))
+        digest = await _unpack_untouched(site, trees_dir, site.commands, checkout)
+        await _check_unpacked(site.commands, checkout, digest)  # also the free space, which neighbours may use up
+        await remove_tested(site, await take(checkout))
 
-    clear = site.commands.clear
-    room = (lambda: clear(keep=[task.directory]), clear)
-    return await _decided("the work can't be taken", lambda: take(task.directory), room, control)
+    return await blame_agent_or_infra(
+        "the work can't be taken",
+        with_work=lambda: take(task.directory),
+        with_untouched_tree=take_untouched,
+        clear_for_retry=lambda: site.commands.clear(keep=[task.directory]),
+        clear_for_untouched_tree=site.commands.clear,
+    )
 
 
 async def take_patch(
@@ -378,22 +369,26 @@ async def take_patch(
     patch: str,
     *,
     canary: Canary | None,
-) -> Tested:
-    """Take the agent's work from a recorded patch, as `take_work` does.
+) -> TreeUnderTest:
+    """Make the tree under test from a recorded patch, as `take_work` does from a checkout.
 
     Raises:
-        OperationRefused: it does not apply to this task.
+        OperationRefused: the patch does not apply to the task's tree.
     """
     data = patch.encode("utf-8", "surrogateescape")
     programs = await prepare_programs(site)
-    async with _work(site, trees_dir) as directory:
+    async with _new_directory(site, trees_dir) as directory:
         arguments = {**_test_arguments(task, trees_dir, environment, canary), "work": directory}
         answer = await operate(site.preparation, programs, "give_tests", arguments, data)
-        return _tested(directory, answer, patch, canary)
+        return _new_tested(directory, answer, patch, canary)
 
 
-async def give_tested(site: SlotHandle, tested: Tested, to: SlotCommands, directory: str) -> None:
-    """Unpack what is to be tested in a slot, check that nothing else is there, and make it a git repository.
+async def unpack_tested(site: SlotHandle, tested: TreeUnderTest, to: SlotCommands, directory: str) -> None:
+    """Unpack the tree under test in a slot, check that nothing else is there, and make it a git repository.
+
+    Args:
+        site: where the work was taken.
+        to: the commands of the slot in which the tests are run.
 
     Raises:
         OperationRefused: this fails with the agent's work, but not with an untouched tree.
@@ -401,29 +396,33 @@ async def give_tested(site: SlotHandle, tested: Tested, to: SlotCommands, direct
     """
     trees_dir = posixpath.dirname(tested.directory)
 
-    async def give() -> None:
-        with _undecided():
-            await to.tar_in(directory, read_pieces(site.preparation, tested.tar))
-            await _check(to, directory, tested.digest)
+    async def unpack() -> None:
+        await to.tar_in(directory, read_pieces(site.preparation, tested.tar))
+        await _check_unpacked(to, directory, tested.digest)
+
+    async def unpack_untouched() -> None:
+        digest = await _unpack_untouched(site, trees_dir, to, directory)
+        await _check_unpacked(to, directory, digest)
 
     async def clear() -> None:
         await to.clear()
-        await site.commands.clear()  # the work was taken from there
+        await site.commands.clear()  # the agent's slot, whose work is taken already
 
-    async def control() -> None:
-        with _undecided():
-            digest = await _unpack_untouched(site, trees_dir, to, directory)
-            await _check(to, directory, digest)
-
-    await _decided("the work can't be unpacked as it was taken", give, (clear, clear), control)
+    await blame_agent_or_infra(
+        "the work can't be unpacked as it was taken",
+        with_work=unpack,
+        with_untouched_tree=unpack_untouched,
+        clear_for_retry=clear,
+        clear_for_untouched_tree=clear,
+    )
     await track(to, directory)
 
 
 async def track(commands: SlotCommands, directory: str) -> None:
-    """Make a git repository of what is to be tested, because tests may ask git."""
+    """Make a git repository of the tree under test, because tests may use git."""
     done = await _track(commands, _TRACK, directory, "")
-    if not done.ok:  # that is for its tests to find out: what an agent leaves must not end its rollout
-        log.warning("no git repository could be made of what is to be tested: %s", done.error_text.strip()[-1000:])
+    if not done.ok:  # the tests decide whether it matters: an agent's work must not end its rollout
+        log.warning("no git repository could be made of the tree under test: %s", done.error_text.strip()[-1000:])
 
 
 async def _track(commands: SlotCommands, script: str, directory: str, git_dir: str, *more: str) -> CommandResult:
@@ -431,94 +430,41 @@ async def _track(commands: SlotCommands, script: str, directory: str, git_dir: s
     return await commands.run(argv, env=trees.OWN_CONFIGURATION_ONLY, timeout_s=OPERATION_TIMEOUT_S)
 
 
-async def forget_tested(site: SlotHandle, tested: Tested) -> None:
-    """Remove all that was made of the agent's work."""
+async def remove_tested(site: SlotHandle, tested: TreeUnderTest) -> None:
+    """Remove everything that was made of the agent's work."""
     await _remove(site.preparation, tested.directory)
 
 
-class _Undecided(HermesError):
-    """A step with an agent's work failed, and the cause may be the work or us."""
-
-
-@contextlib.contextmanager
-def _undecided() -> Iterator[None]:
-    """Raise `_Undecided` for every failure of a command or an operation but those that tell of the work itself."""
-    try:
-        yield
-    except OperationRefused as refused:
-        if refused.code in OF_THE_WORK:
-            raise
-        raise _Undecided(refused.message) from refused
-    except (CommandError, SetupFailed, Disturbed) as error:
-        raise _Undecided(error.message) from error
-
-
-async def _decided(
-    what: str,
-    attempt: Callable[[], Awaitable[T]],
-    room: Sequence[Callable[[], Awaitable[None]]],
-    control: Callable[[], Awaitable[None]],
-) -> T:
-    """Return the result of an attempt with the agent's work. `control` does the same with an untouched tree.
-
-    If it fails twice with the agent's work and not with the untouched tree, the agent caused it and scores 0: an agent
-    that could get its rollout discarded would learn to do so. If it fails with both, the agent did not cause it.
-
-    Args:
-        room: makes room on the disk before the second attempt, and before the control.
-
-    Raises:
-        OperationRefused: the agent caused the failure.
-        InfraError: we caused it.
-    """
-    for make_room in room:
-        try:
-            async with asyncio.timeout(OPERATION_TIMEOUT_S):
-                return await attempt()
-        except (_Undecided, TimeoutError) as error:
-            failure = error
-        with contextlib.suppress(CommandError, TimeoutError):
-            async with asyncio.timeout(OPERATION_TIMEOUT_S):
-                await make_room()
-    reason = getattr(failure, "message", f"no end after {OPERATION_TIMEOUT_S:g} s")
-    try:
-        async with asyncio.timeout(OPERATION_TIMEOUT_S):
-            await control()
-    except (_Undecided, OperationRefused, CommandError, TimeoutError) as error:
-        raise InfraError(f"{what}, and nor can an untouched tree: {error}; {reason}") from failure
-    raise OperationRefused("work", f"{what}, while an untouched tree can: {reason}") from failure
-
-
 class _Pipe:
-    """A directory's tar on its way from a slot, a few pieces at a time, so that its size does not matter here."""
+    """Passes a directory's tar on from a slot, with at most `PIECES_AHEAD` pieces in the driver's memory."""
 
     def __init__(self) -> None:
         self._pieces: asyncio.Queue[bytes] = asyncio.Queue(PIECES_AHEAD)
 
     async def feed(self, commands: SlotCommands, path: str, max_bytes: int) -> None:
-        """Pack the directory.
+        """Pack a directory.
 
         Raises:
-            OperationRefused: it is not a directory, or too large.
+            OperationRefused: there is no directory that can be read, or it is too large.
         """
         try:
             await commands.tar_out_to(self._pieces.put, path, max_bytes=max_bytes)
         except CommandError as error:
             await self._pieces.put(b"")
-            if error.code not in OF_THE_CHECKOUT:
+            if error.code not in CHECKOUT_CODES:
                 raise
             raise OperationRefused(error.code, f"the checkout can't be read: {error.message}") from error
         await self._pieces.put(b"")
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """Yield what was packed, as it arrives, until its end or a failure."""
+        """Yield the pieces of the tar as they arrive, until its end or a failure."""
         while piece := await self._pieces.get():
             yield piece
 
 
 @contextlib.asynccontextmanager
-async def _work(site: SlotHandle, trees_dir: str) -> AsyncIterator[str]:
-    """Yield the path of a new directory for what is made from an agent's work. It is removed if that fails."""
+async def _new_directory(site: SlotHandle, trees_dir: str) -> AsyncIterator[str]:
+    """Yield the path of a new directory for what is made of an agent's work. Remove it if the block fails."""
     directory = f"{trees_dir}/work-{uuid.uuid4().hex}"
     try:
         yield directory
@@ -546,11 +492,11 @@ async def _unpack_untouched(site: SlotHandle, trees_dir: str, to: SlotCommands, 
     return made.text.strip()
 
 
-async def _check(commands: SlotCommands, directory: str, digest: str) -> None:
-    """Make sure that a directory holds what it should, and nothing beside, and that tests there will find some room.
+async def _check_unpacked(commands: SlotCommands, directory: str, digest: str) -> None:
+    """Check that a directory has the tree with this digest and nothing else, and that its disk has room for tests.
 
     Raises:
-        SetupFailed: it does not, or can't be looked at.
+        SetupFailed: it has not, or can't be read.
     """
     argv = ["python3", "-I", "-S", "-c", _sources()["manifest"], directory]
     done = await commands.run(argv, timeout_s=OPERATION_TIMEOUT_S)
@@ -564,16 +510,16 @@ async def _check(commands: SlotCommands, directory: str, digest: str) -> None:
 
 
 async def reference_fix(site: SlotHandle, trees_dir: str) -> str:
-    """Return the patch that makes the clean tree of the tree that agents start from, but for the hidden files."""
+    """Return the patch from the tree that agents start from to the clean tree, without the hidden files."""
     fix = await site.preparation.read_file(f"{trees_dir}/fix.patch")
     return fix.data.decode("utf-8", "surrogateescape")
 
 
 async def apply_fix(site: SlotHandle, task: SweTask, trees_dir: str) -> None:
-    """Apply the reference solution in the agent's slot, and do nothing else there.
+    """Apply the reference solution in the agent's slot.
 
     Raises:
-        SetupFailed: the row has none, or it does not apply to what is in the slot.
+        SetupFailed: the row has no solution, or the solution does not apply to the checkout.
     """
     if not task.patch:
         raise SetupFailed(f"instance {task.instance_id!r} has no reference solution", hint="its row has no patch")
@@ -601,9 +547,9 @@ def _test_arguments(
     }
 
 
-def _tested(directory: str, answer: Mapping[str, Any], patch: str, canary: Canary | None) -> Tested:
-    undone = tuple(answer["restored"]), tuple(answer["removed"])
-    return Tested(directory, answer["tar"], answer["digest"], *undone, answer["doctests"], patch, canary)
+def _new_tested(directory: str, answer: Mapping[str, Any], patch: str, canary: Canary | None) -> TreeUnderTest:
+    changes = tuple(answer["restored"]), tuple(answer["removed"])
+    return TreeUnderTest(directory, answer["tar"], answer["digest"], *changes, answer["doctests"], patch, canary)
 
 
 async def _remove(commands: SlotCommands, path: str) -> None:
@@ -618,13 +564,13 @@ async def _after(head: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes
 
 
 async def send_file(commands: SlotCommands, path: str, data: bytes) -> None:
-    """Write a file of any size, in pieces."""
+    """Write a file of any size in pieces."""
     for start in range(0, max(len(data), 1), CHUNK):
         await commands.write_file(path, data[start : start + CHUNK], append=start > 0)
 
 
 async def read_pieces(commands: SlotCommands, path: str) -> AsyncIterator[bytes]:
-    """Yield the content of a file of any size, in pieces."""
+    """Yield the content of a file of any size in pieces."""
     offset = 0
     while True:
         part = await commands.read_file(path, offset=offset, limit=CHUNK)
