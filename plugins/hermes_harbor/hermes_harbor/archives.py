@@ -1,4 +1,5 @@
-"""Unpacks the archives of a dataset's rows on the driver: strangers' files, bounded in size and number."""
+"""Unpacks the archives of a dataset's rows on the driver. They come from strangers: their size and number are
+bounded."""
 
 from __future__ import annotations
 
@@ -17,13 +18,13 @@ from typing import IO, Any
 from hermes_core import DatasetError
 
 OVERHEAD = 4096
-"""Bytes of an archive that belong to no file's content, for each file."""
+"""Bytes that an archive may have for each file besides the file's content."""
 
 _COMPRESSIONS: dict[bytes, Any] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ": lzma.open}
 
 
 class _TooLarge(Exception):
-    """An archive has more bytes or files than it may."""
+    """An archive has too many bytes or files."""
 
 
 class _Outside(Exception):
@@ -31,7 +32,7 @@ class _Outside(Exception):
 
 
 class _BoundedStream(io.RawIOBase):
-    """A stream that ends with an error after so many bytes: a few compressed ones can hold any number."""
+    """A stream that fails after `limit` bytes, because a few compressed bytes can become any number."""
 
     def __init__(self, stream: IO[bytes], limit: int) -> None:
         self._stream = stream
@@ -46,19 +47,19 @@ class _BoundedStream(io.RawIOBase):
 
 
 def _plain(packed: IO[bytes]) -> IO[bytes]:
-    """Return a stream without its compression."""
+    """Return the decompressed stream."""
     begin = packed.read(6)
     packed.seek(0)
-    opened = next((opened for magic, opened in _COMPRESSIONS.items() if begin.startswith(magic)), None)
-    plain: IO[bytes] = packed if opened is None else opened(packed)
+    decompress = next((opener for magic, opener in _COMPRESSIONS.items() if begin.startswith(magic)), None)
+    plain: IO[bytes] = packed if decompress is None else decompress(packed)
     return plain
 
 
 def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> None:
-    """Write a member of an archive. The filters of `tarfile` do the same, and came with Python 3.11.4.
+    """Write a member of an archive. The filters of `tarfile` would do this, but only from Python 3.11.4 on.
 
     Raises:
-        _Outside: it would be outside of the folder, also by a link, or is a device.
+        _Outside: the member would be outside of the folder, also through a link, or is a device.
     """
     path = folder / member.name.lstrip("/")
     _inside(path.parent, folder, member)
@@ -89,15 +90,13 @@ def _inside(path: Path, folder: Path, member: tarfile.TarInfo) -> None:
 
 
 def unpack(text: str, folder: Path, where: str, *, max_bytes: int, max_files: int) -> None:
-    """Unpack a tar archive, compressed or not and in base64, into a folder that is made. Blocking.
-
-    Nothing is written outside of the folder, nor are links that lead out of it, or devices.
+    """Unpack a base64 text of a tar archive, compressed or not, into a new folder. Blocking.
 
     Args:
-        where: what it is, for messages: `tasks.jsonl, line 3, field 'tests_tar'`.
+        where: the archive's place, for messages: `tasks.jsonl, line 3, field 'tests_tar'`.
 
     Raises:
-        DatasetError: it is no such archive, or too large, or has a member that would leave the folder.
+        DatasetError: the text is no such archive, or too large, or has a device or a member outside of the folder.
     """
     folder.mkdir(parents=True, exist_ok=True)
     left, files = max_bytes, 0

@@ -1,7 +1,7 @@
-"""Takes a task's artifacts out of the agent's sandbox. They are hostile: bounded, and rewritten before they go on.
+"""Takes a task's artifacts out of the agent's sandbox.
 
-An archive from a sandbox where the agent is root can hold anything. So none is unpacked on the driver, and only plain
-files, directories and harmless links go on, with rights and an owner of ours.
+An archive from a sandbox where the agent is root can hold anything. So archives are bounded and never unpacked on the
+driver. They are written anew with plain files, directories and harmless links only, whose mode and owner we set.
 """
 
 from __future__ import annotations
@@ -22,51 +22,51 @@ from hermes_harbor.container import as_user, kinds
 from hermes_harbor.task_toml import Artifact, Collect
 
 PUBLISHED = "/logs/artifacts"
-"""The directory in which an agent leaves artifacts without being asked."""
+"""The directory from which artifacts are taken in any case."""
 
 SHOWN = 500
-"""Number of characters of a command's output that the record keeps."""
+"""Number of last characters of a command's output that the record keeps."""
 
 Member = tuple[tarfile.TarInfo, bytes]
 
 
 class _Refused(Exception):
-    """An artifact can't be taken; says why."""
+    """An artifact can't be taken; the message is the reason."""
 
 
 @dataclass(frozen=True)
 class Taken:
-    """One artifact: a tar of a directory's contents, or of one file."""
+    """An artifact: a tar of a directory's contents, or of one file."""
 
     source: str
-    """Where it was, an absolute path."""
+    """The absolute path in the sandbox."""
     kept_at: str
-    """Where it is among the kept artifacts, a relative path."""
+    """The relative path among the kept artifacts."""
     is_dir: bool
     archive: bytes
 
 
 @dataclass
 class Collection:
-    """The artifacts of a task or a step, and what became of each."""
+    """The artifacts of a task or a step."""
 
     taken: list[Taken] = field(default_factory=list)
     manifest: list[dict[str, Any]] = field(default_factory=list)
-    """For each artifact its `source`, with its `bytes` or an `error`; and each command that failed."""
+    """For each artifact its `source`, and its `bytes` or an `error`; also an entry for each command that failed."""
 
 
 @dataclass
 class _Left:
-    """How much more may be taken."""
+    """The number of bytes and of files that may still be taken."""
 
     bytes: int
     files: int
 
     def take(self, size: int) -> None:
-        """Count one more file of this size.
+        """Subtract a file of this size.
 
         Raises:
-            _Refused: it is too much.
+            _Refused: the file is too large, or one too many.
         """
         if size > self.bytes or not self.files:
             raise _Refused("too large, or too many files")
@@ -76,16 +76,16 @@ class _Left:
 async def collect_artifacts(
     leased: SlotHandle, hooks: Sequence[Collect], artifacts: Sequence[Artifact], workdir: str, config: HarborConfig
 ) -> Collection:
-    """Run the commands of `verifier.collect`, then take the artifacts. A failure of one is only noted: the tests see
-    what is missing."""
+    """Run the commands of `verifier.collect`, then take the artifacts. Failures are only listed in the manifest,
+    because the tests find out what is missing."""
     collection = Collection()
     for hook in hooks:
         commands = as_user(leased, hook.user)
-        done = await commands.run(hook.command, timeout_s=hook.timeout_sec, merge_stderr=True)
-        if not done.ok:
-            reason = "time limit" if done.timed_out else f"status {done.returncode}"
-            failed = {"command": hook.command, "error": reason, "output": done.text.strip()[-SHOWN:]}
-            collection.manifest.append(failed)
+        result = await commands.run(hook.command, timeout_s=hook.timeout_sec, merge_stderr=True)
+        if not result.ok:
+            reason = "time limit" if result.timed_out else f"status {result.returncode}"
+            failure = {"command": hook.command, "error": reason, "output": result.text.strip()[-SHOWN:]}
+            collection.manifest.append(failure)
     left = _Left(config.max_artifact_bytes, config.max_artifact_files)
     for artifact in _with_published(artifacts):
         source = str(PurePosixPath(workdir) / artifact.source)
@@ -102,17 +102,17 @@ async def collect_artifacts(
 
 
 def _with_published(artifacts: Sequence[Artifact]) -> list[Artifact]:
-    """Return the artifacts, with the directory of the agent's own if it is not among them."""
+    """Return the artifacts, and `PUBLISHED` if it is not among them."""
     if any(each.source.rstrip("/") == PUBLISHED for each in artifacts):
         return [*artifacts]
     return [Artifact(source=PUBLISHED), *artifacts]
 
 
 async def _take(commands: SlotCommands, artifact: Artifact, source: str, left: _Left) -> Taken:
-    """Return an artifact.
+    """Take an artifact from the sandbox.
 
     Raises:
-        _Refused: it is missing, too large, or neither a file nor a directory.
+        _Refused: the artifact is missing, too large, or neither a file nor a directory.
     """
     [kind] = await kinds(commands, source)
     try:
@@ -131,10 +131,10 @@ async def _take(commands: SlotCommands, artifact: Artifact, source: str, left: _
 
 
 def _rewrite(archive: bytes, exclude: Sequence[str], left: _Left) -> bytes:
-    """Return an archive of a sandbox with only what is harmless in it, and without what is to be left out. Blocking.
+    """Write a sandbox's archive anew, with its harmless members that are not excluded. Blocking.
 
     Raises:
-        _Refused: it is no archive, or too large.
+        _Refused: the data are no archive, or too large.
     """
     try:
         with tarfile.open(fileobj=io.BytesIO(archive), mode="r:") as tar:
@@ -146,7 +146,8 @@ def _rewrite(archive: bytes, exclude: Sequence[str], left: _Left) -> bytes:
 
 
 def _harmless(tar: tarfile.TarFile, exclude: Sequence[str], left: _Left) -> Iterator[Member]:
-    """Yield the files, directories and links of an archive that stay in its directory and lie behind no link."""
+    """Yield the files, directories and links of an archive that do not lead out of its directory, and whose path does
+    not go through a link."""
     links: set[PurePosixPath] = set()
     for member in tar:
         path = PurePosixPath(member.name)
@@ -180,7 +181,7 @@ def _file(name: str, content: bytes, *, executable: bool) -> Member:
 
 
 def _is_excluded(path: PurePosixPath, patterns: Sequence[str]) -> bool:
-    """Return whether a pattern of tar's `--exclude` names the path, or a directory above it, from any part on."""
+    """Return whether a pattern matches the end of the path, or of a directory above it, as in tar's `--exclude`."""
     return any(fnmatchcase(f"/{path}/", f"*/{pattern.strip('/').removeprefix('./')}/*") for pattern in patterns)
 
 
@@ -193,17 +194,18 @@ def _pack(members: Iterable[Member]) -> bytes:
 
 
 async def lay_out(commands: SlotCommands, collection: Collection) -> None:
-    """Put the artifacts into another sandbox, each where it was."""
+    """Put the artifacts into another sandbox, each at its source path."""
     for each in collection.taken:
         folder = each.source if each.is_dir else str(PurePosixPath(each.source).parent)
         await commands.tar_in(folder, each.archive)
 
 
 def keep(collection: Collection, folder: Path, name: str) -> Path | None:
-    """Write the artifacts to a tar in a folder, and return its path; None if there are none. Blocking.
+    """Write the artifacts to a tar in a folder, and return its path; None if there are no artifacts. Blocking.
 
     Args:
-        name: of the rollout, and of the step if there is one. What can't be in a file's name is replaced.
+        name: the name of the rollout, and of the step if there is one. Characters that a file's name can't have are
+            replaced.
     """
     if not collection.taken:
         return None

@@ -30,26 +30,25 @@ class HarborConfig(DatasetConfig):
     """The directory in which the commands of a task start, if its `task.toml` names none. None is the working directory
     of its image."""
     accept: tuple[Literal["image", "network", "gpus", "mcp_urls"], ...] = ()
-    """Demands of tasks that this run does not meet, although they are loaded: with `image`, the profile's image, or the
-    system of a backend without images, takes the place of theirs; with `network`, the profile's network
-    counts; with `gpus`, its GPUs; with `mcp_urls`, MCP servers of the run replace
-    those at URLs."""
+    """Demands of tasks that this run may ignore. `image`: the profile's image, or the system of a backend without
+    images, replaces the task's image. `network`: the profile's network replaces the task's. `gpus`: the profile's GPUs
+    count. `mcp_urls`: MCP servers of the run replace those at URLs."""
     reward_key: str = "reward"
-    """The reward that counts, if the tests write several under names. A single one counts under any name."""
+    """The name of the reward that counts, if the tests write several. A single one counts under any name."""
     least_reward: float = 0.0
     """The smallest valid reward."""
     most_reward: float = 1.0
     """The largest valid reward."""
     package_cache: str | None = Field(default=None, min_length=1)
-    """Where pip, uv and apt of the tests take packages from: a folder of the driver's with wheels, which is sent to the
-    sandbox, or the URL of an index. The agent does not see it."""
+    """Where pip, uv and apt of the tests find packages: a folder of wheels on the driver, which is sent to the sandbox,
+    or the URL of an index. The agent does not see it."""
     artifacts_dir: Path | None = None
-    """A folder in which each rollout's artifacts are kept, as a tar. They come from a sandbox: unpack them with care.
-    None keeps them only as long as separate tests need them."""
+    """A folder for a tar of each rollout's artifacts. They come from a sandbox, so unpack them with care. None keeps
+    artifacts only while separate tests need them."""
     max_artifact_bytes: int = Field(default=64 << 20, gt=0)
-    """The largest size of all artifacts of a task or a step."""
+    """The largest size of all artifacts of a task or a step together."""
     max_artifact_files: int = Field(default=10_000, gt=0)
-    """The largest number of files among them."""
+    """The largest number of files in these artifacts."""
     max_upload_bytes: int = Field(default=256 << 20, gt=0)
     """The largest size of a task's tests, and of its solution."""
 

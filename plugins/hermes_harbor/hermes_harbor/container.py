@@ -1,7 +1,7 @@
-"""What is done in a task's slot around the agent: its directories, its processes, what it forged, and uploads.
+"""Scripts in a task's slot: make directories, kill the agent's processes, find forgeries, and upload files.
 
-Slots are root there, as Harbor's tasks expect, and own the absolute paths /tests, /solution and /logs. The scripts are
-POSIX sh without other programs than those that every image has, because an image need not have Python.
+Slots are root, as Harbor's tasks expect, and own the absolute paths /tests, /solution and /logs. The scripts are POSIX
+sh and use only programs that every image has, because an image need not have Python.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from hermes_core import CommandError, CommandResult, DatasetError, Isolation, Se
 PREPARE_TIMEOUT_S = 120.0
 
 OFFERED = "/opt/hermes-packages"
-"""The directory of a sandbox with the packages for the tests."""
+"""The directory in a sandbox with packages for the tests."""
 
 MAX_OUTPUT = 1 << 20
-"""Number of bytes of the tests' output that are looked through."""
+"""Number of last bytes of the tests' output that are read."""
 
 _WATCHED = (
     "/tests",
@@ -35,10 +35,10 @@ _WATCHED = (
     "/setup.cfg",
     "/etc/ld.so.preload",
 )
-"""Paths that change how tests run, without being a part of any task. They are removed before the tests, unless the
-image has them."""
+"""Paths that no task has, and with which an agent could change how tests run. They are removed before the tests, unless
+the image has them."""
 
-# Prints a line for each of the watched paths that is there, and for each process. Arguments: the paths.
+# Prints a line for each argument that is a path that exists, and a line for each process.
 _BEGIN = """
 [ "$(id -u)" = 0 ] || { echo 'not root'; exit 0; }
 mkdir -p /logs/agent /logs/verifier /logs/artifacts && chmod 777 /logs/agent /logs/verifier /logs/artifacts || exit 1
@@ -50,8 +50,8 @@ for each in /proc/[0-9]*; do
 done
 """
 
-# Kills everything but the processes in $1 (` pid:start pid:start `), their children, and the script's own ancestors.
-# What loses its parent becomes a child of process 1; there, only what is named $2 is spared: the sleep of a watchdog.
+# Kills all processes but those in $1 (` pid:start pid:start `), their children, and the script's own ancestors. Of the
+# children of process 1, which adopts orphans, only those with the name $2 are spared: the sleep of a watchdog.
 _KILL = """
 keep=$1 spared=$2 ours=" " each=$$
 while [ "$each" -gt 0 ]; do
@@ -83,7 +83,7 @@ echo "process $found can't be killed"
 exit 1
 """
 
-# Prints what the agent forged, and what it planted, which is then removed. Arguments: the paths that the image has not.
+# Prints what the agent forged, and what it planted, and removes the latter. Arguments: the paths that the image lacks.
 _CLEAR = """
 for each in /logs /logs/verifier /tests; do
   if [ -L "$each" ]; then echo "forged $each is a link"
@@ -104,14 +104,14 @@ for each in /tests/* /tests/.[!.]* /logs/verifier/* /logs/verifier/.[!.]*; do
 done
 """
 
-# Removes what the tests and the solution of a step left. Arguments: the paths that the image has not.
+# Removes the files of a step's tests and solution. Arguments: the paths that the image lacks.
 _TIDY = f"""
 rm -rf {OFFERED} || exit 1
 for each in "$@"; do case $each in /tests|/solution) rm -rf "$each" || exit 1 ;; esac; done
 rm -rf /logs/verifier && mkdir -p /logs/verifier && chmod 777 /logs/verifier
 """
 
-# Prints the kind of each path: `link`, `file`, `other` or `none`.
+# Prints the kind of each path: `link`, `file`, `dir`, `other` or `none`.
 _KINDS = """
 for each in "$@"; do
   if [ -L "$each" ]; then echo link
@@ -123,7 +123,7 @@ for each in "$@"; do
 done
 """
 
-# Prints the end of a file. Arguments: its path, and how many bytes.
+# Prints the end of a file. Arguments: the path, and the number of bytes.
 _TAIL = '[ -L "$1" ] || [ ! -f "$1" ] || tail -c "$2" "$1" 2>/dev/null'
 
 
@@ -132,39 +132,39 @@ class Beginning:
     """The state of a sandbox before the agent."""
 
     processes: tuple[str, ...]
-    """Each as `pid:start`."""
+    """The processes, each as `pid:start`, where `start` is the start time in clock ticks."""
     absent: tuple[str, ...]
-    """The watched paths that the image does not have."""
+    """The watched paths that the image lacks."""
     spared: str
-    """The name of a process that keeps the sandbox alive and is started again and again; empty if there is none."""
+    """The name of a process that the sandbox's watchdog starts again and again; empty if there is none."""
 
 
 @dataclass(frozen=True)
 class Cleared:
-    """What was found when the agent's traces were removed."""
+    """The agent's traces that were found and removed."""
 
     forged: tuple[str, ...]
     removed: tuple[str, ...]
 
 
 def directory(leased: SlotHandle, workdir: str | None) -> str:
-    """Return the absolute path of a directory, or of the working directory of the slot's image if it is None."""
+    """Return `workdir`; if it is None, the working directory of the slot's image, or else the slot's workspace."""
     slot = leased.slot
     return workdir or (slot.image and slot.image.workdir) or slot.workspace_dir
 
 
 async def script(commands: SlotCommands, source: str, *arguments: str) -> CommandResult:
-    """Run a script of ours. Its messages are in its output: without a guest, each stream more is a program more that
-    the provider has to start."""
+    """Run one of the scripts above. Standard error goes to its output: without a guest, the provider has to start
+    another program for each stream."""
     argv = ["/bin/sh", "-c", source, "hermes-harbor", *arguments]
     return await commands.run(argv, cwd="/", timeout_s=PREPARE_TIMEOUT_S, merge_stderr=True)
 
 
 async def begin(leased: SlotHandle) -> Beginning:
-    """Make the directories of a task's logs, and note what is there.
+    """Make the directories for a task's logs, and return the state of the sandbox.
 
     Raises:
-        SetupFailed: the slot is not root, or the sandbox's file system can't be changed.
+        SetupFailed: the slot is not root, or the sandbox's file system is read-only.
     """
     done = await script(leased.commands, _BEGIN, *_WATCHED)
     lines = done.text.splitlines()
@@ -175,15 +175,15 @@ async def begin(leased: SlotHandle) -> Beginning:
             hint="use level private-root, or dedicated and leave out the setting for the sandbox's user",
         )
     there = _after("has ", lines)
-    own_root = leased.slot.isolation == Isolation.PRIVATE_ROOT.label  # with its own processes, and no watchdog
+    own_root = leased.slot.isolation == Isolation.PRIVATE_ROOT.label  # a slot that does not see the watchdog
     absent = tuple(path for path in _WATCHED if path not in there)
     return Beginning(_after("process ", lines), absent, "" if own_root else "sleep")
 
 
 async def kill_others(commands: SlotCommands, beginning: Beginning) -> str | None:
-    """Kill all processes that were not there in the beginning. Return why that is impossible, or None.
+    """Kill all processes that did not run in the beginning. Return the reason if that fails, or None.
 
-    In a sandbox without a guest, core finds only the processes that did not hide from it.
+    It is done here, because in a sandbox without a guest, core finds only processes that do not hide from it.
     """
     keep = f" {' '.join(beginning.processes)} "
     done = await script(commands, _KILL, keep, beginning.spared)
@@ -191,7 +191,7 @@ async def kill_others(commands: SlotCommands, beginning: Beginning) -> str | Non
 
 
 async def clear(commands: SlotCommands, beginning: Beginning) -> Cleared:
-    """Make /tests and /logs/verifier empty, and return what the agent forged and planted."""
+    """Empty /tests and /logs/verifier, and return what the agent forged and planted."""
     done = await script(commands, _CLEAR, *beginning.absent)
     lines = done.text.splitlines()
     forged = _after("forged ", lines)
@@ -219,7 +219,7 @@ async def kinds(commands: SlotCommands, *paths: str) -> list[str]:
 
 
 async def tail(commands: SlotCommands, path: str) -> str:
-    """Return the end of a file, of at most `MAX_OUTPUT` bytes; nothing if it is no plain file."""
+    """Return the last `MAX_OUTPUT` bytes of a file; an empty text if it is no plain file."""
     try:
         return (await script(commands, _TAIL, path, str(MAX_OUTPUT))).text
     except CommandError:
@@ -227,10 +227,10 @@ async def tail(commands: SlotCommands, path: str) -> str:
 
 
 async def upload(commands: SlotCommands, folder: Path, target: str, max_bytes: int) -> None:
-    """Copy a folder of the task to a directory of the sandbox, as root's.
+    """Copy a folder of the task to a directory of the sandbox. The copies belong to root.
 
     Raises:
-        SetupFailed: it is too large, or can't be read.
+        SetupFailed: the folder is too large, or can't be read.
     """
     try:
         packed = await asyncio.to_thread(_pack, folder, max_bytes)
@@ -249,12 +249,12 @@ async def run_script(
     output: str | None = None,
     programs: str | None = None,
 ) -> CommandResult:
-    """Make a script executable and run it, as a user of the task.
+    """Make a script executable and run it.
 
     Args:
-        user: see `as_user`.
-        output: a file for its output.
-        programs: a directory that comes first in its `PATH`.
+        user: the script's user, as in `as_user`.
+        output: a file for the script's output; None returns it.
+        programs: a directory to put first in the script's `PATH`.
     """
     quoted, commands = shlex.quote(path), as_user(leased, user)
     executable = f"chmod +x {quoted} 2>/dev/null"
@@ -267,7 +267,7 @@ async def run_script(
 
 
 def as_user(leased: SlotHandle, user: str | int | None) -> SlotCommands:
-    """Return the commands of a user that a task names; if it names none, of the image's user, as in Harbor."""
+    """Return the commands of a user of a task; None is the image's user, as in Harbor."""
     image = leased.slot.image
     return leased.as_user(str(user) if user is not None else (image and image.user) or "root")
 
@@ -277,10 +277,10 @@ def _after(prefix: str, lines: list[str]) -> tuple[str, ...]:
 
 
 def _pack(folder: Path, max_bytes: int) -> bytes:
-    """Return a folder's contents as a plain tar. Its links stay links.
+    """Return a folder's contents as an uncompressed tar, in which links stay links.
 
     Raises:
-        DatasetError: it is too large.
+        DatasetError: the folder is too large.
     """
     left = max_bytes
 

@@ -43,10 +43,10 @@ log = logging.getLogger("hermes_core.harbor")
 
 
 class HarborEnvironment(Environment):
-    """Tasks of Harbor. The agent is root of a root directory or a sandbox of its own, and the tests run there after its
-    processes are dead.
+    """Tasks of Harbor. The agent is root, and the tests run in the same place once the agent's processes are dead.
 
-    The absolute paths /tests, /solution and /logs belong to the task, so each slot needs a whole file system.
+    Each slot needs a file system of its own, a root directory or a whole sandbox, because the absolute paths /tests,
+    /solution and /logs belong to the task.
     """
 
     name = "harbor"
@@ -67,14 +67,13 @@ class HarborEnvironment(Environment):
         self.item_images = "image" not in config.accept
 
     async def setup(self) -> None:
-        """Read the tasks, and fetch them before if they are in a repository.
+        """Fetch the tasks, if they are in a repository, and read them.
 
         Raises:
-            DatasetError: a task is wrong, or can't run here; names the file and the reason. Or there is no such
-                repository.
+            DatasetError: there is no such repository; or a task is wrong, or can't run here: names the file.
         """
         if self.config.package_cache is not None:
-            await asyncio.to_thread(packages_of, self.config.package_cache)  # refused now, and not after the rollouts
+            await asyncio.to_thread(packages_of, self.config.package_cache)  # a wrong one fails before the rollouts
         if (repository := repository_of(self.config.dataset_name)) is not None:
             self._checkout = await fetch(
                 repository,
@@ -84,9 +83,9 @@ class HarborEnvironment(Environment):
             )
             log.info("%s is at commit %s", repository.url, self._checkout.commit)
         taken = await asyncio.to_thread(self._load)
-        about = {} if self._checkout is None else {"commit": self._checkout.commit}
+        origin = {} if self._checkout is None else {"commit": self._checkout.commit}
         self._tasks = {name: task for name, (task, _) in taken.items()}
-        self._items = [{**item, **about} for _, item in taken.values()]
+        self._items = [{**item, **origin} for _, item in taken.values()]
 
     def _load(self) -> dict[str, tuple[HarborTask, Item]]:
         intake = Intake(self.config.dataset_name, skip=self.config.skip_refused)
@@ -94,11 +93,10 @@ class HarborEnvironment(Environment):
         return intake.taken(readers, lambda pair: pair[0].id)
 
     def load(self, intake: Intake) -> Iterable[tuple[str, Callable[[], HarborTask]]]:
-        """Yield the place of each task of the dataset, and what reads it, which raises `DatasetError` if it is wrong or
-        can't run here. Blocking.
+        """Yield the place of each task, with a function that reads it or raises `DatasetError`. Blocking.
 
         Args:
-            intake: notes what else of the dataset can't be used.
+            intake: counts other parts of the dataset that can't be used.
 
         Raises:
             DatasetError: there are no tasks.
@@ -135,7 +133,7 @@ class HarborEnvironment(Environment):
         return [*dict.fromkeys(each for each in (task.image, *of_tests) if each is not None)]
 
     def network(self, item: Item) -> Network | None:
-        """Return the policy of a task without a network, unless the profile's counts."""
+        """Return `none` for a task that demands no network; None, which is the profile's policy, for the others."""
         offline = self._task(item).toml.environment.network_mode == "no-network" and "network" not in self.config.accept
         return Network.NONE if offline else None
 
@@ -177,7 +175,7 @@ class HarborEnvironment(Environment):
         """Make the directories of the logs, wait until the sandbox is healthy, and prepare the first step."""
         task, commands = self._task(item), rollout.commands
         beginning = await begin(rollout)
-        if task.image is None:  # which would have made it
+        if task.image is None:  # the task's image would have the working directory
             await script(commands, 'mkdir -p -- "$1"', directory(rollout, task.workdir))
         await start_image(rollout, task.workdir)
         if (check := task.toml.environment.healthcheck) is not None:
@@ -202,7 +200,7 @@ class HarborEnvironment(Environment):
 
     @hookimpl
     async def solve_trajectory(self, item: Item, rollout: RolloutHandle, workspace_meta: Mapping[str, Any]) -> None:
-        """Run `solution/solve.sh` of the task or the step. As with an agent, its exit status does not matter."""
+        """Run `solution/solve.sh` of the task or the step. Its exit status does not matter, as the tests decide."""
         task = self._task(item)
         part = task.parts[len(workspace_meta["progress"].verdicts)]
         if not (part.solution / "solve.sh").is_file():
@@ -222,7 +220,7 @@ class HarborEnvironment(Environment):
     async def verify_and_score_trajectory(
         self, item: Item, rollout: RolloutHandle, workspace_meta: Mapping[str, Any]
     ) -> Score:
-        """Run the tests of the task, or of the step that the agent was at, and return the reward of all."""
+        """Run the tests of the task or of the current step, and return the reward of all steps."""
         task, progress = self._task(item), workspace_meta["progress"]
         if progress.over is None:
             await self._check(task, rollout, progress)
@@ -241,7 +239,7 @@ class HarborEnvironment(Environment):
 
 
 def _with_item(read: Callable[[], HarborTask]) -> tuple[HarborTask, Item]:
-    """Return a task, and what the record keeps of it. Blocking."""
+    """Return a task and its item, which the record keeps. Blocking."""
     task = read()
     return task, {
         "id": task.id,

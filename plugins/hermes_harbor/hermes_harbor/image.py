@@ -1,4 +1,4 @@
-"""Does in a slot what a container of the image does at its start: ENTRYPOINT is run, and HEALTHCHECK waited for."""
+"""Starts a slot as a container of the image would start: runs ENTRYPOINT, and waits for HEALTHCHECK."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from hermes_harbor.task_toml import Healthcheck
 
 _STAYS = 'echo >"$0"; while :; do sleep 1000; done'
 
-# Arguments: a path that is not there, and the words of ENTRYPOINT. What it is told to run says that it came so far. It
-# may also never do so, and be the service itself.
+# Arguments: a path that does not exist, and the words of ENTRYPOINT. ENTRYPOINT gets a command that makes the path, so
+# that we see when it is ready. An ENTRYPOINT that is a service never runs this command, hence the limit of rounds.
 _START = f"""
 ready=$1 round=0
 shift
@@ -30,11 +30,11 @@ done
 
 
 async def start_image(leased: SlotHandle, workdir: str | None) -> bool:
-    """Start the image's ENTRYPOINT as its user, as a container does, and wait until its HEALTHCHECK succeeds. Return
-    whether it has any.
+    """Start the image's ENTRYPOINT as the image's user, and wait until HEALTHCHECK succeeds. Return whether the image
+    has one of the two.
 
     Raises:
-        SetupFailed: it ended, or the check fails.
+        SetupFailed: ENTRYPOINT ended before its command, or the check fails.
     """
     image = leased.slot.image
     if image is None or not (image.entrypoint or image.healthcheck):
@@ -43,10 +43,10 @@ async def start_image(leased: SlotHandle, workdir: str | None) -> bool:
     if image.entrypoint:
         argv = ["/bin/sh", "-c", _START, "sh", f"/tmp/.started-{secrets.token_hex(8)}", *image.entrypoint]
         cwd = directory(leased, workdir)
-        done = await commands.run(argv, cwd=cwd, timeout_s=PREPARE_TIMEOUT_S, merge_stderr=True)
-        if not done.ok:
+        result = await commands.run(argv, cwd=cwd, timeout_s=PREPARE_TIMEOUT_S, merge_stderr=True)
+        if not result.ok:
             raise SetupFailed(
-                f"the image's ENTRYPOINT ended at once: {done.text.strip()[-500:]}",
+                f"the image's ENTRYPOINT ended at once: {result.text.strip()[-500:]}",
                 hint='it must run its arguments, as Harbor expects: `exec "$@"`',
             )
     if (check := _healthcheck(image.healthcheck)) is not None:
@@ -54,16 +54,16 @@ async def start_image(leased: SlotHandle, workdir: str | None) -> bool:
     return True
 
 
-def _healthcheck(given: Mapping[str, Any] | None) -> Healthcheck | None:
-    """Return the check of an image's configuration; None if it has none. Its times are in nanoseconds."""
-    kind, *words = (given or {}).get("Test") or ["NONE"]
-    if given is None or kind not in ("CMD", "CMD-SHELL"):
+def _healthcheck(config: Mapping[str, Any] | None) -> Healthcheck | None:
+    """Return the check in an image's configuration, whose times are in nanoseconds; None if it has none."""
+    kind, *words = (config or {}).get("Test") or ["NONE"]
+    if config is None or kind not in ("CMD", "CMD-SHELL"):
         return None
     return Healthcheck(
         command=words[0] if kind == "CMD-SHELL" else shlex.join(words),
-        interval_sec=(given.get("Interval") or 30e9) / 1e9,
-        timeout_sec=(given.get("Timeout") or 30e9) / 1e9,
-        start_period_sec=(given.get("StartPeriod") or 0) / 1e9,
-        start_interval_sec=(given.get("StartInterval") or 5e9) / 1e9,
-        retries=given.get("Retries") or 3,
+        interval_sec=(config.get("Interval") or 30e9) / 1e9,
+        timeout_sec=(config.get("Timeout") or 30e9) / 1e9,
+        start_period_sec=(config.get("StartPeriod") or 0) / 1e9,
+        start_interval_sec=(config.get("StartInterval") or 5e9) / 1e9,
+        retries=config.get("Retries") or 3,
     )

@@ -1,6 +1,6 @@
-"""Packages for the tests' own tools: pip, uv and apt take them from a folder of the driver's, or from another index.
+"""Packages for the tests' own tools: pip, uv and apt find them in a folder of the driver, or in another index.
 
-Only the tests get these settings, by environment variables. The agent never sees them.
+The settings are environment variables of the tests. The agent never sees them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from hermes_core import DatasetError, SlotCommands
 from hermes_harbor.container import OFFERED, script, upload
 
 _PIP = {"PIP_CONFIG_FILE": "/dev/null", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
-"""Without the settings that an agent may have left."""
+"""Variables that make pip ignore configuration files, which an agent may have changed."""
 
 _APT = f"""Dir::Etc::SourceList "{OFFERED}/.sources.list";
 Dir::Etc::SourceParts "/dev/null";
@@ -23,21 +23,21 @@ Dir::Etc::SourceParts "/dev/null";
 
 @dataclass(frozen=True)
 class Packages:
-    """Where the tests take packages from."""
+    """The source of packages for the tests."""
 
     folder: Path | None = None
-    """A folder that is sent to the sandbox."""
+    """A folder to send to the sandbox; None if packages come from an index."""
     variables: Mapping[str, str] = field(default_factory=dict)
-    """The environment variables that say so to pip, uv and apt."""
+    """The environment variables for pip, uv and apt."""
     programs: str | None = None
-    """A directory of programs in the sandbox, which come first in `PATH`."""
+    """A directory in the sandbox to put first in `PATH`."""
 
 
 def packages_of(cache: str) -> Packages:
-    """Return what a setting `package_cache` means: a folder, or the URL of an index. Blocking.
+    """Return the source that the setting `package_cache` names: a folder, or the URL of an index. Blocking.
 
     Raises:
-        DatasetError: it is neither.
+        DatasetError: it names neither.
     """
     url = urlsplit(cache)
     if url.scheme in ("http", "https") and url.hostname:
@@ -58,10 +58,10 @@ def packages_of(cache: str) -> Packages:
 
 
 async def offer(commands: SlotCommands, packages: Packages, max_bytes: int) -> None:
-    """Send the folder to a sandbox.
+    """Send the folder of packages to a sandbox, if there is one.
 
     Raises:
-        SetupFailed: it is too large, or can't be read.
+        SetupFailed: the folder is too large, or can't be read.
     """
     if packages.folder is None:
         return

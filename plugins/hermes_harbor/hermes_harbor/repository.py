@@ -1,6 +1,6 @@
-"""Fetches a dataset from a git repository into a cache: one commit, without hooks, links out of it, or prompts.
+"""Fetches one commit of a dataset's git repository into a cache, without hooks, links out of it, or prompts.
 
-What a repository contains is a stranger's. Nothing of it is run, and its own configuration is not read.
+A repository belongs to a stranger, so nothing in it is run, and its own configuration is not read.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from hermes_core import DatasetError
 from hermes_harbor.variables import resolve_text
 
 FORM = "write https://HOST/REPOSITORY#REF:FOLDER; REF and FOLDER may be left out"
-SAID = 4000
-"""Number of bytes of git's messages that an error shows."""
+SHOWN = 4000
+"""Number of last bytes of git's messages in an error."""
 
 _URL = re.compile(r"(?P<scheme>[a-z][a-z+]*)://", re.IGNORECASE)
 _COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
@@ -45,36 +45,36 @@ class DatasetRepository:
     """A dataset's place in a repository."""
 
     url: str
-    """Without credentials."""
+    """The URL without credentials."""
     ref: str | None
     """A branch, a tag or a whole commit id; None is the default branch."""
     folder: str
-    """The folder in it, a relative path."""
+    """The dataset's folder in the repository, a relative path."""
     login: str | None
     """`user:password`, or None."""
 
     @property
     def is_local(self) -> bool:
-        """Return whether it is on this host."""
+        """Return whether the repository is on this host."""
         return self.url.startswith("file:")
 
 
 @dataclass(frozen=True)
 class Checkout:
-    """A commit of a repository on the disk."""
+    """The files of a commit in the cache."""
 
     path: Path
-    """The dataset's folder in it."""
+    """The dataset's folder."""
     top: Path
-    """The folder of the whole repository."""
+    """The folder of the whole commit."""
     commit: str
 
 
 def repository_of(name: str) -> DatasetRepository | None:
-    """Return the repository that a dataset's name is the URL of; None if it is a path.
+    """Return the repository for a dataset's name that is a URL; None for a path.
 
     Raises:
-        DatasetError: it is a URL that can't be used.
+        DatasetError: the URL can't be used.
     """
     scheme = _URL.match(name)
     if scheme is None:
@@ -98,15 +98,18 @@ def repository_of(name: str) -> DatasetRepository | None:
     return DatasetRepository(shown, ref or None, folder, _login(parts.netloc.rpartition("@")[0], shown))
 
 
-def _login(given: str, shown: str) -> str | None:
-    """Return the user and the password of a URL, whose password must be a variable: names of datasets are recorded.
+def _login(credentials: str, shown: str) -> str | None:
+    """Return the user and the password in a URL. The password must be a variable, because URLs are recorded.
+
+    Args:
+        shown: the URL without credentials, for messages.
 
     Raises:
-        DatasetError: it is not, or the variable is not set.
+        DatasetError: the password is no variable, or the variable is not set.
     """
-    if not given:
+    if not credentials:
         return None
-    user, _, password = given.partition(":")
+    user, _, password = credentials.partition(":")
     if not re.fullmatch(r"\$\{\w+\}", password or user):
         raise DatasetError(
             f"the URL of {shown} has credentials in it, and would be recorded",
@@ -120,7 +123,7 @@ async def fetch(repository: DatasetRepository, cache: Path, *, submodules: bool,
     """Return a commit of the repository from the cache, or fetch it.
 
     Raises:
-        DatasetError: it can't be fetched, or has no such ref or folder; says what git said.
+        DatasetError: the repository can't be fetched, or has no such ref or folder; with git's message.
     """
     try:
         async with asyncio.timeout(timeout_s):
@@ -158,11 +161,11 @@ async def _fetch(repository: DatasetRepository, cache: Path, *, submodules: bool
 
 async def _commit(git: _Git, ref: str) -> str:
     """Return the commit that a ref names now."""
-    listed = await git.run("ls-remote", "--quiet", "--", git.url, ref, f"{ref}^{{}}")
-    named = dict(line.split("\t")[::-1] for line in listed.splitlines() if line.count("\t") == 1)
+    listing = await git.run("ls-remote", "--quiet", "--", git.url, ref, f"{ref}^{{}}")
+    commits = dict(line.split("\t")[::-1] for line in listing.splitlines() if line.count("\t") == 1)
     for name in (ref, f"refs/heads/{ref}", f"refs/tags/{ref}^{{}}", f"refs/tags/{ref}"):
-        if _COMMIT.fullmatch(named.get(name, "")):
-            return named[name]
+        if _COMMIT.fullmatch(commits.get(name, "")):
+            return commits[name]
     raise DatasetError(
         f"{git.url} has no branch or tag {ref!r}", hint="name one that exists, or a commit by its whole id"
     )
@@ -175,7 +178,7 @@ class _Git:
         self.url = repository.url
         self._settings = [*_SAFE, *(["protocol.file.allow=always"] if repository.is_local else [])]
         self._environment = {**_plain_environment(), "GIT_TERMINAL_PROMPT": "0", "GIT_LFS_SKIP_SMUDGE": "1"}
-        if repository.login is not None:  # not in the command line, which every user of the host can read
+        if repository.login is not None:  # in variables, because every user of the host can read command lines
             login = base64.b64encode(repository.login.encode()).decode()
             self._environment |= {
                 "GIT_CONFIG_COUNT": "1",
@@ -184,10 +187,10 @@ class _Git:
             }
 
     async def run(self, *arguments: str, cwd: Path | None = None) -> str:
-        """Return what git writes. It is killed with all that it started if this is cancelled.
+        """Run git, and return its output. If the caller is cancelled, git and its processes are killed.
 
         Raises:
-            DatasetError: it failed, or there is no git.
+            DatasetError: git failed, or is not installed.
         """
         settings = [word for each in self._settings for word in ("-c", each)]
         try:
@@ -207,7 +210,7 @@ class _Git:
         try:
             async with asyncio.TaskGroup() as group:
                 output = group.create_task(_tail(process.stdout, 1 << 20))
-                said = group.create_task(_tail(process.stderr, SAID))
+                messages = group.create_task(_tail(process.stderr, SHOWN))
             status = await process.wait()
         finally:
             with contextlib.suppress(ProcessLookupError):
@@ -215,20 +218,20 @@ class _Git:
             await process.wait()
         if status:
             raise DatasetError(
-                f"git {arguments[0]} of {self.url} failed with status {status}: {said.result().strip()}",
+                f"git {arguments[0]} of {self.url} failed with status {status}: {messages.result().strip()}",
                 hint="try it by hand; for a private repository, use https://user:${TOKEN}@… or a credential helper",
             )
         return output.result()
 
 
 def _plain_environment() -> Mapping[str, str]:
-    """Return the driver's variables, without those that tell git of another repository."""
+    """Return the driver's variables without those that would point git to another repository."""
     kept = ("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM", "GIT_CONFIG_NOSYSTEM", "GIT_SSL_", "GIT_PROXY_SSL_")
     return {key: value for key, value in os.environ.items() if not key.startswith("GIT_") or key.startswith(kept)}
 
 
 async def _tail(stream: asyncio.StreamReader, limit: int) -> str:
-    """Return the end of what a stream has, at most so many bytes."""
+    """Read a stream to its end, and return its last `limit` bytes."""
     data = b""
     while piece := await stream.read(1 << 16):
         data = (data + piece)[-limit:]

@@ -1,4 +1,4 @@
-"""Reads the reward that a task's tests have written. It is data from a sandbox: anything but a number is refused."""
+"""Reads the reward that a task's tests have written. It comes from a sandbox, so everything but a number is refused."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from hermes_core import VerifierError
 
 MAX_REWARD_BYTES = 64 << 10
-"""Maximum size of a file with a reward."""
+"""Maximum size of a file with a reward in bytes."""
 
 MAX_REWARDS = 100
-"""Maximum number of rewards with names."""
+"""Maximum number of rewards in a file."""
 
 _HINT = (
     "the task's tests must write a number to /logs/verifier/reward.txt, or a number or numbers by name to reward.json"
@@ -20,10 +20,10 @@ _HINT = (
 
 
 def rewards_in(name: str, data: bytes) -> dict[str, float]:
-    """Return the rewards in a file, by name. A number without a name is `reward`.
+    """Return the rewards in a file, by name. A number without a name gets the name `reward`.
 
     Raises:
-        VerifierError: it is empty, too large, or no number.
+        VerifierError: the file is empty or too large, or a value is no finite number.
     """
     if len(data) > MAX_REWARD_BYTES:
         raise VerifierError(f"{name} has more than {MAX_REWARD_BYTES} bytes", hint=_HINT)
@@ -52,10 +52,10 @@ def _number(name: str, value: object) -> float:
 
 
 def the_reward(rewards: Mapping[str, float], key: str, least: float, most: float) -> float:
-    """Return the reward that counts: the one with this name, or the only one.
+    """Return the reward that counts: the one with the name `key`, or the only one.
 
     Raises:
-        VerifierError: there are several, none of them with this name; or it is out of range.
+        VerifierError: there are several, and none has this name; or the reward is out of range.
     """
     if key not in rewards and len(rewards) > 1:
         raise VerifierError(

@@ -1,4 +1,4 @@
-"""Takes a rollout through the parts of its task, and makes one reward of theirs."""
+"""Takes a rollout through the parts of its task, and combines the rewards of the parts."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ Score = tuple[float, dict[str, Any]]
 
 @dataclass
 class StepProgress:
-    """How far a rollout has come."""
+    """The progress of a rollout through the parts of its task."""
 
     beginning: Beginning
     verdicts: list[PartVerdict] = field(default_factory=list)
-    """Those on the parts that are done, in order."""
+    """The verdicts on the parts that are done, in order."""
     over: str | None = None
-    """Why the parts that are left are not begun."""
+    """The reason why no further part is begun; None if further ones are."""
     excused: bool = False
-    """Whether the task itself says that they are not, so that they do not count."""
+    """Whether the parts that are not begun do not count, because the task's `min_reward` ended it."""
     checking: bool = False
     """Whether the tests of the current part were begun."""
 
@@ -52,7 +52,7 @@ async def prepare_part(rollout: RolloutHandle, task: HarborTask, part: TaskPart,
 
 
 async def check_part(verification: Verification, progress: StepProgress) -> PartVerdict:
-    """Check the current part, and note what follows from it."""
+    """Check the current part, and decide whether the next one is begun."""
     task = verification.task
     part = task.parts[len(progress.verdicts)]
     begun, progress.checking = progress.checking, True
@@ -60,7 +60,7 @@ async def check_part(verification: Verification, progress: StepProgress) -> Part
     progress.verdicts.append(verdict)
     progress.checking = False
     low = [name for name, least in part.min_reward.items() if verdict.rewards.get(name, float("-inf")) < least]
-    if verdict.tampered:
+    if verdict.forgeries:
         progress.over = f"the agent tampered with step {part.name!r}"
     elif low:
         progress.over = f"step {part.name!r} is below its min_reward of {', '.join(low)}"
@@ -71,7 +71,8 @@ async def check_part(verification: Verification, progress: StepProgress) -> Part
 async def begin_next(
     rollout: RolloutHandle, task: HarborTask, progress: StepProgress, config: HarborConfig
 ) -> TaskPart | None:
-    """Prepare the next part and return it. If that fails, what the agent did may be why: the part counts 0."""
+    """Prepare the next part and return it; None if that fails. Then the part counts 0, as the agent may be the
+    cause."""
     part = task.parts[len(progress.verdicts)]
     try:
         await tidy(rollout.commands, progress.beginning)
@@ -91,12 +92,12 @@ def combine_verdicts(task: HarborTask, progress: StepProgress) -> Score:
     left = [part.name for part in task.parts[len(verdicts) :]]
     reason = progress.over or ("the agent stopped before the last step" if left else None)
     details: dict[str, Any] = {"steps": steps, **({"not_begun": left, "reason": reason} if left and reason else {})}
-    if forged := [each for verdict in verdicts for each in verdict.tampered]:
-        return 0.0, {**details, "reason": progress.over, "tampered": forged}
-    counted = [verdict.reward for verdict in verdicts] + [0.0] * (0 if progress.excused else len(left))
+    if forgeries := [each for verdict in verdicts for each in verdict.forgeries]:
+        return 0.0, {**details, "reason": progress.over, "tampered": forgeries}
+    rewards = [verdict.reward for verdict in verdicts] + [0.0] * (0 if progress.excused else len(left))
     if task.toml.multi_step_reward_strategy == "final":
-        return counted[-1], details
-    return sum(counted) / len(counted), details
+        return rewards[-1], details
+    return sum(rewards) / len(rewards), details
 
 
 def _step(part: TaskPart, verdict: PartVerdict) -> Mapping[str, Any]:

@@ -1,4 +1,4 @@
-"""What a `task.toml` says, in schema 1.0 to 1.4: models of its tables, with the deprecated keys."""
+"""Models of the tables of a `task.toml`, for schema 1.0 to 1.4, with the deprecated keys."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 MAIN_SERVICE = "main"
-"""The service of Docker Compose that is the agent's own container."""
+"""The name of the agent's own container as a service of Docker Compose."""
 
 _LABEL = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 _SERVICE = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]*")
@@ -26,7 +26,7 @@ _ORG_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*/[A-Za-z0-9_-][A-Za-z0-9._-
 
 
 def _host(entry: str) -> str:
-    """Return an allowed host in its plain form: a name, `*.name`, an address or a range of addresses."""
+    """Return an allowed host in its canonical form: a name, `*.name`, an address or a range of addresses."""
     text = entry.strip().lower().rstrip(".")
     if "%" not in text:
         try:
@@ -86,7 +86,7 @@ Seconds = Annotated[float, Field(gt=0)]
 
 
 class Table(BaseModel):
-    """A table of the file. Like Harbor, it ignores keys that it does not know; `unknown_keys` finds them."""
+    """A table of the file. It ignores unknown keys, as Harbor does; `unknown_keys` finds them."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
 
@@ -143,11 +143,11 @@ class Healthcheck(Table):
     interval_sec: float = Field(default=5.0, ge=0)
     timeout_sec: Seconds = 30.0
     start_period_sec: float = Field(default=0.0, ge=0)
-    """Seconds at the beginning in which a failure does not count."""
+    """Seconds at the beginning in which failures do not count."""
     start_interval_sec: float = Field(default=5.0, ge=0)
-    """The interval in that time."""
+    """Seconds between two checks during the start period."""
     retries: int = Field(default=3, ge=1)
-    """How many failures in a row are too many."""
+    """Number of failures in a row after which the sandbox is unhealthy."""
 
 
 class Tpu(Table):
@@ -216,7 +216,7 @@ class EnvironmentTable(NetworkRules):
     @model_validator(mode="before")
     @classmethod
     def _of_today(cls, given: Any) -> Any:
-        """Give the deprecated keys their names of today."""
+        """Replace deprecated keys by today's."""
         if not isinstance(given, Mapping):
             return given
         table = dict(given)
@@ -266,7 +266,7 @@ class Verifier(NetworkRules):
 
     @property
     def own_mode(self) -> Literal["shared", "separate"] | None:
-        """Return where this table says that the tests run; None if it says nothing."""
+        """Return where the tests run by this table; None if it does not say so."""
         return self.environment_mode or ("separate" if self.environment is not None else None)
 
 
@@ -303,7 +303,7 @@ class StepTable(Table):
     agent: AgentTable = AgentTable()
     verifier: Verifier = Verifier()
     min_reward: float | dict[str, float] | None = None
-    """The rewards below which the steps after this one are not begun: of `reward`, or by name."""
+    """The least reward with which the next step is begun: of `reward`, or by name."""
     healthcheck: Healthcheck | None = None
     artifacts: list[Artifact] = []
 
@@ -312,7 +312,7 @@ class TaskToml(Table):
     """The whole file."""
 
     schema_version: str = "1.4"
-    """Not compared: publishers write versions of their own here, too."""
+    """The version is not checked, because publishers also write versions of their own tasks here."""
     task: TaskTable | None = None
     metadata: dict[str, Any] = {}
     source: str | None = None
@@ -347,7 +347,7 @@ class TaskToml(Table):
 
 
 def unknown_keys(model: type[BaseModel], given: object, place: str = "") -> Iterator[str]:
-    """Yield the keys of a table that no model of ours knows, with their places, and the known key that is meant:
+    """Yield the keys of a table that its model does not have, each with its place and a similar key:
     `agent.timeout_secs (did you mean 'timeout_sec'?)`."""
     if not isinstance(given, Mapping):
         return
@@ -370,7 +370,7 @@ _DEPRECATED: Mapping[type[BaseModel], tuple[str, ...]] = {
 
 
 def _table_of(annotation: Any) -> type[Table] | None:
-    """Return the model in the type of a field, such as that of a list of them; None if there is none."""
+    """Return the model in a field's type, for example in that of a list of tables; None if there is none."""
     if isinstance(annotation, type) and issubclass(annotation, Table):
         return annotation
     return next((found for each in get_args(annotation) if (found := _table_of(each)) is not None), None)

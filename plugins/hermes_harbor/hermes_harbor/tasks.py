@@ -1,4 +1,4 @@
-"""Tasks as folders: reads `task.toml` and `instruction.md`, and says why a task can't run here."""
+"""Reads task folders, and refuses tasks that can't run here, with the reasons."""
 
 from __future__ import annotations
 
@@ -46,45 +46,45 @@ _COMPOSE = (
 
 
 class UnsupportedTask(DatasetError):
-    """A task that is valid, and can't run here."""
+    """A task that is valid, but can't run here."""
 
 
 @dataclass(frozen=True)
 class VerifierSandbox:
-    """A sandbox of their own for the tests of a part."""
+    """A separate sandbox for the tests of a part."""
 
     image: Image | None
-    """None is the task's own."""
+    """The sandbox's image; None is the task's own."""
     workdir: str | None
-    """Where the tests start. None is the working directory of the image."""
+    """The directory in which the tests start. None is the working directory of the image."""
     variables: Mapping[str, str]
     has_tests: bool
-    """Whether the image has the tests; else they are sent."""
+    """Whether the image contains the tests. If not, they are sent to the sandbox."""
 
 
 @dataclass(frozen=True)
 class TaskPart:
-    """What an agent does at a time: the whole task, or a step of it."""
+    """The unit that an agent works on and that is scored: the whole task, or a step of it."""
 
     name: str
     """The step's name; empty for the whole task."""
     instruction: str
     tests: tuple[Path, ...]
-    """The folders of its tests, each laid over those before it."""
+    """The folders of the tests. Files of later ones replace those of earlier ones."""
     solution: Path
-    """The folder of its solution."""
+    """The folder of the solution."""
     workdir: Path | None
-    """A folder of files that are put into the working directory before it begins."""
+    """A folder of files to copy into the working directory at the beginning."""
     agent: AgentTable
     verifier: Verifier
-    """How its tests run. `verifier_variables` has the values of `env`."""
+    """The settings of the tests, except for the values of `env`, which are in `verifier_variables`."""
     verifier_variables: Mapping[str, str]
     place: VerifierSandbox | None
-    """Where its tests run; None is the agent's sandbox."""
+    """The sandbox of the tests; None is the agent's sandbox."""
     healthcheck: Healthcheck | None
     artifacts: tuple[Artifact, ...]
     min_reward: Mapping[str, float]
-    """The rewards below which the steps after this one are not begun."""
+    """The least rewards, by name, with which the next step is begun."""
 
 
 @dataclass(frozen=True)
@@ -95,15 +95,15 @@ class HarborTask:
     folder: Path
     toml: TaskToml
     image: Image | None
-    """The image of its sandboxes: by name, or built from `environment/Dockerfile`. None is the profile's."""
+    """The image of the sandboxes: a name, or a build of `environment/Dockerfile`. None is the profile's image."""
     workdir: str | None
-    """Where its commands start, an absolute path. None is the working directory of its image."""
+    """The absolute path in which commands start. None is the working directory of the image."""
     variables: Mapping[str, str]
-    """The environment variables of all of its commands."""
+    """The environment variables of all commands."""
     parts: tuple[TaskPart, ...]
-    """What the agent does, one after the other: one part, or several steps."""
+    """The whole task as one part, or its steps in order."""
     mcp_servers: Mapping[str, McpServer] = field(default_factory=dict)
-    """The MCP servers of its agent, by name."""
+    """The MCP servers of the agent, by name."""
 
     def with_id(self, name: str) -> HarborTask:
         """Return the same task under another id."""
@@ -111,10 +111,10 @@ class HarborTask:
 
 
 def task_folders(folder: Path) -> list[Path]:
-    """Return the folders of the tasks in a dataset, by name: the folder itself, or those in it. Blocking.
+    """Return the task folders of a dataset, sorted: the folder itself, or the folders in it. Blocking.
 
     Raises:
-        DatasetError: there are none.
+        DatasetError: there are no task folders.
     """
     if (folder / "task.toml").is_file():
         return [folder]
@@ -133,8 +133,8 @@ def load_task(folder: Path, config: HarborConfig) -> HarborTask:
     """Return the task in a folder. Blocking.
 
     Raises:
-        Refused: it can't run here; says why.
-        DatasetError: it is wrong; names the file and the key.
+        UnsupportedTask: the task can't run here; the message has the reasons.
+        DatasetError: the task is wrong; the message names the file and the key.
     """
     check_links(folder)
     place = folder / "task.toml"
@@ -151,12 +151,12 @@ def load_task(folder: Path, config: HarborConfig) -> HarborTask:
 
 
 def check_links(folder: Path) -> None:
-    """Refuse links that lead out of a task: its files are sent to models and sandboxes. Blocking.
+    """Refuse links that lead out of a task's folder, because its files are sent to models and sandboxes. Blocking.
 
-    What is in `environment` is left out, except for its Dockerfile: it belongs to the image.
+    Of `environment`, only the Dockerfile is checked: the other files belong to the image.
 
     Raises:
-        DatasetError: there is one.
+        DatasetError: there is such a link.
     """
     top = folder.resolve()
     for place, folders, files in os.walk(folder):
@@ -170,8 +170,8 @@ def check_links(folder: Path) -> None:
 
 
 def content_digest(folder: Path) -> str:
-    """Return a digest of all that a task is made of: the names of its files, whether they can be run, and what is in
-    them. Links are taken as what they say. Blocking.
+    """Return a digest of a task's files: their names, contents, and whether they are executable. Of a link, its
+    target's name counts. Blocking.
 
     Raises:
         DatasetError: a file can't be read.
@@ -181,25 +181,25 @@ def content_digest(folder: Path) -> str:
         for path in sorted(folder.rglob("*")):
             status = path.lstat()
             if stat.S_ISLNK(status.st_mode):
-                kind, inner = "link", os.fsencode(path.readlink())
+                kind, content = "link", os.fsencode(path.readlink())
             elif stat.S_ISREG(status.st_mode):
                 kind = "program" if status.st_mode & 0o100 else "file"
                 with path.open("rb") as file:
-                    inner = hashlib.file_digest(file, "sha256").digest()
+                    content = hashlib.file_digest(file, "sha256").digest()
             else:
                 continue
             name = os.fsencode(path.relative_to(folder))
-            digest.update(f"{kind} {len(name)} {len(inner)} ".encode() + name + inner)
+            digest.update(f"{kind} {len(name)} {len(content)} ".encode() + name + content)
     except OSError as error:
         raise DatasetError(f"{error.filename} can't be read: {error.strerror}", hint="check its rights") from error
     return f"sha256:{digest.hexdigest()}"
 
 
 def parse_task_toml(table: Mapping[str, object], where: str) -> TaskToml:
-    """Return the table of a `task.toml` as a model.
+    """Return the model of a `task.toml`.
 
     Raises:
-        DatasetError: a key is wrong; names it.
+        DatasetError: a key is wrong; the message names it.
     """
     try:
         return TaskToml.model_validate(table)
@@ -211,10 +211,10 @@ def parse_task_toml(table: Mapping[str, object], where: str) -> TaskToml:
 
 
 def make_task(folder: Path, toml: TaskToml, config: HarborConfig, instruction: str | None = None) -> HarborTask:
-    """Return the task of these parts, with the variables of the host in it. Blocking.
+    """Return the task of a folder and its `task.toml`, with variables of this host filled in. Blocking.
 
     Args:
-        instruction: of a task without a file for it.
+        instruction: the instruction of a task that has no `instruction.md`.
 
     Raises:
         DatasetError: a file is missing, or a variable is not set on this host.
@@ -293,10 +293,10 @@ def _instruction(task: Path, folder: Path) -> str:
 def _place(
     task: HarborTask, step: StepTable | None, tests: tuple[Path, ...], config: HarborConfig
 ) -> VerifierSandbox | None:
-    """Return where the tests of a part run, and check that there are tests.
+    """Return the sandbox for the tests of a part; None is the agent's sandbox.
 
     Raises:
-        DatasetError: there are none.
+        DatasetError: there are no tests.
     """
     toml = task.toml
     place = None
@@ -320,7 +320,7 @@ def _place(
 
 
 def _image_of_tests(table: EnvironmentTable | None, folder: Path) -> Image | None:
-    """Return the image with the tests of a folder in it, by its name or to be built, or None."""
+    """Return the image that contains the tests of a folder: a name, or a build. None if there is none."""
     if table is not None and table.docker_image:
         return table.docker_image
     if not has_dockerfile(folder):
@@ -329,10 +329,10 @@ def _image_of_tests(table: EnvironmentTable | None, folder: Path) -> Image | Non
 
 
 def task_image(toml: TaskToml, folder: Path, config: HarborConfig) -> Image | None:
-    """Return the image of a task's sandboxes; None is the profile's.
+    """Return the image of a task's sandboxes; None is the profile's image.
 
     Raises:
-        DatasetError: there is none.
+        DatasetError: the task has no image.
     """
     if "image" in config.accept:
         return None
@@ -345,18 +345,18 @@ def task_image(toml: TaskToml, folder: Path, config: HarborConfig) -> Image | No
 
 
 def has_dockerfile(context: Path) -> bool:
-    """Return whether an image can be built of a folder. Links may lead to anywhere, so they don't count."""
+    """Return whether a folder has a Dockerfile. Links do not count, because they may lead anywhere."""
     return (context / DOCKERFILE).is_file() and not context.is_symlink() and not (context / DOCKERFILE).is_symlink()
 
 
 def _mcp_server(given: task_toml.McpServerTable) -> McpServer:
     if given.transport == "stdio":
         return McpServer(command=given.command, args=tuple(given.args))
-    return McpServer.model_construct(url=given.url)  # it is never used: the run has to replace it
+    return McpServer.model_construct(url=given.url)  # not validated, because the run has to replace it
 
 
 def refusals(toml: TaskToml, folder: Path, config: HarborConfig) -> Iterator[str]:
-    """Yield the reasons why a task can't run here; none if it can."""
+    """Yield the reasons why a task can't run here."""
     steps = toml.steps or ()
     own = {f"step {step.name!r}, verifier.environment": step.verifier.environment for step in steps}
     for place, each in {
@@ -422,7 +422,7 @@ def _of_network(toml: TaskToml) -> Iterator[str]:
 
 
 def strip_canary(text: str) -> str:
-    """Return an instruction without the canary lines at its beginning, and the empty lines after them."""
+    """Return an instruction without the canary lines at its beginning and the empty lines after them."""
     lines = text.split("\n")
     while lines and _CANARY.fullmatch(lines[0].strip()):
         del lines[0]
@@ -435,7 +435,7 @@ def read_text(path: Path) -> str:
     """Return a text file of a task.
 
     Raises:
-        DatasetError: it can't be read, is too large, or is not UTF-8.
+        DatasetError: the file can't be read, is too large, or is not UTF-8.
     """
     try:
         with path.open("rb") as file:

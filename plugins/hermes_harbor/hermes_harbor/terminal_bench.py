@@ -38,7 +38,7 @@ class TerminalBenchRow(BaseModel):
 
 
 class TerminalBench2Environment(HarborEnvironment):
-    """Terminal-Bench 2. Its rows have no solutions, so the agent `oracle` can't solve them."""
+    """Terminal-Bench 2. The rows have no solutions, so the agent `oracle` can't solve them."""
 
     name = "terminal-bench-2"
     config_class = TerminalBench2Config
@@ -54,7 +54,7 @@ class TerminalBench2Environment(HarborEnvironment):
         self._scratch.close()
 
     def load(self, intake: Intake) -> Iterable[tuple[str, Callable[[], HarborTask]]]:
-        """Yield the place of each row, and what reads it. Blocking."""
+        """Yield the place of each row, with a function that reads it. Blocking."""
         top = Path(self._scratch.enter_context(tempfile.TemporaryDirectory(prefix="hermes-terminal-bench-")))
         rows = read_rows(self.config.dataset_name, self.config.dataset_split, intake)
         for number, (where, fields) in enumerate(rows):
@@ -70,7 +70,7 @@ class TerminalBench2Environment(HarborEnvironment):
         _unnest(folder / "tests")
         try:
             script = folder / "tests" / "test.sh"
-            script.unlink(missing_ok=True)  # a link would be followed
+            script.unlink(missing_ok=True)  # or the text would go to the target of a link
             script.write_text(row.test_sh)
         except OSError as error:
             raise DatasetError(f"{where}, field 'tests_tar': {error}", hint="test.sh must be a file") from error
@@ -81,7 +81,7 @@ class TerminalBench2Environment(HarborEnvironment):
 
 
 def _unnest(tests: Path) -> None:
-    """Take the files out of a folder `tests` that is the only thing in an archive of tests."""
+    """Move the files of the folder `tests` up, if it is all that an archive of tests has."""
     tests.mkdir(parents=True, exist_ok=True)
     inner = tests / "tests"
     if [*tests.iterdir()] == [inner] and inner.is_dir() and not inner.is_symlink():

@@ -1,4 +1,5 @@
-"""Runs the tests of a task or a step, in the agent's sandbox or in one of their own, and reads their reward."""
+"""Runs the tests of a task or a step, in the agent's sandbox or in a fresh one, and reads the reward that they
+write."""
 
 from __future__ import annotations
 
@@ -11,7 +12,17 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from hermes_core import CommandError, Cwd, RolloutHandle, SetupFailed, SlotCommands, SlotHandle, VerifierError, watched
+from hermes_core import (
+    CommandError,
+    CommandResult,
+    Cwd,
+    RolloutHandle,
+    SetupFailed,
+    SlotCommands,
+    SlotHandle,
+    VerifierError,
+    watched,
+)
 from hermes_harbor.artifacts import Collection, collect_artifacts, keep, lay_out
 from hermes_harbor.config import HarborConfig
 from hermes_harbor.container import (
@@ -35,13 +46,13 @@ from hermes_harbor.tasks import HarborTask, TaskPart, VerifierSandbox
 
 LOGS = "/logs/verifier"
 REWARDS = ("reward.json", "reward.txt")
-"""The files that tests write their reward to. The first that is there counts."""
+"""The files to which tests write their reward. The first one that exists counts."""
 REPORT = "ctrf.json"
-"""The file with how many tests passed and failed, where tests write one."""
+"""The file with the numbers of passed and failed tests, which tests may write."""
 OUTPUT_KEPT = 4000
-"""Number of characters of the tests' output that the record keeps."""
-SAID = 500
-"""The same, for the message of tests that gave no reward."""
+"""Number of last characters of the tests' output that the record keeps."""
+OUTPUT_SHOWN = 500
+"""Number of last characters of the tests' output in the error of tests that gave no reward."""
 
 _NO_TOOLS = re.compile(
     r"could not resolve host|temporary failure in name resolution|temporary failure resolving|failed to connect to"
@@ -55,21 +66,21 @@ _NO_TOOLS = re.compile(
 
 @dataclass(frozen=True)
 class PartVerdict:
-    """What the tests of a part said."""
+    """The outcome of a part's tests."""
 
     reward: float
     details: Mapping[str, Any]
     rewards: Mapping[str, float] = field(default_factory=dict)
-    """All rewards, by name; none if the tests gave none."""
+    """All rewards by name; empty if the tests gave none."""
 
     @property
-    def tampered(self) -> list[str]:
-        """Return what the agent did to forge its reward."""
+    def forgeries(self) -> list[str]:
+        """Return the agent's attempts to forge its reward."""
         return [*self.details.get("tampered", ())]
 
 
 class TestsCouldNotRun(VerifierError):
-    """The tests lacked their own tools, such as pytest, because a download failed. It says nothing about the agent."""
+    """The tests lacked their own tools, such as pytest, because a download failed. The agent is not to blame."""
 
 
 @dataclass(frozen=True)
@@ -82,17 +93,17 @@ class Verification:
     beginning: Beginning
 
     async def of(self, part: TaskPart, *, begun: bool) -> PartVerdict:
-        """Run the tests of a part where they belong, and return what they said.
+        """Run the tests of a part, and return their verdict.
 
         Args:
-            begun: whether they were begun before, and broken off; what they left is then no forgery.
+            begun: whether the tests were begun before, and broken off. Then their own traces are no forgery.
 
         Raises:
-            TestsCouldNotRun: they lacked their own tools.
-            VerifierError: they wrote no valid reward.
+            TestsCouldNotRun: the tests lacked their own tools.
+            VerifierError: the tests wrote no valid reward.
         """
         if (alive := await kill_others(self.rollout.commands, self.beginning)) is not None:
-            return tampered([f"its processes can't be killed: {alive}"])
+            return forgery_verdict([f"its processes can't be killed: {alive}"])
         details: dict[str, Any] = {}
         collection = Collection()
         if part.place is not None or part.verifier.collect or self.config.artifacts_dir is not None:
@@ -106,29 +117,30 @@ class Verification:
             details["artifacts"] = collection.manifest
         if self.config.artifacts_dir is not None:
             name = "-".join(each for each in (self.rollout.trajectory_id, part.name) if each)
-            kept = await asyncio.to_thread(keep, collection, self.config.artifacts_dir, name)
-            details["artifacts_in"] = kept and str(kept)
+            path = await asyncio.to_thread(keep, collection, self.config.artifacts_dir, name)
+            details["artifacts_in"] = path and str(path)
         if part.place is None:
-            return await self._shared(part, details, begun=begun)
-        return await self._separate(part, part.place, collection, details)
+            return await self._verify_in_place(part, details, begun=begun)
+        return await self._verify_apart(part, part.place, collection, details)
 
-    async def _shared(self, part: TaskPart, details: dict[str, Any], *, begun: bool) -> PartVerdict:
+    async def _verify_in_place(self, part: TaskPart, details: dict[str, Any], *, begun: bool) -> PartVerdict:
         """Run the tests in the agent's sandbox."""
         commands = self.rollout.commands
-        cleared = await clear(commands, self.beginning)
-        if cleared.forged and not begun:
-            return tampered([*cleared.forged])
-        if cleared.removed:
-            details["removed"] = [*cleared.removed]
+        traces = await clear(commands, self.beginning)
+        if traces.forged and not begun:
+            return forgery_verdict([*traces.forged])
+        if traces.removed:
+            details["removed"] = [*traces.removed]
         await self._upload_tests(commands, part)
-        with contextlib.suppress(SetupFailed):  # it ended with the agent's processes, and the agent may have broken it
+        # The image's service ended with the agent's processes. If it can't start again, the agent may have broken it.
+        with contextlib.suppress(SetupFailed):
             await start_image(self.rollout, self.task.workdir)
-        return await self._scored(self.rollout, part, self.beginning, details)
+        return await self._run_tests(self.rollout, part, self.beginning, details)
 
-    async def _separate(
+    async def _verify_apart(
         self, part: TaskPart, place: VerifierSandbox, collection: Collection, details: dict[str, Any]
     ) -> PartVerdict:
-        """Run the tests in a fresh sandbox of their own, which gets only the artifacts."""
+        """Run the tests in a fresh sandbox, which gets only the artifacts of the agent's work."""
         cwd, image = place.workdir or Cwd.IMAGE, place.image or self.task.image
         async with self.rollout.fresh_slot(image=place.image, cwd=cwd, env=place.variables) as fresh:
             commands = fresh.commands
@@ -137,12 +149,13 @@ class Verification:
                 beginning = await begin(fresh)
                 await start_image(fresh, place.workdir)
                 await lay_out(commands, collection)
-                await tidy(commands, beginning)  # an artifact may have brought a reward
+                await tidy(commands, beginning)  # an artifact may have a reward in it
             except SetupFailed as error:
                 raise VerifierError(f"the sandbox of the tests: {error.message}", hint=error.hint) from error
             if not place.has_tests:
                 await self._upload_tests(commands, part)
-            return await self._scored(fresh, part, beginning, {**details, "tests_in": str(image) if image else None})
+            details["tests_in"] = str(image) if image else None
+            return await self._run_tests(fresh, part, beginning, details)
 
     async def _upload_tests(self, commands: SlotCommands, part: TaskPart) -> None:
         try:
@@ -152,16 +165,42 @@ class Verification:
         except SetupFailed as error:
             raise VerifierError(error.message) from error
 
-    async def _scored(
+    async def _run_tests(
         self, leased: SlotHandle, part: TaskPart, beginning: Beginning, details: dict[str, Any]
     ) -> PartVerdict:
-        """Run /tests/test.sh and return its reward."""
-        commands, config, limit_s = leased.commands, self.config, part.verifier.timeout_sec
-        packages = Packages()
-        if config.package_cache is not None:
-            packages = await asyncio.to_thread(packages_of, config.package_cache)
+        """Run the tests of a part, which are in /tests, and read their reward."""
+        commands, config = leased.commands, self.config
+        result = await self._run_script(leased, part, beginning)
+        output = result.text + await tail(commands, f"{LOGS}/test-stdout.txt")
+        details = {**details, "exit_code": result.returncode, "output": output.strip()[-OUTPUT_KEPT:]}
+        if result.timed_out:
+            reason = f"the tests did not end within {part.verifier.timeout_sec:g} s"
+            return PartVerdict(0.0, {**details, "reason": reason})
+        files = await _kinds_of_files(commands)
         try:
-            await offer(commands, packages, config.max_upload_bytes)
+            rewards = await _rewards(commands, files)
+            reward = the_reward(rewards, config.reward_key, config.least_reward, config.most_reward)
+        except VerifierError as error:
+            await self._check_tools(part, output, files, error)
+            where = f", step {part.name!r}" if part.name else ""
+            end = output.strip()[-OUTPUT_SHOWN:]
+            ending = f"; the end of their output: {end}" if end else "; they printed nothing"
+            raise VerifierError(f"task {self.task.id!r}{where}: {error.message}{ending}", hint=error.hint) from error
+        if reward <= config.least_reward:
+            await self._check_tools(part, output, files, None)
+        if len(rewards) > 1 or "reward" not in rewards:
+            details["rewards"] = rewards
+        return PartVerdict(reward, {**details, **await _counts(commands, files)}, rewards)
+
+    async def _run_script(self, leased: SlotHandle, part: TaskPart, beginning: Beginning) -> CommandResult:
+        """Run /tests/test.sh, and kill what it leaves. If its time was up because the sandbox was starved of processor
+        time, run it once more when nothing else runs there."""
+        commands, limit_s = leased.commands, part.verifier.timeout_sec
+        packages = Packages()
+        if self.config.package_cache is not None:
+            packages = await asyncio.to_thread(packages_of, self.config.package_cache)
+        try:
+            await offer(commands, packages, self.config.max_upload_bytes)
         except SetupFailed as error:
             raise VerifierError(error.message) from error
         run = partial(
@@ -174,45 +213,27 @@ class Verification:
             output=f"{LOGS}/test-stdout.txt",
             programs=packages.programs,
         )
-        ran, starved = await watched(commands, run(), limit_s)
+        result, starved = await watched(commands, run(), limit_s)
         await kill_others(commands, beginning)
-        if ran.timed_out and starved is not None:
-            await script(commands, "rm -rf /logs/verifier && mkdir /logs/verifier && chmod 777 /logs/verifier")
-            ran = await self.rollout.check_again(leased, starved, run)
+        if result.timed_out and starved is not None:
+            await script(commands, f"rm -rf {LOGS} && mkdir {LOGS} && chmod 777 {LOGS}")
+            result = await self.rollout.check_again(leased, starved, run)
             await kill_others(commands, beginning)
-        output = ran.text + await tail(commands, f"{LOGS}/test-stdout.txt")
-        details = {**details, "exit_code": ran.returncode, "output": output.strip()[-OUTPUT_KEPT:]}
-        if ran.timed_out:
-            return PartVerdict(0.0, {**details, "reason": f"the tests did not end within {limit_s:g} s"})
-        left = await _left(commands)
-        try:
-            rewards = await _rewards(commands, left)
-            reward = the_reward(rewards, config.reward_key, config.least_reward, config.most_reward)
-        except VerifierError as error:
-            await self._check_tools(part, output, left, error)
-            where = f", step {part.name!r}" if part.name else ""
-            said = output.strip()[-SAID:]
-            ending = f"; the end of their output: {said}" if said else "; they printed nothing"
-            raise VerifierError(f"task {self.task.id!r}{where}: {error.message}{ending}", hint=error.hint) from error
-        if reward <= config.least_reward:
-            await self._check_tools(part, output, left, None)
-        if len(rewards) > 1 or "reward" not in rewards:
-            details["rewards"] = rewards
-        return PartVerdict(reward, {**details, **await _counts(commands, left)}, rewards)
+        return result
 
     async def _check_tools(
-        self, part: TaskPart, output: str, left: Mapping[str, str], cause: VerifierError | None
+        self, part: TaskPart, output: str, files: Mapping[str, str], cause: VerifierError | None
     ) -> None:
-        """Tell tests that failed for want of their own tools from tests that failed.
+        """Check that tests without a reward did not fail for want of their own tools.
 
         A test script that makes a report (`ctrf.json`) and has made none did not get as far as the tests. If its output
-        says that a download failed or a tool is missing, it could not run.
+        also says that a download failed or a tool is missing, it could not run.
 
         Raises:
-            TestsCouldNotRun: they could not.
+            TestsCouldNotRun: the tests lacked their tools.
         """
         missing = _NO_TOOLS.search(output)
-        if missing is None or left[REPORT] != "none" or not await _makes_report(part):
+        if missing is None or files[REPORT] != "none" or not await _makes_report(part):
             return
         raise TestsCouldNotRun(
             f"the tests of task {self.task.id!r} could not run: {_line_around(output, missing)}",
@@ -220,28 +241,28 @@ class Verification:
         ) from cause
 
 
-def tampered(reasons: list[str]) -> PartVerdict:
+def forgery_verdict(forgeries: list[str]) -> PartVerdict:
     """Return the verdict on a part in which the agent tried to forge its reward."""
-    reason = f"the agent tampered with its verification: {'; '.join(reasons)}"
-    return PartVerdict(0.0, {"reason": reason, "tampered": reasons})
+    reason = f"the agent tampered with its verification: {'; '.join(forgeries)}"
+    return PartVerdict(0.0, {"reason": reason, "tampered": forgeries})
 
 
-async def _left(commands: SlotCommands) -> Mapping[str, str]:
-    """Return the kind of everything by which tests say what came of them: of the directories, and of the files."""
+async def _kinds_of_files(commands: SlotCommands) -> Mapping[str, str]:
+    """Return the kinds of the files that tests write, by name, and of their directories, by path. See `kinds`."""
     paths = ("/logs", LOGS, *(f"{LOGS}/{name}" for name in (*REWARDS, REPORT)))
     return dict(zip(("/logs", LOGS, *REWARDS, REPORT), await kinds(commands, *paths), strict=True))
 
 
-async def _rewards(commands: SlotCommands, left: Mapping[str, str]) -> Mapping[str, float]:
+async def _rewards(commands: SlotCommands, files: Mapping[str, str]) -> Mapping[str, float]:
     """Return the rewards that the tests wrote, by name.
 
     Raises:
         VerifierError: there are none, or they can't be used.
     """
-    if (left["/logs"], left[LOGS]) != ("dir", "dir"):
+    if (files["/logs"], files[LOGS]) != ("dir", "dir"):
         raise VerifierError(f"{LOGS} is no directory any more, so the tests' reward can't be trusted")
     for name in REWARDS:
-        if (kind := left[name]) == "none":
+        if (kind := files[name]) == "none":
             continue
         if kind != "file":
             raise VerifierError(f"{name} is a {kind} and no file, so it can't be trusted")
@@ -256,14 +277,14 @@ async def _rewards(commands: SlotCommands, left: Mapping[str, str]) -> Mapping[s
 
 
 async def _makes_report(part: TaskPart) -> bool:
-    """Return whether the test script names the report."""
+    """Return whether the test script makes the report, by its text."""
     scripts = [folder / "test.sh" for folder in part.tests if (folder / "test.sh").is_file()]
     return bool(scripts) and b"ctrf" in await asyncio.to_thread(scripts[-1].read_bytes)
 
 
-async def _counts(commands: SlotCommands, left: Mapping[str, str]) -> dict[str, Any]:
-    """Return how many tests passed and failed, as the report says, if there is one. It decides nothing."""
-    if left[REPORT] != "file":
+async def _counts(commands: SlotCommands, files: Mapping[str, str]) -> dict[str, Any]:
+    """Return the numbers of passed and failed tests in the report, if there is one. They do not affect the reward."""
+    if files[REPORT] != "file":
         return {}
     try:
         report = await commands.read_file(f"{LOGS}/{REPORT}", limit=MAX_OUTPUT)

@@ -1,4 +1,4 @@
-"""Reads a container definition of Apptainer: its image, the script `%post`, and the variables of `%environment`."""
+"""Reads a container definition of Apptainer: the image, the script `%post`, and the variables of `%environment`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
 IGNORED = ("runscript", "startscript", "test", "labels", "help")
-"""Sections that have no meaning for a task: nothing runs them."""
+"""Sections that have no effect on a task."""
 REFUSED = {
     "setup": "it runs on the host",
     "pre": "it runs on the host",
@@ -18,7 +18,7 @@ REFUSED = {
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 PRIVATE = ("/home", "/tmp", "/var/tmp", "/dev/shm")
-"""Where agents can write. Root's commands must find no programs there."""
+"""Directories in which agents can write, so that root's commands must not find programs there."""
 _FORBIDDEN = re.compile(r"LD_.*|IFS|ENV|BASH_ENV|HERMES_.*")
 
 _SECTION = re.compile(r"%([A-Za-z]\w*)(?:[ \t]+(\S.*?))?[ \t]*")
@@ -28,38 +28,38 @@ _REFERENCE = re.compile(r"\$(?:\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*)|(.?))")
 
 
 class Unsupported(ValueError):
-    """The definition asks for something that is not done here; the message says what."""
+    """The definition demands something that is not supported; the message says what."""
 
 
 @dataclass(frozen=True)
 class Definition:
-    """What a task needs of a definition."""
+    """The parts of a definition that a task needs."""
 
     bootstrap: str
-    """Where the system comes from: `docker` or `localimage`."""
+    """The kind of `source`: `docker` or `localimage`."""
     source: str
     """An image's name, or the path of a `.sif` file."""
     post: str = ""
-    """A script for root that makes the initial state."""
+    """The script that makes the initial state as root."""
     shell: str = "sh"
-    """The program that runs it."""
+    """The program that runs `post`."""
     variables: Mapping[str, str] = field(default_factory=dict)
     files: tuple[tuple[str, str], ...] = ()
-    """Files of the task's folder, and where they go."""
+    """Files to copy: each with its path in the task's folder, and its path in the sandbox."""
     ignored: tuple[str, ...] = ()
     """Sections that were ignored."""
 
     @property
     def image(self) -> str | None:
-        """Return the image, if it is one of Docker."""
+        """Return the image's name; None for a `.sif` file."""
         return self.source.removeprefix("docker://") if self.bootstrap == "docker" else None
 
 
 def parse(text: str) -> Definition:
-    """Read a definition.
+    """Parse a definition.
 
     Raises:
-        Unsupported: it asks for something that is not done here, or is no definition.
+        Unsupported: the definition demands something that is not supported, or the text is no definition.
     """
     lines = text.replace("\r\n", "\n").split("\n")
     begin = next((number for number, line in enumerate(lines) if line.startswith("%")), len(lines))
@@ -108,7 +108,7 @@ def _header(lines: Iterable[str]) -> dict[str, str]:
 
 
 def _sections(lines: Iterable[str]) -> Iterable[tuple[str, str, str]]:
-    """Yield the name, the argument and the text of each section."""
+    """Yield each section's name, argument and text."""
     name, argument, body = "", "", []
     for line in lines:
         match = _SECTION.fullmatch(line)
@@ -133,7 +133,7 @@ def _shell(argument: str) -> str:
 
 
 def _add_variables(body: str, variables: dict[str, str]) -> None:
-    """Add the variables of `%environment`, which may refer to earlier ones and to PATH, and do nothing else."""
+    """Add the variables of `%environment`. Values may refer to earlier variables and to PATH. Commands are refused."""
     for number, line in enumerate(body.splitlines(), 1):
         text = line.strip()
         if not text or text.startswith("#"):

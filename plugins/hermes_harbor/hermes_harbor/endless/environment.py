@@ -41,7 +41,7 @@ your processes are ended, and tests look at the state of the system."""
 
 
 class EndlessTerminalsEnvironment(Environment):
-    """Tasks of endless-terminals. A slot is root of a root directory of its own; the agent is another user there."""
+    """Tasks of endless-terminals. A slot is root of a root directory of its own, in which the agent is another user."""
 
     name = "endless-terminals"
     config_class = EndlessConfig
@@ -60,14 +60,14 @@ class EndlessTerminalsEnvironment(Environment):
         """Read the tasks.
 
         Raises:
-            DatasetError: a task is wrong, or can't run here; names the file and the reason.
+            DatasetError: a task is wrong, or can't run here; the message names the file.
         """
         taken = await asyncio.to_thread(self._load)
         self._tasks = {name: task for name, (task, _) in taken.items()}
         self._items = [item for _, item in taken.values()]
         ignored = {name for task in self._tasks.values() for name in task.definition.ignored}
         if ignored:
-            log.info("sections of container.def without a meaning here: %s", ", ".join(sorted(ignored)))
+            log.info("sections of container.def without an effect here: %s", ", ".join(sorted(ignored)))
 
     def _load(self) -> dict[str, tuple[EndlessTask, Item]]:
         intake = Intake(self.config.dataset_name, skip=self.config.skip_refused)
@@ -116,9 +116,9 @@ class EndlessTerminalsEnvironment(Environment):
             ) from error
         wrong = [node_id for node_id, outcome in report.outcomes.items() if outcome not in _EXPECTED]
         if wrong or not report.complete:
-            said = "; ".join(text.strip()[-300:] for _, text in report.texts[:SHOWN])
+            texts = "; ".join(text.strip()[-300:] for _, text in report.texts[:SHOWN])
             raise SetupFailed(
-                f"task {task.id!r}: the initial state fails {', '.join(wrong[:SHOWN]) or 'its tests'}: {said}",
+                f"task {task.id!r}: the initial state fails {', '.join(wrong[:SHOWN]) or 'its tests'}: {texts}",
                 hint="its %post does not make what the tests expect; does it need a network, or another image?",
             )
         return {"python": python}
@@ -174,7 +174,7 @@ def _score(report: PytestReport) -> Score:
 
 
 def _with_item(read: Callable[[], EndlessTask]) -> tuple[EndlessTask, Item]:
-    """Return a task, and what the record keeps of it. Blocking."""
+    """Return a task and its item, which the record keeps. Blocking."""
     task = read()
     return task, {
         "id": task.id,

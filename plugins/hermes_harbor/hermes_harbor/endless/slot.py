@@ -1,7 +1,7 @@
-"""What is done in a task's slot around the agent: the initial state, the agent's user, its processes, and the tests.
+"""Steps in a task's slot before and after the agent: the initial state, the agent's user, and the tests.
 
-The slot is root, and the agent is another user of its system. So programs and libraries that only root can write stay
-what they were: the tests can use the slot's own Python and pytest.
+The slot is root, and the agent is another user. So the agent can't change programs and libraries that only root can
+write, and the tests can use the slot's own Python and pytest.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from hermes_harbor.endless.tasks import EndlessTask, Tests
 
 STEP_TIMEOUT_S = 120.0
 SHOWN = 2000
-"""Number of characters of a script's output that a message shows."""
+"""Number of last characters of a script's output in a message."""
 
-# $1: the user, whose home must not be there yet: otherwise `useradd -m` leaves it as it is.
+# $1: the user. An empty home is removed, because `useradd -m` would not fill a home that exists.
 _BEGIN = """
 id -u "$1" >/dev/null 2>&1 || rmdir "/home/$1" 2>/dev/null
 [ "$(id -u)" = 0 ] || { echo 'the slot is not root'; exit 1; }
 """
 
-# $1: the shell, $2: the script. Its variables are those of a build.
+# $1: the shell, $2: the script. It runs as in a build of the definition.
 _POST = 'umask 022; cd /; exec "$1" -e "$2"'
 
 # $1: the user. Prints the path of Python.
@@ -70,30 +70,26 @@ exit 1
 """
 
 
-def _root(script: str, *args: str) -> list[str]:
-    return ["/bin/sh", "-c", script, "sh", *args]
-
-
 async def _as_root(commands: SlotCommands, script: str, *args: str, timeout_s: float = STEP_TIMEOUT_S) -> str:
-    """Run a script as root, with programs that only root can write, and return its output.
+    """Run a script as root, with a PATH in which only root can write. Return its output.
 
     Raises:
-        SetupFailed: it failed, or took too long; `message` is its output.
+        SetupFailed: the script failed, or took too long; the message has its output.
     """
     env = {"PATH": PATH, "HOME": "/root", "DEBIAN_FRONTEND": "noninteractive"}
-    argv = _root(script, *args)
-    done = await commands.run(argv, cwd="/", env=env, timeout_s=timeout_s, merge_stderr=True)
-    if not done.ok:
-        reason = f"no end after {timeout_s:g} s" if done.timed_out else f"status {done.returncode}"
-        raise SetupFailed(f"{reason}: {done.text.strip()[-SHOWN:]}")
-    return done.text
+    argv = ["/bin/sh", "-c", script, "sh", *args]
+    result = await commands.run(argv, cwd="/", env=env, timeout_s=timeout_s, merge_stderr=True)
+    if not result.ok:
+        reason = f"no end after {timeout_s:g} s" if result.timed_out else f"status {result.returncode}"
+        raise SetupFailed(f"{reason}: {result.text.strip()[-SHOWN:]}")
+    return result.text
 
 
 async def make_initial_state(commands: SlotCommands, task: EndlessTask, config: EndlessConfig) -> str:
-    """Copy the task's files, run its `%post` as root, make the agent's user, and return the path of Python.
+    """Copy the task's files, run its `%post` as root, and make the agent's user. Return the path of Python.
 
     Raises:
-        SetupFailed: that failed, with the end of what it said.
+        SetupFailed: a step failed; the message has the end of its output.
     """
     await _step("the slot", _as_root(commands, _BEGIN, config.user))
     for source, target in task.definition.files:
@@ -104,8 +100,8 @@ async def make_initial_state(commands: SlotCommands, task: EndlessTask, config: 
         shell = task.definition.shell
         await _step("%post", _as_root(commands, _POST, shell, script, timeout_s=config.post_timeout_s))
         await commands.remove(script)
-    said = await _step(f"the user {config.user!r}", _as_root(commands, _USER, config.user))
-    python = config.python or said.strip().rpartition("python ")[2].strip()
+    output = await _step(f"the user {config.user!r}", _as_root(commands, _USER, config.user))
+    python = config.python or output.strip().rpartition("python ")[2].strip()
     if not python.startswith("/"):
         raise SetupFailed(
             f"task {task.id!r}: there is no python3 for its tests",
@@ -122,7 +118,7 @@ async def _step(what: str, work: Awaitable[str]) -> str:
 
 
 async def _copy(commands: SlotCommands, source: Path, target: str, max_bytes: int) -> None:
-    """Copy a file or a folder of a task to a path of the slot, as root's."""
+    """Copy a file or a folder of a task to a path of the slot. The copies belong to root."""
     try:
         folder, packed = await asyncio.to_thread(_pack, source, target, max_bytes)
     except OSError as error:
@@ -131,7 +127,7 @@ async def _copy(commands: SlotCommands, source: Path, target: str, max_bytes: in
 
 
 def _pack(source: Path, target: str, max_bytes: int) -> tuple[str, bytes]:
-    """Return the folder to unpack in, and a tar of the files."""
+    """Return the folder in which to unpack, and a tar of the files."""
     left = max_bytes
 
     def of_root(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
@@ -152,7 +148,7 @@ def _pack(source: Path, target: str, max_bytes: int) -> tuple[str, bytes]:
 
 
 async def end_agent(commands: SlotCommands, user: str) -> str | None:
-    """Kill every process of the agent's user. Return why that is not possible, or None."""
+    """Kill every process of the agent's user. Return the reason if that fails, or None."""
     try:
         await _as_root(commands, _KILL, user)
     except SetupFailed as error:
@@ -163,7 +159,7 @@ async def end_agent(commands: SlotCommands, user: str) -> str | None:
 async def run_tests(
     rollout: RolloutHandle, tests: Tests, python: str, config: EndlessConfig, variables: Mapping[str, str]
 ) -> PytestReport:
-    """Run a file of tests as the agent's user, in its home. The file is root's, in a directory where only root writes.
+    """Run a file of tests as the agent's user, in the user's home. Only root can write the file and its directory.
 
     Raises:
         VerifierError, Disturbed: pytest can't be started.
@@ -191,4 +187,4 @@ async def _remove(commands: SlotCommands, folder: str) -> None:
     try:
         await commands.remove(folder, recursive=True)
     except CommandError:
-        return  # the slot is thrown away in the end
+        return  # no harm: the slot is removed after the rollout

@@ -1,4 +1,4 @@
-"""Reads the folders of endless-terminals: what the agent is told, where it starts, and the tests of both states."""
+"""Reads the task folders of endless-terminals: the description, the container, and the tests of both states."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MAX_FILE = 4 << 20
 
 
 class TaskJson(BaseModel):
-    """What of a `task.json` is used. `truth` is never read further than here."""
+    """The fields of a `task.json` that are used. Its `truth` is dropped here, so that no agent sees it."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -32,17 +32,17 @@ class TaskJson(BaseModel):
 
 
 class ExtraInfo(BaseModel):
-    """What of a row's `extra_info` is used."""
+    """The fields of a row's `extra_info` that are used."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     task_dir: str = Field(min_length=1)
     max_time: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """Seconds for the agent."""
+    """The agent's time limit in seconds."""
 
 
 class EndlessRow(BaseModel):
-    """What of a row for SkyRL is used. Its `prompt` asks for commands in its own notation, and is not."""
+    """The fields of a row for SkyRL that are used. Its `prompt` is not, because it demands a notation for commands."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -56,7 +56,7 @@ class Tests:
     name: str
     source: str
     node_ids: tuple[str, ...]
-    """Its tests, without parameters."""
+    """The node ids of the tests, without parameters."""
 
 
 @dataclass(frozen=True)
@@ -74,17 +74,18 @@ class EndlessTask:
 
     @property
     def solution(self) -> str | None:
-        """Return the text of `solution.sh`, if the task has one. The format knows no solutions."""
+        """Return the text of `solution.sh`, an addition of ours to the format; None if there is none."""
         path = self.folder / "solution.sh"
         return _text(path) if path.is_file() else None
 
 
 def tasks_of(config: EndlessConfig, intake: Intake) -> Iterable[tuple[str, Callable[[], EndlessTask]]]:
-    """Yield the place of each task, in the order of the dataset's rows or of its folders' names, and what reads it,
-    which raises `DatasetError` if it is wrong or can't run here. Blocking.
+    """Yield the place of each task, with a function that reads it or raises `DatasetError`. Blocking.
+
+    Tasks come in the order of the dataset's rows, or of the folders' names.
 
     Args:
-        intake: notes what else of the dataset can't be used.
+        intake: counts other parts of the dataset that can't be used.
 
     Raises:
         DatasetError: the dataset can't be read.
@@ -122,8 +123,8 @@ def _task(folder: Path, limit: float | None, config: EndlessConfig) -> EndlessTa
             f"{folder} has no container.def", hint="folders with environment/Dockerfile are tasks of harbor"
         )
     fields = _json(folder / "task.json")
-    told = checked_row(TaskJson, fields, str(folder / "task.json"))
-    description = told.description or told.instruction
+    task = checked_row(TaskJson, fields, str(folder / "task.json"))
+    description = task.description or task.instruction
     if not description or not description.strip():
         raise DatasetError(f"{folder / 'task.json'} has no description", hint="it is what the agent is asked to do")
     try:
@@ -161,7 +162,7 @@ def _tests(path: Path) -> Tests:
 
 
 def _names(module: ast.Module) -> Iterable[str]:
-    """Yield the tests that pytest finds in a module, by its default names."""
+    """Yield the names of a module's tests, by pytest's default rules."""
     for node in module.body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test"):
             yield node.name
