@@ -51,7 +51,7 @@ class SweSmithConfig(DatasetConfig):
     hide_fail_to_pass: bool = True
     """Remove the files of the FAIL_TO_PASS tests from the agent's tree, as SWE-smith does."""
     canaries: bool = True
-    """Put tests of ours that must fail beside the task's tests, which show whether code under test lets all pass."""
+    """Add tests of ours that must fail to the task's tests. If they pass, code under test tampers with tests."""
     repo_base_url: str = "https://github.com"
     """A folder with `repos.json` and the bundles it names, the URL that repositories are cloned from, or
     `image:/testbed`: each task's image has its repository in that directory, and an environment that can test it."""
@@ -68,7 +68,7 @@ class SweSmithConfig(DatasetConfig):
         "*_PROXY",
         "*_proxy",
     )
-    """The driver's environment variables that only git and pip get, while a sandbox is prepared."""
+    """The driver's environment variables that git and pip get while a sandbox is prepared, and nothing else does."""
     max_workspace_bytes: int = Field(default=256 << 20, gt=0)
     """The largest checkout that an agent may leave; a larger one counts as not solved."""
     max_patch_bytes: int = Field(default=8 << 20, gt=0)

@@ -1,4 +1,4 @@
-"""Checks the rows of SWE-smith datasets, and makes tasks of them."""
+"""Makes tasks of a dataset's rows, and reports the rows that can't be used."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def load_tasks(
     """Return the rows as tasks by instance id, in the dataset's order. Blocking.
 
     Args:
-        intake: has noted what of the dataset can't be used.
+        intake: counts the rows that can't be used, and has those that could not be read.
         check: raises `DatasetError` for a task that can't be used.
 
     Raises:
-        DatasetError: there are rows that are wrong, or have the id of another; names file, line, instance and field of
-            each. Or nothing is left.
+        DatasetError: rows are wrong, or have another row's id: names file, line, instance and field of each. Or no row
+            is left.
     """
     left_out = 0
 
@@ -50,5 +50,6 @@ def load_tasks(
         return intake.taken(((where, partial(read, row, where)) for where, row in rows), lambda task: task.instance_id)
     finally:
         if left_out:
-            said = "%s: %d rows left out, with tests outside of .py files (python_only)"
-            log.info(said, config.dataset_name, left_out)
+            log.info(
+                "%s: %d rows left out, with tests outside of .py files (python_only)", config.dataset_name, left_out
+            )

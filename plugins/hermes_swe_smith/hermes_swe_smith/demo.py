@@ -1,7 +1,7 @@
 """A complete example: `python -m hermes_swe_smith.demo` rolls out and scores the tasks that ship with this package.
 
-Three agents work on them, on this machine and without a model: the reference solution, one that does nothing, and the
-real model loop over real HTTP against a scripted endpoint that this program starts on loopback.
+Three agents work on them, on this machine and without a model: the reference solution, an agent that does nothing, and
+the real agent loop over HTTP, with a scripted endpoint that this program starts on loopback.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ENVIRONMENT = {"dataset_name": "demo", "shuffle": False}
 
 @dataclass(frozen=True)
 class Fix:
-    """What the scripted model knows of one bug: how it finds it, and what it changes."""
+    """The scripted model's knowledge of a bug: how to find it, and how to fix it."""
 
     issue: str
     """Words that occur in the issue."""
@@ -54,29 +54,29 @@ FIXES = (
 
 
 def play(prompt: str) -> Generator[Call, Any, str]:
-    """Play the scripted model: look, edit, test, and say what was done."""
+    """Yield the tool calls of the scripted model, which looks, edits and tests, and return its last message."""
     fix = next((fix for fix in FIXES if fix.issue in prompt), None)
-    if fix is None:  # the request that checks the endpoint before the first rollout
+    if fix is None:  # a run checks the endpoint by another prompt before the first rollout
         return "Ready."
     path = f"ledgerline/ledgerline/{fix.path}"
-    found = yield call("search_files", pattern=fix.pattern, path="ledgerline/ledgerline")
+    matches = yield call("search_files", pattern=fix.pattern, path="ledgerline/ledgerline")
     source = yield call("read_file", path=path)
-    if fix.pattern not in json.dumps(found) or not source.get("content"):
+    if fix.pattern not in json.dumps(matches) or not source.get("content"):
         return "I can't find the cause."
     yield call("patch", path=path, old_string=fix.old, new_string=fix.new)
     tests = "cd ledgerline && PATH=$PWD/../.venv/bin:$PATH PYTHONPATH=$PWD python -m pytest -q"
-    tested = yield call("terminal", command=tests)
-    return f"Fixed in {path}. The tests end with status {tested.get('exit_code')}."
+    result = yield call("terminal", command=tests)
+    return f"Fixed in {path}. The tests end with status {result.get('exit_code')}."
 
 
 def main() -> int:
-    """Run the demo; the exit status says whether every score is as it should be."""
+    """Run the demo. Return the exit status: 0 if every score is right."""
     began = time.monotonic()
-    said: Counter[str] = Counter()
+    messages: Counter[str] = Counter()
 
-    def first(record: logging.LogRecord) -> bool:  # each agent's run finds the same
-        said[record.getMessage()] += 1
-        return said[record.getMessage()] == 1
+    def first(record: logging.LogRecord) -> bool:  # each of the three runs would log the same warning
+        messages[record.getMessage()] += 1
+        return messages[record.getMessage()] == 1
 
     logging.getLogger(f"{hermes_swe_smith.__name__}.reach").addFilter(first)
     out = Path("demo-out", time.strftime("%Y%m%d-%H%M%S"))
@@ -99,7 +99,7 @@ def main() -> int:
 
 
 async def _demo(out: Path) -> bool:
-    # This plugin and what is built in are all it takes, whatever else is installed or excluded.
+    # Only this plugin and the built-in parts, so that other plugins, and those that are missing, make no difference.
     runtime = Runtime(Settings.load(), plugins=[hermes_swe_smith], load_entry_points=False)
     async with runtime, ScriptedServer(ToolScript(play)) as server:
         isolation = await _isolation(runtime)
@@ -122,7 +122,7 @@ _TITLES = {
 
 
 async def _isolation(runtime: Runtime) -> Isolation:
-    """Return the weakest level that model-driven rollouts accept, or none if this host offers an ordinary user none."""
+    """Return the weakest level for rollouts with a model; `shared` if this host grants the user no isolation."""
     click.echo(
         "4 small SWE-smith tasks on the `local` backend: sandboxes on this machine, no Docker, no key, no model."
     )

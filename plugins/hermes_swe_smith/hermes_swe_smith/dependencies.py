@@ -1,10 +1,10 @@
-"""Makes the virtual environment of a repository's tests, once per sandbox and set of pins. Slots can only read it.
+"""Makes the virtual environment of a repository's tests, once for each sandbox and set of pins. Slots can only read it.
 
-If the pins are known (`repos.json`), only they are installed: the project itself is found in the checkout, by its
-`pythonpath`. If nothing is known, the project is installed with its dependencies and pytest, and its own code is then
-removed: agents could read the clean tree's code there, which is the fix.
+With known pins (`repos.json`), only these are installed: Python imports the project from the checkout, by its
+`pythonpath`. Without pins, the project is installed with its dependencies and pytest, and then its own code is removed,
+because agents could read the clean tree's code there, and so the fix.
 
-An image that has the repository has its environment too. It is used as it is.
+An image with the repository has an environment, too, which is used as it is.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ LEAST_PIP = (22, 3)
 
 LEAST_PYTEST = 7
 IMAGE_PYTHONS = ("/opt/miniconda3/envs/testbed/bin/python", "{checkout}/.venv/bin/python")
-"""Where images have the tests' Python: those of SWE-bench and SWE-Gym, and those of R2E-Gym."""
+"""Paths of the tests' Python in images: of SWE-bench and SWE-Gym, and of R2E-Gym."""
 
 _NEWEST_MINOR = 20
 
-# Asking pip itself (`pip --version`) takes half a second.
+# Imports pip's version, because `pip --version` takes half a second.
 _VERSIONS = """
 import sys
 try:
@@ -53,7 +53,7 @@ except Exception:
 print("%d.%d" % sys.version_info[:2], pip, sys.executable)
 """
 
-# What can be imported without the project: names that a file of the project must not take from it.
+# Prints the names of all modules of the environment. Files of the project must not hide them.
 _NOTES = """
 import json, os, pkgutil, sys, sysconfig
 names = set(sys.builtin_module_names) | set(getattr(sys, "stdlib_module_names", ()))
@@ -62,7 +62,7 @@ names.update(module.name for module in pkgutil.iter_modules(places))
 print(json.dumps({"modules": sorted(names), "pythonpath": sys.argv[1:]}))
 """
 
-# What can be imported in an image's environment, and from which directories of the checkout it imports the project.
+# Prints the modules of an image's environment, and the directories of the checkout from which it imports the project.
 _LOOK_AROUND = """
 import json, os, pkgutil, sys, sysconfig
 checkout = os.path.realpath(sys.argv[1]) + os.sep
@@ -90,7 +90,7 @@ print(json.dumps({
 }))
 """
 
-# Removes every installed file of the project but its metadata; entry points would name code that is not there.
+# Removes the project's installed files but its metadata. Entry points go, too, as they would name code that is missing.
 _TAKE_OUT = """
 import importlib.metadata, os, shutil, sys
 for distribution in list(importlib.metadata.distributions()):
@@ -110,7 +110,7 @@ for distribution in list(importlib.metadata.distributions()):
 """
 
 
-# Says what is installed of the project, whose code is imported from a checkout.
+# Installs the project's metadata. Its code is imported from a checkout.
 _ADD_METADATA = """
 import importlib.metadata, json, os, sys, sysconfig
 name, files = json.load(sys.stdin)
@@ -126,7 +126,7 @@ except importlib.metadata.PackageNotFoundError:
 
 
 def installer_variables(patterns: Sequence[str], environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the driver's variables with matching names, for git and pip while a sandbox is prepared."""
+    """Return the driver's variables whose names match a pattern, for git and pip while a sandbox is prepared."""
     variables = os.environ if environ is None else environ
     return {name: value for name, value in variables.items() if any(fnmatch.fnmatchcase(name, p) for p in patterns)}
 
@@ -140,16 +140,16 @@ async def prepare_environment(
     *,
     image_python: str = "",
 ) -> TestEnvironment:
-    """Return the environment of this repository's tests on the site's sandbox.
+    """Return the environment of a repository's tests on the site's sandbox. Make it there if it is missing.
 
     Args:
-        repository: it is on the same sandbox. Its commands become commands of the environment, and call the checkout
-            that PYTHONPATH names.
-        env: variables that only the installer gets.
+        repository: the repository on the same sandbox. The project's commands get wrappers in the environment, which
+            call the checkout in PYTHONPATH.
+        env: variables for the installer only.
         image_python: the interpreter to use if the image has the repository.
 
     Raises:
-        SetupFailed: this Python is missing, or the installation failed; says which and what to do.
+        SetupFailed: the Python version is missing, or the installation failed.
     """
 
     async def build(commands: SlotCommands, directory: str) -> None:
@@ -179,15 +179,15 @@ async def prepare_environment(
 async def _image_environment(
     site: SlotHandle | NewSandbox, source: RepositorySource, checkout: str, python: str
 ) -> TestEnvironment:
-    """Return the image's own environment, once it is known to have a pytest that can be used.
+    """Return the image's own environment, after a check of its pytest.
 
     Raises:
-        SetupFailed: it has none, or there is no such interpreter.
+        SetupFailed: the pytest is missing or can't be used, or there is no such interpreter.
     """
 
     async def build(commands: SlotCommands, directory: str) -> None:
-        wanted = [python] if python else [place.format(checkout=checkout) for place in IMAGE_PYTHONS]
-        for place in wanted:
+        candidates = [python] if python else [place.format(checkout=checkout) for place in IMAGE_PYTHONS]
+        for place in candidates:
             argv = [place, "-I", "-c", _LOOK_AROUND, checkout]
             try:
                 done = await commands.run(argv, cwd=directory, timeout_s=60)
@@ -203,31 +203,31 @@ async def _image_environment(
             await commands.write_file(f"{directory}/notes.json", json.dumps({**notes, "python": place}).encode())
             return
         raise SetupFailed(
-            f"the image has no Python in {', '.join(wanted)}",
+            f"the image has no Python in {', '.join(candidates)}",
             hint="set image_python to the interpreter of the tests' environment, which slots must be able to read",
         )
 
-    chosen = hashlib.sha256(python.encode()).hexdigest()[:8]
-    directory = await site.prepare(f"swe-smith-image-{source.key}-{chosen}", build)
+    suffix = hashlib.sha256(python.encode()).hexdigest()[:8]
+    directory = await site.prepare(f"swe-smith-image-{source.key}-{suffix}", build)
     notes = json.loads((await site.commands.read_file(f"{directory}/notes.json")).data)
     return TestEnvironment(directory, tuple(notes["pythonpath"]), notes["python"])
 
 
 def _check_pytest(notes: Mapping[str, Any], place: str) -> None:
-    found = str(notes["pytest"])
+    version = str(notes["pytest"])
     if notes["of_checkout"]:
         raise SetupFailed(
             f"the tests' pytest is the project itself ({place})", hint="leave out the rows of such projects"
         )
-    if not found or int(found.partition(".")[0]) < LEAST_PYTEST:
+    if not version or int(version.partition(".")[0]) < LEAST_PYTEST:
         raise SetupFailed(
-            f"{place} has {f'pytest {found}' if found else 'no pytest'}; {LEAST_PYTEST}.0 or newer is needed",
+            f"{place} has {f'pytest {version}' if version else 'no pytest'}; {LEAST_PYTEST}.0 or newer is needed",
             hint="leave out such rows, or take the repository with other requirements from repos.json",
         )
 
 
 def environment_key(source: RepositorySource, repository: PreparedRepository) -> str:
-    """Return an environment's key, made of its contents: equal pins, commands and metadata share one."""
+    """Return the key of an environment. Repositories with equal pins, commands and metadata have the same key."""
     if source.requirements is None:
         return source.key
     commands = [f"{name}={target}" for name, target in sorted(repository.scripts.items())]
@@ -237,7 +237,7 @@ def environment_key(source: RepositorySource, repository: PreparedRepository) ->
 
 
 class Installer:
-    """Makes one environment, as the preparation user. Every failure says what was tried."""
+    """Makes one environment, as the preparation user."""
 
     def __init__(self, commands: SlotCommands, directory: str, env: Mapping[str, str], timeout_s: float) -> None:
         self._commands = commands
@@ -252,18 +252,21 @@ class Installer:
     async def run(self, argv: list[str], what: str, *, stdin: bytes | None = None) -> CommandResult:
         """Run a step with the installer's variables.
 
+        Args:
+            what: the step's name, for messages.
+
         Raises:
-            SetupFailed: it failed, with the end of what it said.
+            SetupFailed: the step failed; the message has the end of its output.
             InfraError: the package index could not be reached.
-            Disturbed: it was killed.
+            Disturbed: the step was killed.
         """
         done = await self._commands.run(
             argv, cwd=self._directory, env=self._env, stdin=stdin, timeout_s=self._timeout_s
         )
         check_undisturbed(what, done)
         if not done.ok:
-            said = self._redact((done.error_text.strip() or done.text.strip())[-2000:])
-            reason = f"no end after {self._timeout_s:g} s; {said}" if done.timed_out else said
+            output = self._redact((done.error_text.strip() or done.text.strip())[-2000:])
+            reason = f"no end after {self._timeout_s:g} s; {output}" if done.timed_out else output
             kind = InfraError if pip_was_cut_off(done.error_text) else SetupFailed
             raise kind(
                 f"preparing the test environment failed at {what}: {reason}",
@@ -272,25 +275,30 @@ class Installer:
             )
         return done
 
-    async def find_python(self, wanted: str) -> tuple[str, bool]:
-        """Return an interpreter of the wanted version, and whether its pip can be used for the environment."""
+    async def find_python(self, requirement: str) -> tuple[str, bool]:
+        """Return an interpreter of a version, and whether its pip can install into another environment.
+
+        Args:
+            requirement: `3.11`, `>=3.9`, or empty for any version.
+        """
         without_pip = ""
-        for name in _candidates(wanted):
+        for name in _candidates(requirement):
             version, pip, path = await self._versions(name)
-            if not _fits(version, wanted):
+            if not _fits(version, requirement):
                 continue
             if _is_pip_for_others(pip):
                 return path, True
             without_pip = without_pip or path
         if not without_pip:
             raise SetupFailed(
-                f"the sandbox has no Python {wanted or '3'}",
-                hint=f"install python{wanted.removeprefix('>=')} there, or take an image or profile that has it",
+                f"the sandbox has no Python {requirement or '3'}",
+                hint=f"install python{requirement.removeprefix('>=')} there, or take an image or profile that has it",
             )
         return without_pip, False
 
     async def make_venv(self, python: str, has_pip: bool) -> None:
-        """Make an empty environment. It uses the interpreter's own pip, as another copy takes seconds to install."""
+        """Make an empty environment. With `has_pip`, the interpreter's pip is used, because a copy takes seconds to
+        install."""
         target = f"{self._directory}/venv"
         bare = ["--without-pip"] if has_pip else []
         await self.run([python, "-I", "-m", "venv", *bare, target], f"{python} -m venv (is python3-venv installed?)")
@@ -305,7 +313,7 @@ class Installer:
             await self.run([*self._pip, "install", "-q", "-r", "requirements.txt"], "pip install")
 
     async def add_scripts(self, declared: Mapping[str, str]) -> None:
-        """Make the project's commands, where nothing has that name yet."""
+        """Make wrappers of the project's commands whose names are still free."""
         for name, target in declared.items():
             path = f"{self._directory}/venv/bin/{name}"
             try:
@@ -315,14 +323,14 @@ class Installer:
                 await self._commands.write_file(path, text.encode(), mode=0o755)
 
     async def add_metadata(self, files: Mapping[str, str]) -> None:
-        """Make the project's `.dist-info`, if the pins have not installed it."""
+        """Make the project's `.dist-info`, if the pins did not install it."""
         if files:
             name = next(iter(files)).partition("-")[0]
             argv = [f"{self._directory}/venv/bin/python", "-I", "-c", _ADD_METADATA]
             await self.run(argv, "the project's metadata", stdin=json.dumps([name, files]).encode())
 
     async def install_project(self, repository: PreparedRepository, programs: str) -> tuple[str, ...]:
-        """Install what the project needs, and pytest, and give the project's import directories."""
+        """Install the project's dependencies and pytest. Return the directories from which the project is imported."""
         checkout = f"{repository.directory}/checkout"
         await operate(self._commands, programs, "check_out", {"repo": repository.git_dir, "to": checkout})
         try:
@@ -334,7 +342,8 @@ class Installer:
         return ("src",) if source.ok else (".",)
 
     async def _versions(self, name: str) -> tuple[str, str, str]:
-        """Return an interpreter's version, that of its pip, and its path; all are empty if there is no such one."""
+        """Return the interpreter's version, the version of its pip, and its path; three empty texts if it is
+        missing."""
         try:
             done = await self._commands.run([name, "-I", "-c", _VERSIONS], timeout_s=self._timeout_s)
         except CommandError:
@@ -345,26 +354,26 @@ class Installer:
 
 
 def _is_pip_for_others(version: str) -> bool:
-    found = re.match(r"(\d+)\.(\d+)", version)
-    return found is not None and (int(found[1]), int(found[2])) >= LEAST_PIP
+    match = re.match(r"(\d+)\.(\d+)", version)
+    return match is not None and (int(match[1]), int(match[2])) >= LEAST_PIP
 
 
-def _candidates(wanted: str) -> list[str]:
-    """Return programs that may be the wanted Python, the likeliest first."""
-    version = wanted.removeprefix(">=")
+def _candidates(requirement: str) -> list[str]:
+    """Return names of programs that may be such a Python, the likeliest first."""
+    version = requirement.removeprefix(">=")
     if not version:
         return ["python3"]
-    if version == wanted:
+    if version == requirement:
         return [f"python{version}", "python3"]
     major, minor = version.split(".")
     return ["python3", *(f"python{major}.{n}" for n in range(int(minor), _NEWEST_MINOR))]
 
 
-def _fits(version: str, wanted: str) -> bool:
-    if not version or not wanted:
+def _fits(version: str, requirement: str) -> bool:
+    if not version or not requirement:
         return bool(version)
-    least = wanted.removeprefix(">=")
-    return version == least or (least != wanted and _numbers(version) >= _numbers(least))
+    least = requirement.removeprefix(">=")
+    return version == least or (least != requirement and _numbers(version) >= _numbers(least))
 
 
 def _numbers(version: str) -> tuple[int, ...]:

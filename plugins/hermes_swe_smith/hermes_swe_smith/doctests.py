@@ -1,8 +1,7 @@
 """Finds the docstrings of doctests in sources, without running them.
 
-An agent may change a source file that has doctests, so their examples must not come from its version. The clean
-tree's examples run against the agent's code. Sent into the sandbox with `trees.py`; standard library only,
-Python >= 3.8.
+An agent may change a source file that has doctests. So the examples of the clean tree are run with the agent's code.
+This module is sent into the sandbox with `trees.py`; standard library only, Python >= 3.8.
 """
 
 from __future__ import annotations
@@ -14,18 +13,18 @@ if TYPE_CHECKING:  # annotations are not evaluated, so the newer spellings do no
     from collections.abc import Iterator
 
     Docstring = tuple[str, int]
-    """The text, and its first line's number from 0."""
+    """The text, and the number of its first line, from 0."""
     Scope = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 def objects(path: str, name: str) -> list[list[str]]:
-    """Return the objects a doctest's name can mean: `[["Class", "method"]]` for `pkg.mod.Class.method` in
+    """Return the objects that a doctest's name can mean: `[["Class", "method"]]` for `pkg.mod.Class.method` in
     `src/pkg/mod.py`.
 
-    A name starts with the module's, which may begin at any directory of its path, so several readings are possible.
-    No reading means that it is not a doctest's name.
+    A name begins with the module's name, which may start at any directory of the path. So there may be several
+    readings. A name without a reading is not that of a doctest.
     """
     if not path.endswith(".py"):
         return []
@@ -36,9 +35,9 @@ def objects(path: str, name: str) -> list[list[str]]:
 
 
 def docstring(module: ast.Module, path: str, name: str) -> Docstring | None:
-    """Return the docstring with a doctest's examples, or None if the source does not show it."""
+    """Return the docstring with a doctest's examples; None if it is not in the source."""
     if any(isinstance(each, _DEFINITIONS) and each.name == name for each in module.body):
-        return None  # a test function that is called like its module
+        return None  # a test function with the name of its module
     found = [_docstring(module, words) for words in objects(path, name)]
     return next(filter(None, found), None)
 
@@ -51,7 +50,7 @@ def _docstring(node: Scope, words: list[str]) -> Docstring | None:
     found = None
     for definition in _statements(node):
         if isinstance(definition, _DEFINITIONS) and definition.name == words[0]:
-            found = _docstring(definition, words[1:]) or found  # the later one is what the name stands for
+            found = _docstring(definition, words[1:]) or found  # of several definitions, the last one counts
     return found
 
 

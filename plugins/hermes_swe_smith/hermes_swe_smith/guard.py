@@ -1,6 +1,6 @@
-"""Decides which files of the tested tree belong to the tests, and which of an agent's files would replace others.
+"""Decides which files of the tested tree belong to the tests, and which of an agent's files would hide others.
 
-Sent into the sandbox with `trees.py`; standard library only, Python >= 3.8.
+This module is sent into the sandbox with `trees.py`; standard library only, Python >= 3.8.
 """
 
 # ruff: noqa: PTH118, PTH120
@@ -28,12 +28,12 @@ CONFIGURATION = (
     "pyproject.toml",
     ".coveragerc",
 )
-"""Files that pytest, and coverage in its process, read at the top of a checkout."""
+"""Files at the top of a checkout that pytest reads, or coverage in its process."""
 
 STARTUP = ("sitecustomize", "usercustomize")
 METADATA = re.compile(r"\.(dist-info|egg-info|egg|egg-link|pth)$", re.IGNORECASE)
 COMPILED = re.compile(r"(^|/)__pycache__/|\.py[co]$")
-"""Python and pytest run these in place of the sources beside them, if they only claim to be of the same age."""
+"""Python and pytest run such a file in place of the source beside it, if it claims the source's age."""
 
 IMPORTABLE = (".py", ".so", ".pyd")
 TEST_DIRECTORY = re.compile(r"^tests?$|^tests?[_-]|[_-]tests?$|^testing$|^testdata$", re.IGNORECASE)
@@ -43,9 +43,9 @@ TEST_MODULE = re.compile(r"^(test_.*|.*_test|tests?)\.py$")
 class Guard:
     """Decides which files of the tested tree come from the clean tree, whatever the agent did.
 
-    They are the files that belong to the tests by their name or place: `conftest.py` anywhere, pytest's configuration,
-    everything in the test directories of the tests' files, and test modules beside them; also the tests' files
-    themselves, wherever they are. All else is the agent's, even a source file whose doctests are among the tests.
+    These are the files of the tests, and the files that belong to tests by their name or place: `conftest.py` anywhere,
+    pytest's configuration, everything in the test directories of the tests' files, and test modules beside these. All
+    other files are the agent's, also a source file whose doctests are among the tests.
     """
 
     def __init__(self, test_files: Iterable[str], bug: set[str]) -> None:
@@ -59,7 +59,7 @@ class Guard:
         self._below = tuple({top + "/" for path in self._files for top in [_test_directory(path, sources)] if top})
 
     def protects(self, path: str) -> bool:
-        """Return whether the clean tree's version is tested."""
+        """Return whether the clean tree's version of a file is tested."""
         return path in self._files or self.belongs(path)
 
     def belongs(self, path: str) -> bool:
@@ -74,10 +74,10 @@ class Guard:
 
 
 def _test_directory(path: str, bug: set[str]) -> str:
-    """Return the topmost directory above a test file whose name marks it as one of tests, or an empty string.
+    """Return the topmost directory above a test file whose name is that of a test directory, or an empty string.
 
-    A directory that holds the bug is a package of the project that is named like tests (`test_tools/core.py`), unless
-    its name is exactly `tests`.
+    A directory with the bug does not count, because it is a package of the project (`test_tools/core.py`), unless its
+    name is exactly `test` or `tests`.
     """
     parts = path.split("/")[:-1]
     named = ["/".join(parts[:depth]) for depth, part in enumerate(parts, 1) if TEST_DIRECTORY.search(part)]
@@ -89,7 +89,8 @@ def _test_directory(path: str, bug: set[str]) -> str:
 
 
 def shadows(tested: Tree, clean: Tree, kept: Tree, import_path: list[str], modules: set[str]) -> set[str]:
-    """Return files, missing in the clean tree, that Python would import for a module of the environment or the tests.
+    """Return files that the clean tree lacks and that Python would import in place of the environment's modules, or of
+    the tests' modules.
 
     Args:
         tested: the tested files, without the kept ones.
@@ -111,7 +112,7 @@ def shadows(tested: Tree, clean: Tree, kept: Tree, import_path: list[str], modul
 
 
 def _is_startup(path: str) -> bool:
-    """Return whether Python reads such a file by itself, or in place of another."""
+    """Return whether Python reads such a file at its start, or in place of a source."""
     parts = path.split("/")
     return bool(COMPILED.search(path)) or any(
         part.split(".")[0] in STARTUP or METADATA.search(part) is not None for part in parts
@@ -119,7 +120,7 @@ def _is_startup(path: str) -> bool:
 
 
 def _import_root(path: str, tested: Tree, kept: Tree) -> str:
-    """Return the directory that pytest makes importable for a file: the nearest one above it that is not a package."""
+    """Return the directory from which pytest imports a file: the nearest one above the file that is not a package."""
     folder = os.path.dirname(path)
     while folder and any(f"{folder}/__init__.py" in tree for tree in (tested, kept)):
         folder = os.path.dirname(folder)
@@ -127,7 +128,7 @@ def _import_root(path: str, tested: Tree, kept: Tree) -> str:
 
 
 def _is_namesake(path: str, taken: set[str], directories: set[str]) -> bool:
-    """Return whether it has a kept module's or package's name in another form: `test_x/__init__.py` for `test_x.py`."""
+    """Return whether a file is another form of a kept module or package: `test_x/__init__.py` of `test_x.py`."""
     new = [parent for parent in _parents(path) if parent not in directories]
     if path.endswith(IMPORTABLE):
         new.append(path)
@@ -135,7 +136,7 @@ def _is_namesake(path: str, taken: set[str], directories: set[str]) -> bool:
 
 
 def _hides(path: str, roots: Iterable[str], modules: set[str], directories: set[str]) -> bool:
-    """Return whether it would be imported from one of the roots in place of a module of the environment."""
+    """Return whether a file would be imported from one of the roots in place of a module of the environment."""
     for root in roots:
         first, inside, _ = path[len(root) :].partition("/")
         importable = path.startswith(root) and (inside or first.endswith(IMPORTABLE))
@@ -145,13 +146,14 @@ def _hides(path: str, roots: Iterable[str], modules: set[str], directories: set[
 
 
 def _module(path: str) -> str:
-    """Return the path up to the first dot of its last part, as Python names what it imports."""
+    """Return the path up to the first dot of its last part, which is the module's name."""
     folder, name = os.path.split(path)
     return os.path.join(folder, name.split(".")[0])
 
 
 def in_the_way(tested: Tree, kept: Tree) -> set[str]:
-    """Return files where a kept file needs a directory, and files in a directory where a kept file belongs."""
+    """Return files that are where a kept file needs a directory, or in a directory that is where a kept file
+    belongs."""
     directories = {parent for path in kept for parent in _parents(path)}
     return {path for path in tested if path in directories or any(parent in kept for parent in _parents(path))}
 
@@ -162,5 +164,6 @@ def _parents(path: str) -> list[str]:
 
 
 def is_undone(path: str, work: Tree, start: Tree, kept: Tree) -> bool:
-    """Return whether the agent's change of a protected file is undone. An untouched hidden file is no change."""
+    """Return whether the agent changed a protected file, so that the change is undone. A hidden file that the agent
+    does not have is no change."""
     return work.get(path) != start.get(path) and work.get(path) != kept.get(path)

@@ -1,7 +1,7 @@
-"""Computes a tree's digest, equal for git's entries and files on a disk, to check that what was unpacked was approved.
+"""Computes a digest that is equal for git's entries of a tree and for its files on a disk, to check unpacked trees.
 
-Sent into the sandbox, into slots too; standard library only, Python >= 3.8. As a program it prints a directory's
-digest, and the free bytes and inodes, there or where temporary files go, whichever has less.
+This module is sent into the sandbox, also into slots; standard library only, Python >= 3.8. As a program it prints a
+directory's digest, and the free bytes and inodes there or on the disk of temporary files, whichever has less.
 """
 
 # ruff: noqa: PTH115, PTH118, PTH123, T201
@@ -31,20 +31,20 @@ def of_tree(files: Tree) -> str:
 
 
 def of_directory(path: str) -> str:
-    """Return the digest of everything below a directory, including the git directory: paths, kinds, contents."""
+    """Return the digest of all files below a directory, also of a git directory: of paths, modes and contents."""
     return _digest(_entries(os.fsencode(path)))
 
 
 def room(paths: Iterable[str]) -> tuple[int, int]:
-    """Return the least free bytes and the least free inodes of these paths' file systems."""
+    """Return the smallest numbers of free bytes and of free inodes of the file systems of some paths."""
     disks = [os.statvfs(path) for path in paths]
-    # Some file systems make inodes as they need them, and count none.
+    # Some file systems have no fixed number of inodes, and report 0.
     inodes = [disk.f_favail if disk.f_files else sys.maxsize for disk in disks]
     return min(disk.f_bavail * disk.f_frsize for disk in disks), min(inodes)
 
 
 def blob_name(size: int, pieces: Iterable[bytes]) -> str:
-    """Return the name that git gives a file's content."""
+    """Return git's name for a file's content."""
     name = hashlib.sha1(b"blob %d\0" % size)
     for piece in pieces:
         name.update(piece)
@@ -75,7 +75,7 @@ def _entries(root: bytes) -> Iterator[tuple[bytes, str, str]]:
 
 
 def _entry(path: bytes) -> Entry:
-    """Return the mode and name as git has them, without a mode for a directory."""
+    """Return a path's mode and blob name as in git; two empty texts for a directory."""
     info = os.lstat(path)
     if stat.S_ISDIR(info.st_mode):
         return "", ""

@@ -1,4 +1,4 @@
-"""Turns the names that SWE-bench and its relatives give their tests into pytest's node ids, or says why it can't."""
+"""Turns the names of tests in SWE-bench and similar datasets into pytest's node ids, or refuses them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _CHANGED = re.compile(r"^\+\+\+ b/(.+?)\t?$", re.MULTILINE)
 
 
 class UnsupportedRow(DatasetError):
-    """A row with nothing wrong whose tests can't be run here."""
+    """A row that is valid, but whose tests can't be run here."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, hint="tests are run with pytest, as path::name")
@@ -22,15 +22,15 @@ class UnsupportedRow(DatasetError):
 def node_ids(names: Iterable[str], test_patch: str, where: str, *, drop: bool) -> tuple[str, ...]:
     """Return pytest's node id of each test.
 
-    A name without a file is that of a test in the one file of tests that the test patch changes.
+    A name without a file belongs to the only file of tests that the test patch changes.
 
     Args:
-        where: the row's place and the field, for error messages.
-        drop: whether to leave out names that were cut off. SWE-bench took names from what its runners printed, and
-            ended them at a space.
+        where: the row's place and the field, for messages.
+        drop: whether to leave out names that were cut off. SWE-bench took names from the output of its runners, and cut
+            them at a space.
 
     Raises:
-        Refused: another runner than pytest prints such a name, or it was cut off.
+        UnsupportedRow: a name is that of another runner than pytest, or was cut off.
     """
     files = sorted(path for path in set(_CHANGED.findall(test_patch)) if _is_test_module(path))
     found = []

@@ -1,4 +1,4 @@
-"""Tells from the messages of git and pip whether they failed because of the network."""
+"""Recognises failures of the network in the messages of git and pip."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import re
 _GIT = re.compile(
     r"Could not resolve (host|proxy|hostname)\b|Failed to connect to |Connection (refused|timed out|reset by peer)"
 )
-# Each retry is announced; after the last one, an index that was not reached is the same to pip as an empty one.
+# pip announces each retry. After the last one, it treats an index that was not reached as an empty one.
 _PIP = re.compile(
     r"Retrying \(Retry\(total=0,.*(NewConnectionError|NameResolutionError|ConnectTimeoutError|ReadTimeoutError)"
     r"[\s\S]*\(from versions: none\)"
 )
 
 
-def git_was_cut_off(said: str) -> bool:
-    """Return whether git could not reach the server. An error that the server answers does not count."""
-    return _GIT.search(said) is not None
+def git_was_cut_off(output: str) -> bool:
+    """Return whether git could not reach the server. An answer with an error does not count."""
+    return _GIT.search(output) is not None
 
 
-def pip_was_cut_off(said: str) -> bool:
-    """Return whether pip gave up on an index after its last retry. An error that the index answers does not count."""
-    return _PIP.search(said) is not None
+def pip_was_cut_off(output: str) -> bool:
+    """Return whether pip could not reach an index. An answer with an error does not count."""
+    return _PIP.search(output) is not None

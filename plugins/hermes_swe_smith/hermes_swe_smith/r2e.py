@@ -1,7 +1,7 @@
 """Turns a row of R2E-Gym into the fields of a SWE-bench row.
 
-R2E-Gym names tests as `Class.test`, without the file, and does not say which of them the fix makes pass. Both follow
-from the row: `execution_result_content` holds the sources of the tests, and what they printed before the fix.
+R2E-Gym names tests as `Class.test`, without the file, and does not list the tests that the fix makes pass. Both follow
+from `execution_result_content`, which has the sources of the tests, and their output before the fix.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hermes_core import DatasetError
 from hermes_swe_smith.names import UnsupportedRow
 
 FOLDER = "r2e_tests"
-"""Where the tests are put, below the checkout."""
+"""The tests' folder in the checkout."""
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _SUMMARY = "short test summary info"
@@ -31,7 +31,7 @@ def as_swe_bench(fields: Mapping[str, Any], where: str) -> dict[str, Any]:
 
     Raises:
         DatasetError: a field is missing or wrong; names it.
-        Refused: the file of a test is not known, or no test shows what the fix makes pass.
+        UnsupportedRow: the file of a test is not known, or the fix makes no test pass.
     """
     row = _R2eRow(fields, where)
     commit = row.text("commit_hash")
@@ -88,22 +88,18 @@ class _R2eRow:
 
 
 def _bare(test: str) -> str:
-    """Return a test's name without colours and without the reason that pytest puts behind it."""
+    """Return a test's name without colours and without the reason that pytest appends."""
     return _COLOUR.sub("", test).split(" - ")[0]
 
 
 def _statuses(output: str) -> dict[str, str]:
-    """Return the tests' statuses from the summary that `pytest -rA` prints."""
-    found = {}
+    """Return the tests' statuses from the summary that `pytest -rA` prints, by `Class.test`."""
+    statuses = {}
     for line in _COLOUR.sub("", output).partition(_SUMMARY)[2].splitlines():
         status, _, test = line.strip().partition(" ")
         if status in _STATUSES and "::" in test:
-            found[_dot_name(_bare(test))] = status
-    return found
-
-
-def _dot_name(node_id: str) -> str:
-    return ".".join(node_id.split("::")[1:])
+            statuses[".".join(_bare(test).split("::")[1:])] = status
+    return statuses
 
 
 def _sources(row: _R2eRow, executed: Mapping[str, Any]) -> dict[str, str]:
@@ -126,11 +122,12 @@ def _node_ids(row: _R2eRow, sources: Mapping[str, str], tests: Iterable[str]) ->
         plain, bracket, parameters = test.partition("[")
         parts = plain.split(".")
         places = [path for path, names in defined.items() if plain in names]
-        # A method that a class inherits is defined elsewhere.
+        # An inherited method is not in `names`, but its class is.
         places = places or [path for path, names in defined.items() if len(parts) > 1 and parts[0] in names]
         if len(places) != 1:
-            found = "in none" if not places else f"in {len(places)}"
-            raise row.refusal("expected_output_json", f"names {test[:200]!r}, which is {found} of the row's test files")
+            number = len(places) or "none"
+            reason = f"names {test[:200]!r}, which is in {number} of the row's test files"
+            raise row.refusal("expected_output_json", reason)
         ids[test] = f"{FOLDER}/{places[0]}::{'::'.join(parts)}{bracket}{parameters}"
     return ids
 
@@ -158,19 +155,19 @@ def _patch(row: _R2eRow) -> str:
     """Return the fix as a diff: the commit's changes of Python files, without those of tests."""
     try:
         changes = row.document("parsed_commit_content")["file_diffs"]
-        wanted = [(change["header"]["file"]["path"], change) for change in changes]
-        wanted = [(path, change) for path, change in wanted if path.endswith(".py") and not _TESTS.search(path)]
-        return "".join(_file_diff(path, change) for path, change in wanted)
+        by_path = [(change["header"]["file"]["path"], change) for change in changes]
+        sources = [(path, change) for path, change in by_path if path.endswith(".py") and not _TESTS.search(path)]
+        return "".join(_file_diff(path, change) for path, change in sources)
     except (KeyError, TypeError, AttributeError) as error:
         raise row.wrong("parsed_commit_content", f"can't be read as changes of files: {error!r}") from None
 
 
 def _file_diff(path: str, change: Mapping[str, Any]) -> str:
     lines = [f"diff --git a/{path} b/{path}"]
-    if said := change["header"].get("misc_line"):
-        lines.append(said)
+    if extra := change["header"].get("misc_line"):
+        lines.append(extra)
     if not change.get("hunks"):
-        return "\n".join(lines) + "\n" if said else ""
+        return "\n".join(lines) + "\n" if extra else ""
     lines += [f"--- {change['minus_file']['path']}", f"+++ {change['plus_file']['path']}"]
     for hunk in change["hunks"]:
         old, new = (_span(hunk["descriptor"][which]) for which in ("old_range", "new_range"))

@@ -1,10 +1,9 @@
 """Warns when agents can reach a solution: in an image, a cache or an index that slots can read.
 
-The search is done in a slot before an agent is in it: once for an image, and for each environment of tests. It looks
-for the modules that the tasks' patches change, in any copy that the slot can read: among an image's packages,
-vendored by another package, in the tests' own environment. It also looks for archives and repositories named like the
-project, for pip's cache, and for a package index that answers. What is found may be of another version, or another
-project's: it is a warning, and refuses nothing.
+A slot is searched before its agent begins, once for each image and for each environment of tests. The search looks for
+copies of the modules that the tasks' patches change: among an image's packages, vendored by another package, or in the
+tests' environment. It also looks for archives and repositories with the project's name, for pip's cache, and for a
+package index that answers. A copy may be of another version or of another project, so there is only a warning.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from hermes_swe_smith.rows import SweTask
 log = logging.getLogger("hermes_core.swe_smith")
 
 SEARCH_S = 15.0
-"""Time limit of a search, in seconds. What was found by then is reported."""
+"""Time limit of a search in seconds. The copies that were found by then are reported."""
 
 ANSWER_LIMIT = 8 << 20
 
@@ -37,7 +36,7 @@ _INDEX_VARIABLES = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "UV_INDEX_URL", "UV_
 
 _CHANGED = re.compile(r"^(?:---|\+\+\+) [ab]/(.+?)\t?$", re.MULTILINE)
 
-# Told on standard input what to look for, as command lines can be read by others. Python >= 3.7.
+# Reads from standard input what to look for, because other users can read command lines. Python >= 3.7.
 _SEARCH = r"""
 import json, os, re, socket, sys, threading, time
 told = json.load(sys.stdin)
@@ -119,11 +118,11 @@ os._exit(0)
 
 
 class Reach:
-    """Searches a run's slots, and remembers where it did: each place is searched once, each index reported once.
+    """Searches a run's slots: each place once. Each index is reported once.
 
     Args:
-        tasks: all tasks of the run. One search serves those of one image, as their agents read the same files.
-        source: where a task's repository comes from.
+        tasks: all tasks of the run. One search serves all tasks of an image, because their agents read the same files.
+        source: returns the source of a task's repository.
     """
 
     def __init__(
@@ -137,10 +136,10 @@ class Reach:
                 self._wanted.setdefault(task.image, _Wanted()).add(task, source(task))
 
     async def look(self, site: SlotHandle, task: SweTask, environment: TestEnvironment) -> None:
-        """Search a slot that no agent has used yet for the solutions of the run's tasks, and warn of what is found.
+        """Search a slot that no agent has used yet for the solutions of the run's tasks, and log warnings.
 
         Raises:
-            InfraError: the sandbox failed. A search that fails is no reason to fail a rollout.
+            InfraError: the sandbox failed. If only the search fails, the rollout goes on.
         """
         new = {root for root in ("/", environment.directory) if (task.image, root) not in self._looked}
         if not new:
@@ -185,7 +184,7 @@ class Reach:
 
 @dataclass
 class _Wanted:
-    """What to search for on one image: by repository, the modules of its solutions and the names of its archives."""
+    """The objects of the search on one image: for each repository, modules, names of archives, and paths; and hosts."""
 
     of: dict[str, dict[str, set[str]]] = field(default_factory=dict)
     hosts: set[tuple[str, int]] = field(default_factory=set)
@@ -196,7 +195,7 @@ class _Wanted:
         if source.checkout is not None:
             each["paths"] |= {f"{source.checkout}/.git/objects", "/r2e_tests"}
             self.hosts.update(_hosts(source))
-            return  # the modules in the image are those that the agent is given
+            return  # the copies of the modules in the image are the agent's own
         modules = modules_of(task.patch, source.pythonpath)
         each["modules"] |= modules
         each["names"] |= _project_names(task, modules)
@@ -218,7 +217,7 @@ def _warn(repo: str, image: str | None, found: Collection[str]) -> None:
 
 
 def modules_of(patch: str, pythonpath: tuple[str, ...] | None) -> set[str]:
-    """Return the modules that a patch changes, as paths from their import root, without suffix: `funcy/seqs`."""
+    """Return the modules that a patch changes, as paths below the import root without suffix: `funcy/seqs`."""
     roots = [f"{root}/" for root in pythonpath or ("src",) if root != "."]
     found = set()
     for path in _CHANGED.findall(patch):
@@ -229,13 +228,14 @@ def modules_of(patch: str, pythonpath: tuple[str, ...] | None) -> set[str]:
 
 
 def _project_names(task: SweTask, modules: Iterable[str]) -> set[str]:
-    """Return possible names of the project's archives, as package indexes compare names."""
+    """Return possible names of the project's archives, normalised as on package indexes."""
     packages = {module.split("/", 1)[0] for module in modules}
     return {re.sub(r"[-_.]+", "-", name.lower()) for name in {task.directory, *packages}}
 
 
 def _hosts(source: RepositorySource) -> list[tuple[str, int]]:
-    """Return where a slot could download the project: the preparation's package index, and the repository's host."""
+    """Return the hosts and ports from which a slot could download the project: of package indexes, and of the
+    repository."""
     urls = [_usual_index(), source.url or ""]
     for name in _INDEX_VARIABLES:
         urls += os.environ.get(name, "").split()

@@ -1,4 +1,5 @@
-"""Knows where a task's repository comes from, and how its tests are run: `repos.json` with bundles, or a URL."""
+"""The sources of tasks' repositories, and the commands of their tests: `repos.json` with bundles, a URL, or an
+image."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ _SHELL = ("|", "||", "&", "&&", ";", ">", "<", ">>", "2>&1")
 
 @dataclass(frozen=True)
 class TestCommand:
-    """A `test_cmd` split into parts, because core's own reporter runs the tests."""
+    """The parts of a `test_cmd`. The command itself is not run, because core's reporter runs pytest."""
 
     __test__ = False
 
@@ -33,14 +34,14 @@ class TestCommand:
     """Arguments for pytest."""
     env: Mapping[str, str] | None = None
     checkout_on_path: bool = True
-    """Whether the checkout itself is importable: `python -m pytest` does that, `pytest` does not."""
+    """Whether the checkout is on the import path: `python -m pytest` adds it, `pytest` does not."""
 
     @classmethod
     def parse(cls, command: str) -> TestCommand:
-        """Take `[NAME=value …] python -m pytest …` or `[NAME=value …] pytest …` apart.
+        """Parse `[NAME=value …] python -m pytest …` or `[NAME=value …] pytest …`.
 
         Raises:
-            ValueError: it is something else.
+            ValueError: the command is not of this form.
         """
         words = shlex.split(command)
         env = {}
@@ -59,12 +60,12 @@ class TestCommand:
 
 
 class RepoEntry(BaseModel):
-    """One repository of `repos.json`. Other keys are ignored; they are notes for people."""
+    """One repository of `repos.json`. Other keys are ignored, as notes for people."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     repo: str
-    """The name, as in the rows' `repo`."""
+    """The name, as in the field `repo` of rows."""
     bundle: str
     """A git bundle in the folder of `repos.json`, relative to it."""
     base_commit: str = Field(pattern=r"^[0-9a-f]{40}$")
@@ -85,25 +86,25 @@ class RepositorySource:
     """A repository at one commit, and how its tests are run."""
 
     key: str
-    """Names the content, for caches: letters, digits, `.`, `_`, `-`."""
+    """A key for caches, which changes with the content: letters, digits, `.`, `_`, `-`."""
     commit: str | None
-    """None means the head of the repository's main branch."""
+    """The commit; None is the head of the repository's main branch."""
     bundle: Callable[[], bytes] | None = None
-    """Reads the bundle; None when `url` is to be cloned."""
+    """Reads the bundle; None if `url` is to be cloned."""
     url: str | None = None
     checkout: str | None = None
-    """The directory of the image that holds the repository, and beside or in it an environment for its tests."""
+    """The directory of the image with the repository, and with an environment for its tests in or beside it."""
     python: str = ""
     requirements: tuple[str, ...] | None = None
-    """The tests' pinned packages. None means unknown: then the project's own are installed."""
+    """The tests' pinned packages. None means unknown; the project's own dependencies are installed then."""
     pythonpath: tuple[str, ...] | None = None
-    """Directories that the project is imported from, relative to the checkout. None means unknown."""
+    """The directories from which the project is imported, relative to the checkout. None means unknown."""
     command: TestCommand = TestCommand()
 
 
 class Catalog:
-    """The repositories of a dataset: a folder with `repos.json`, a URL that `owner/name` is appended to, or a directory
-    of each task's image."""
+    """The repositories of a dataset: in a folder with `repos.json`, below a URL as `owner/name`, or in a directory of
+    each task's image."""
 
     def __init__(
         self, entries: Mapping[str, RepoEntry], folder: Path | None, url: str | None, checkout: str | None = None
@@ -138,11 +139,11 @@ class Catalog:
         return cls(_read_listing(listing), folder, None)
 
     def source(self, task: SweTask) -> RepositorySource:
-        """Return where this task's repository is.
+        """Return the source of a task's repository.
 
         Raises:
-            DatasetError: it is not in the catalog, its bundle is missing, or its entry can't be used; names the
-                instance.
+            DatasetError: the repository is not in the catalog, its bundle is missing, or its entry can't be used; names
+                the instance.
         """
         if self._checkout is not None:
             digest = _digest(self._checkout, task.base_commit or "")
@@ -184,12 +185,12 @@ class Catalog:
 
 def _read_listing(path: Path) -> dict[str, RepoEntry]:
     try:
-        listed = json.loads(path.read_bytes())
+        listing = json.loads(path.read_bytes())
     except (ValueError, OSError) as error:
         raise DatasetError(f"{path} can't be read: {error}", hint="a JSON list of repositories") from error
-    if not isinstance(listed, list):
+    if not isinstance(listing, list):
         raise DatasetError(f"{path}: the whole must be a list", hint="it is a JSON list of repositories")
-    entries = [checked_row(RepoEntry, entry, f"{path}, entry {number}") for number, entry in enumerate(listed, 1)]
+    entries = [checked_row(RepoEntry, entry, f"{path}, entry {number}") for number, entry in enumerate(listing, 1)]
     return {entry.repo: entry for entry in entries}
 
 
@@ -215,10 +216,10 @@ def _from_entry(entry: RepoEntry, folder: Path, commit: str) -> RepositorySource
 
 
 def _inside(folder: Path, name: str) -> Path:
-    """Return a file that a stranger's listing names.
+    """Return the path of a file that `repos.json` names, which may come from a stranger.
 
     Raises:
-        ValueError: the name leads elsewhere.
+        ValueError: the name leads out of the folder.
     """
     if not name or name.startswith("/") or ".." in name.split("/"):
         raise ValueError(f"{name!r} leads out of the folder of repos.json")
@@ -236,20 +237,20 @@ class TestEnvironment:
     __test__ = False
 
     directory: str
-    """The directory that holds `notes.json`, and `venv` if it is ours."""
+    """The directory with `notes.json`, and with `venv` unless the environment is the image's own."""
     pythonpath: tuple[str, ...]
-    """Where the project is imported from, relative to the checkout."""
+    """The directories from which the project is imported, relative to the checkout."""
     interpreter: str = ""
-    """The interpreter, if the environment is the image's own."""
+    """The interpreter of the image's own environment; empty for ours."""
 
     @property
     def venv(self) -> str:
-        """Return the path of the virtual environment itself."""
+        """Return the path of the virtual environment."""
         return posixpath.dirname(posixpath.dirname(self.python))
 
     @property
     def python(self) -> str:
-        """Return the path of its interpreter."""
+        """Return the path of the interpreter."""
         return self.interpreter or f"{self.directory}/venv/bin/python"
 
     @property

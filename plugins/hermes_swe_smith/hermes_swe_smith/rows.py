@@ -1,8 +1,8 @@
-"""Parses a row of a SWE-smith dataset into a task: tells the variants apart by their fields, and checks every field.
+"""Parses a row of a SWE-smith dataset into a task: finds the variant by the fields present, and checks every field.
 
-What a row's `patch` and `base_commit` mean depends on where the row is from:
+The meaning of a row's `patch` and `base_commit` depends on the variant:
 
-| variant | told by | `base_commit` is | `patch` makes |
+| variant | recognised by | `base_commit` is | `patch` makes |
 |---|---|---|---|
 | `swe-smith` | no `base_commit` | the repository's own, clean | the bug |
 | `swe-smith-2025` | `base_commit`, `created_at`, no `text`, `repo` is `swesmith/…` | the buggy tree | the bug |
@@ -10,9 +10,9 @@ What a row's `patch` and `base_commit` mean depends on where the row is from:
 | `swe-bench` | `base_commit`, `test_patch`, no `text`, `repo` is not `swesmith/…` | the buggy tree | the fix |
 | `r2e` | `parsed_commit_content`, `expected_output_json` | none: the image's own commit | the fix |
 
-The rows of SWE-bench, SWE-bench Verified, SWE-bench Pro, SWE-Gym and others of their shape are `swe-bench`. A field
-that is null counts as absent, and names are taken in lower case too. Some publishers put such a row into a field of
-another one, as an object or as its JSON text. Any other combination is refused until the configuration says what it is.
+The rows of SWE-bench, SWE-bench Verified, SWE-bench Pro, SWE-Gym and similar datasets are `swe-bench`. A field that is
+null counts as absent, and lower-case names are accepted. Some publishers put such a row into a field of another row, as
+an object or as JSON text. Any other combination of fields is refused, unless the configuration names the variant.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _DEPTH = 4
 
 
 def _as_list(value: object) -> object:
-    """Return a list from a list, its text in JSON or Python, or an array of the library that read the file."""
+    """Return the list that a value is: a list, its text in JSON or Python, or an array of the library that read it."""
     if not isinstance(value, str):
         return value.tolist() if hasattr(value, "tolist") else value
     for read in (json.loads, ast.literal_eval):
@@ -54,7 +54,7 @@ def _as_list(value: object) -> object:
 
 
 def _strip_groups(node_ids: list[str]) -> list[str]:
-    """Return the tests' ids without the group that xdist puts behind them."""
+    """Return node ids without the group `@…` that xdist appends."""
     starts = [(node_id, len(test_file(node_id))) for node_id in node_ids]
     return [node_id[:start] + _GROUP.sub("", node_id[start:]) for node_id, start in starts]
 
@@ -80,7 +80,7 @@ class SweRow(BaseModel):
     docker_image: str | None = None
     dockerhub_tag: str | None = None
     patch_is: Literal["bug", "fix"] | None = None
-    """What the row's `patch` is. It overrides the setting of the same name."""
+    """The meaning of the row's `patch`. It overrides the setting of the same name."""
 
     @field_validator("fail_to_pass", "pass_to_pass")
     @classmethod
@@ -94,17 +94,18 @@ class SweRow(BaseModel):
 
 @dataclass(frozen=True)
 class SweTask:
-    """One task. Its trees follow from one commit and at most two patches; `base_is` and `patch_is` say how."""
+    """One task. Its trees are made from a commit and at most two patches, in the way that `base_is` and `patch_is`
+    define."""
 
     instance_id: str
     repo: str
     """`owner/name` below `repo_base_url`, or an entry of `repos.json`."""
     variant: Variant
     base_commit: str | None
-    """None means the repository's own."""
+    """The commit; None is the repository's own."""
     base_is: Literal["clean", "buggy"]
     patch: str
-    """Empty if the row has none: then there is no reference solution."""
+    """The diff; empty if the row has none, so that there is no reference solution."""
     patch_is: Literal["bug", "fix"]
     test_patch: str
     """A patch that changes tests of the clean tree; empty in SWE-smith's own rows."""
@@ -113,7 +114,7 @@ class SweTask:
     fail_to_pass: tuple[str, ...]
     pass_to_pass: tuple[str, ...]
     image: str | None
-    """The image that its sandboxes are made from. None means the profile's image."""
+    """The image of the task's sandboxes. None is the profile's image."""
 
     @property
     def directory(self) -> str:
@@ -125,7 +126,7 @@ class SweTask:
 
     @property
     def has_test_patch(self) -> bool:
-        """Return whether the tests are those of a patch. Then the agent's tree keeps its own, which are older."""
+        """Return whether a patch adds the tests. The agent's tree keeps its older tests then."""
         return self.variant in ("swe-bench", "r2e")
 
     @property
@@ -135,7 +136,7 @@ class SweTask:
 
     @property
     def test_files(self) -> tuple[str, ...]:
-        """Return the files of all tests that can't be doctests of a module, sorted."""
+        """Return the files of the tests that can't be doctests of a module, sorted."""
         return tuple(sorted({test_file(node_id) for node_id in self.node_ids if not _may_be_doctest(node_id)}))
 
     @property
@@ -162,18 +163,18 @@ _NAMES = {
     name.lower(): name for name in (*(each.alias or key for key, each in SweRow.model_fields.items()), *_ID_FIELDS)
 }
 _NAMES |= {name.lower(): name for name in ("created_at", *_R2E_FIELDS)}
-"""The usual names of the fields that are looked at, by their lower case."""
+"""The usual name of each field that is read, by the name in lower case."""
 
 
 def parse_row(row: Mapping[str, Any], where: str, config: SweSmithConfig) -> SweTask:
-    """Return a row as a task.
+    """Return the task of a row.
 
     Args:
-        where: the row's place, for error messages: `tasks.jsonl, line 3`.
+        where: the row's place, for messages: `tasks.jsonl, line 3`.
 
     Raises:
         DatasetError: a field is missing or wrong, or the row is ambiguous; names place, instance and field.
-        Refused: the row's tests can't be run.
+        UnsupportedRow: the row's tests can't be run.
     """
     fields = _fields(row)
     r2e = config.variant == "r2e" or (config.variant == "auto" and fields.keys() >= _R2E_FIELDS)
@@ -214,7 +215,8 @@ def parse_row(row: Mapping[str, Any], where: str, config: SweSmithConfig) -> Swe
 
 
 def _fields(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a row that are not null, under their usual names. A row inside it adds its own."""
+    """Return the fields of a row that are not null, under their usual names, with those of a row in one of its
+    fields."""
     fields = {key: value for key, value in row.items() if value is not None}
     if not _names_tests(fields):
         fields = _inner(fields, _DEPTH) or fields
@@ -226,7 +228,7 @@ def _names_tests(fields: Mapping[str, Any]) -> bool:
 
 
 def _inner(fields: Mapping[str, Any], depth: int) -> dict[str, Any] | None:
-    """Return the row that one of the values is or contains, with the fields around it."""
+    """Return the fields with those of a row that one of them is or contains; None if there is no such row."""
     if _names_tests(fields):
         return dict(fields)
     for value in fields.values() if depth else ():
@@ -237,7 +239,7 @@ def _inner(fields: Mapping[str, Any], depth: int) -> dict[str, Any] | None:
 
 
 def _object(value: object) -> dict[str, Any] | None:
-    """Return the fields of an object, or of its JSON text, that are not null."""
+    """Return the fields that are not null of an object or of an object's JSON text; None for any other value."""
     if isinstance(value, str) and value.lstrip()[:1] == "{":
         try:
             value = json.loads(value)
@@ -298,17 +300,17 @@ def _patch_is(row: SweRow, variant: Variant, where: str, config: SweSmithConfig)
             f"{where}, field 'patch_is' is {row.patch_is!r}, and the setting patch_is is {setting!r}",
             hint="leave out the setting, or set it to auto: then the row decides",
         )
-    said = row.patch_is or setting
-    if said is None and variant == "oracle" and row.patch:
+    meaning = row.patch_is or setting
+    if meaning is None and variant == "oracle" and row.patch:
         raise DatasetError(
             f"{where}, field 'patch' may make the bug or fix it in this variant",
             hint="set patch_is to bug or fix, or give each row a field patch_is; `hermes-rl validate` tells which",
         )
-    return said or ("bug" if variant.startswith("swe-smith") else "fix")
+    return meaning or ("bug" if variant.startswith("swe-smith") else "fix")
 
 
 def _end_line(patch: str) -> str:
-    """Return the patch with a line end after its last line. Without it git calls the patch corrupt."""
+    """Return the patch with a line end after its last line, without which git calls a patch corrupt."""
     return patch + "\n" if patch and not patch.endswith("\n") else patch
 
 

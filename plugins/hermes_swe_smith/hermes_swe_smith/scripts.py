@@ -1,4 +1,4 @@
-"""Reads the commands and metadata that a project would install from its packaging files, without running them."""
+"""Reads from packaging files which commands and metadata a project would install, without running the files."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ FILES = (
     *(f"{root}*/{name}.py" for root in ("", "src/") for name in _VERSIONED),
     *("*.py", "src/*.py", "VERSION", "VERSION.txt", "version.txt"),
 )
-"""Files of a checkout that declare them: packaging files, and files that these name for the version."""
+"""Packaging files of a checkout, and files in which these may look for the version; `*` stands for any name."""
 
 _NAME = re.compile(r"[A-Za-z0-9_][\w.-]*", re.ASCII)
 _TARGET = re.compile(r"[\w.]+:[\w.]+")
 _VERSION = re.compile(r"[A-Za-z0-9][\w.!+-]*", re.ASCII)
 _UNKNOWN = "0.0.0"
-"""The version to use for a project that computes its own, from tags for instance."""
+"""The version of a project that computes its version, for example from tags."""
 
 EntryPoints = dict[str, dict[str, str]]
-"""Entry points: by group, a mapping of name to `module:attribute`."""
+"""Entry points: for each group, `module:attribute` by name."""
 
 
 def console_scripts(files: Mapping[str, str]) -> dict[str, str]:
-    """Return `module:attribute` by command, for what can be read. What a setup.py computes can't be.
+    """Return `module:attribute` for each command, except for those that a setup.py computes.
 
     Args:
-        files: the texts of those of `FILES` that exist.
+        files: the texts of those of `FILES` that exist, by path.
     """
-    found = _entry_points(files).get("console_scripts", {})
-    return {name: target for name, target in found.items() if _NAME.fullmatch(name) and _TARGET.fullmatch(target)}
+    points = _entry_points(files).get("console_scripts", {})
+    return {name: target for name, target in points.items() if _NAME.fullmatch(name) and _TARGET.fullmatch(target)}
 
 
 def metadata(files: Mapping[str, str]) -> dict[str, str]:
-    """Return the files of the project's `.dist-info`, relative to `site-packages`; none if it has no name.
+    """Return the files of the project's `.dist-info`, relative to `site-packages`; none if the project has no name.
 
-    `pytest11` is left out, because pytest would load these plugins before the tests can prevent it.
+    The group `pytest11` is left out, because pytest would load its plugins, which are the agent's code.
     """
     name, version = _name_and_version(files)
     if not _NAME.fullmatch(name):
@@ -63,7 +63,7 @@ def metadata(files: Mapping[str, str]) -> dict[str, str]:
 
 
 def wrapper(python: str, target: str) -> str:
-    """Return the text of a command that calls the target in the checkout that PYTHONPATH names."""
+    """Return the text of a command that calls the target, which is imported from the checkout in PYTHONPATH."""
     module, _, attribute = target.partition(":")
     return (
         f"#!{python}\nimport sys\nfrom functools import reduce\nfrom importlib import import_module\n"
@@ -72,7 +72,7 @@ def wrapper(python: str, target: str) -> str:
 
 
 def _name_and_version(files: Mapping[str, str]) -> tuple[str, str]:
-    """Return the name and version in the packaging files. If they refer to another file for the version, read that."""
+    """Return the name and the version in the packaging files, or in a file that these name for the version."""
     pyproject, cfg, setup = pyproject_in(files), _setup_cfg(files), _setup_py(files)
     project, poetry = table(pyproject, "project"), table(pyproject, "tool", "poetry")
     declared = {**setup, **dict(cfg.items("metadata") if cfg.has_section("metadata") else ()), **poetry, **project}
@@ -97,7 +97,7 @@ def _name_and_version(files: Mapping[str, str]) -> tuple[str, str]:
 
 
 def _find_assignment(source: str, names: tuple[str, ...]) -> str:
-    """Return the text that a module assigns to one of the names, if it is a literal there."""
+    """Return the literal text that a module assigns to one of the names; empty if there is none."""
     try:
         statements = ast.parse(source).body
     except (SyntaxError, ValueError, RecursionError):
@@ -111,7 +111,7 @@ def _find_assignment(source: str, names: tuple[str, ...]) -> str:
 
 
 def _entry_points(files: Mapping[str, str]) -> EntryPoints:
-    """Return what is declared in any of these ways, without what is not text."""
+    """Return the entry points in all packaging files. Values that are no text are left out."""
     pyproject, cfg = pyproject_in(files), _setup_cfg(files)
     options = dict(cfg.items("options.entry_points")) if cfg.has_section("options.entry_points") else {}
     places: list[Mapping[str, Any]] = [
@@ -130,7 +130,7 @@ def _entry_points(files: Mapping[str, str]) -> EntryPoints:
 
 
 def _points(value: object) -> dict[str, str]:
-    """Name to target, of a table, or of lines `name = target`."""
+    """Return the targets by name, of a table or of lines `name = target`."""
     if isinstance(value, dict):
         return {name: _bare(target) for name, target in value.items() if isinstance(target, str)}
     lines = value.splitlines() if isinstance(value, str) else value
@@ -141,7 +141,7 @@ def _points(value: object) -> dict[str, str]:
 
 
 def pyproject_in(files: Mapping[str, str]) -> dict[str, Any]:
-    """Return what `pyproject.toml` says; nothing if there is none, or it can't be read."""
+    """Return the content of `pyproject.toml`; an empty table if it is missing or can't be read."""
     try:
         return tomllib.loads(files.get("pyproject.toml", ""))
     except (tomllib.TOMLDecodeError, RecursionError):
@@ -164,7 +164,7 @@ def _setup_cfg(files: Mapping[str, str]) -> configparser.ConfigParser:
 
 
 def _setup_py(files: Mapping[str, str]) -> dict[str, Any]:
-    """Return the literal arguments in a setup.py, of any call."""
+    """Return the literal arguments `name`, `version` and `entry_points` of any call in a setup.py."""
     try:
         tree = ast.parse(files.get("setup.py", ""))
     except (SyntaxError, ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""The demo's dataset: a small package with its tests, and four bugs, in the form that every SWE-smith dataset has."""
+"""The demo's dataset in the usual form of SWE-smith: a small package with its tests, and four bugs."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from hermes_core import ConfigError
 REPO = "swesmith/hermes__ledgerline.1ed6e711"
 BUNDLE = "ledgerline.bundle"
 REQUIREMENTS = ("iniconfig==2.3.1", "packaging==26.3", "pluggy==1.7.0", "pytest==8.3.5")
-"""With the last pytest that does not need Pygments, which takes longer to install than all the rest."""
+"""The tests' packages. This is the last pytest without Pygments, which takes longer to install than all the others."""
 
 _PACKAGE = Path(__file__).parent
 _WHEN = "2024-01-01T00:00:00Z"
 
 
 def write(folder: Path) -> Path:
-    """Write the dataset into a folder: `tasks.jsonl` (whose path it gives), `repos.json` and the bundle. Blocking.
+    """Write the dataset into a folder: `tasks.jsonl`, `repos.json` and the bundle. Return the first one's path.
+    Blocking.
 
-    The repository's one commit is the same wherever it is made.
+    The repository's commit has the same id on every host.
 
     Raises:
-        ConfigError: there is no git here.
+        ConfigError: git is not installed.
     """
     with tempfile.TemporaryDirectory() as scratch:
         checkout = Path(scratch, "ledgerline")
