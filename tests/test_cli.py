@@ -363,12 +363,6 @@ def test_a_traceback_is_shown_when_asked_for() -> None:
     assert "UnknownNameError" in done.stderr
 
 
-def test_a_wrong_setting_is_wrong_use() -> None:
-    done = hermes("backends", HERMES_CONFIG="nowhere.yaml")
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: nowhere.yaml, named by HERMES_CONFIG, can't be read")
-
-
 @pytest.mark.parametrize("wait", ["await asyncio.sleep(60)", "threading.Event().wait()"])
 def test_ctrl_c_exits_with_130(plugin: Any, tmp_path: Path, wait: str) -> None:
     ready = tmp_path / "ready"

@@ -69,12 +69,6 @@ def test_the_state_directory_follows_xdg(here: Path) -> None:
     assert Settings.load({"HERMES_STATE_DIR": "/elsewhere"}).state_dir == Path("/elsewhere")
 
 
-def test_an_unknown_key_names_the_nearest(here: Path) -> None:
-    (here / "settings.yaml").write_text("modle: x\n")
-    with pytest.raises(UnknownNameError, match=r"unknown key 'modle' of the settings \(did you mean 'model'"):
-        Settings.load({"HERMES_CONFIG": "settings.yaml"})
-
-
 def test_a_misspelt_variable_is_mentioned_and_another_programs_is_not(
     here: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -159,7 +159,8 @@ def test_resuming_what_has_not_begun_says_so_and_begins(hermes, tasks, records, 
 
 
 def test_resuming_what_is_done_starts_nothing(hermes, ran, level):
-    done = hermes("rollout", "tasks", ran, "--agent", "oracle", "--out", "out", "--resume", *level)
+    given = ["--agent", "oracle", "--out", "out", "--resume", "--concurrency", "2"]  # which is no other configuration
+    done = hermes("rollout", "tasks", ran, *given, *level)
     assert (done.code, done.sandboxes) == (0, 0)
     assert "2 of 2 scored" in done.out
 

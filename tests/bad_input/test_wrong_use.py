@@ -23,7 +23,7 @@ MODEL = ["rollout", "tasks", "TASKS", "--model", "m", "--base-url", "http://127.
         ([*ORACLE, "--backend", "locl"], ["unknown backend 'locl'", "did you mean 'local'?"]),
         (["doctor", "locale"], ["unknown backend 'locale'", "did you mean 'local'?"]),
         (["rollout", "tasks", "TASKS", "--agent", "orcle"], ["unknown agent 'orcle'", "did you mean 'oracle'?"]),
-        (["rollout", "tasks", "TASKS", "--agent", ""], ["unknown agent ''", "known: acp, model, nop, oracle, program"]),
+        (["rollout", "tasks", "TASKS", "--agent", ""], ["unknown agent ''", "known: model, nop, oracle"]),
         ([*ORACLE, "--isolation", "usr"], ["unknown isolation level 'usr'", "did you mean 'user'?"]),
         ([*ORACLE, "--env.max_item=1"], ["unknown key 'max_item' of environment 'tasks'", "did you mean 'max_items'?"]),
         ([*ORACLE, "--backend.tmpfs=1"], ["unknown key 'tmpfs' of profile 'default'", "did you mean 'tmpfs_size'?"]),
@@ -104,15 +104,6 @@ def test_it_is_refused_in_one_line(hermes, tasks, tmp_path, arguments, words):
     out = ["--out", "a/out"] if arguments[0] == "rollout" and len(arguments) > 2 else []
     hermes(*[option if argument == "TASKS" else argument for argument in arguments], *out).is_refused(*words)
     assert not (tmp_path / "a").exists()
-
-
-def test_shared_is_refused_to_a_model_even_where_the_environment_would_take_it(hermes, tasks, monkeypatch):
-    from hermes_core.datasets.tasks import TasksEnvironment
-    from hermes_core.sandbox.contract import Isolation
-
-    monkeypatch.setattr(TasksEnvironment, "isolation", Isolation.SHARED)
-    given = ["--model", "m", "--base-url", "http://127.0.0.1:9/v1", "--isolation", "shared"]
-    hermes("rollout", "tasks", tasks(), *given).is_refused("with your rights", "--isolation user")
 
 
 @pytest.mark.parametrize(

@@ -94,16 +94,6 @@ async def test_the_limits_are_those_asked_for(
     assert await said(sandbox, "cat", "/proc/sys/kernel/shmmni") == "0"
 
 
-async def test_network_none_is_none(backend: DockerBackend, spec: Spec) -> None:
-    connect = "import socket\ntry: socket.create_connection(('192.0.2.1', 80), 1)\nexcept OSError as e: print(e.errno)"
-    closed = await backend.create(spec(network="none"))
-    devices = await said(closed, "sh", "-c", "tail -n +3 /proc/net/dev | cut -d: -f1")
-    assert devices.split() == ["lo"]
-    assert await said(closed, "python3", "-c", connect) == "101"
-    opened = await backend.create(spec(network="bridge"))
-    assert "eth0" in await said(opened, "cat", "/proc/net/dev")
-
-
 async def test_no_two_containers_share_user_ids(
     backend: DockerBackend, spec: Spec, api: APIClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,21 +106,6 @@ async def test_no_two_containers_share_user_ids(
     assert next(blocks, None) is None, "it came back to another one"
     attached = await backend.attach(second.id)
     assert attached.uid_base == second.uid_base  # type: ignore[attr-defined]
-
-
-async def test_channels(backend: DockerBackend, spec: Spec) -> None:
-    sandbox = await backend.create(spec())
-    for number in range(20):  # what is said at once comes with the answer's headers
-        assert await output(await sandbox.open(["sh", "-c", f"echo {number}; exit 7"])) == (b"%d\n" % number, 7)
-    channel = await sandbox.open(["sh", "-c", "echo out; echo oops >&2; echo $GIVEN"], env={"GIVEN": "a b"})
-    assert await output(channel) == (b"out\na b\n", 0)
-    assert channel.stderr_tail == "oops"
-    channel = await sandbox.open(["head", "-c", str(5 << 20)])
-    data = bytes(range(256)) * (5 << 12)
-    async with asyncio.TaskGroup() as group:
-        group.create_task(channel.write(data))
-        reading = group.create_task(output(channel))
-    assert reading.result() == (data, 0)
 
 
 async def test_a_lost_sandbox_says_so(backend: DockerBackend, spec: Spec, api: APIClient) -> None:
@@ -147,21 +122,6 @@ async def test_a_lost_sandbox_says_so(backend: DockerBackend, spec: Spec, api: A
         await asyncio.sleep(0.05)
     with pytest.raises(SandboxLost):
         await backend.attach(sandbox.id)
-
-
-async def test_a_creation_that_is_cancelled_leaves_nothing(backend: DockerBackend, spec: Spec, owner: str) -> None:
-    await backend.terminate_id((await backend.create(spec())).id)  # connected
-    for after in (0.0, 0.05, 0.2, 0.5):
-        creation = asyncio.create_task(backend.create(spec()))
-        await asyncio.sleep(after)
-        creation.cancel()
-        await asyncio.wait([creation])
-        if not creation.cancelled():
-            await creation.result().terminate()
-    deadline = asyncio.get_running_loop().time() + 20
-    while await backend.list(owner) and asyncio.get_running_loop().time() < deadline:
-        await asyncio.sleep(0.1)
-    assert await backend.list(owner) == []
 
 
 async def test_what_is_not_ours_is_left_alone(

@@ -63,53 +63,10 @@ async def test_errors_on_request(emulator: ModalEmulator, sandbox: Any) -> None:
         emulator.fault("TaskExecStart", "NO_SUCH")
 
 
-async def test_a_stream_that_is_cut_goes_on(emulator: ModalEmulator, sandbox: Any) -> None:
-    emulator.fault("TaskExecStdioRead", "UNAVAILABLE", cut_after_bytes=3_000_000, times=4)
-    out = await said(sandbox, "bash", "-c", "seq 1000000 2999999")
-    assert out == b"".join(b"%d\n" % n for n in range(1_000_000, 3_000_000))
-
-
-async def test_a_lost_answer_and_one_that_is_asked_again(emulator: ModalEmulator, sandbox: Any) -> None:
-    before = len(emulator.sandboxes())
-    emulator.fault("SandboxCreateV2", "UNAVAILABLE", lose_answer=True)
-    client = await modal.Client.from_credentials.aio("ak-emulator", "as-emulator")
-    app = await modal.App.lookup.aio("faults", client=client)
-    again = await modal.Sandbox.create.aio(app=app, client=client, timeout=300)
-    assert len(emulator.sandboxes()) == before + 1
-    await again.terminate.aio()
-    await client.close.aio()
-
-
 async def test_an_outage(emulator: ModalEmulator, sandbox: Any) -> None:
     process = await sandbox.exec.aio("bash", "-c", "for i in 1 2 3 4 5 6; do echo $i; sleep 0.3; done")
     await asyncio.to_thread(emulator.outage, 0.5)
     assert await process.stdout.read.aio() == "1\n2\n3\n4\n5\n6\n"
-
-
-async def test_tokens_that_expire_and_tokens_that_are_revoked(emulator: ModalEmulator, sandbox: Any) -> None:
-    emulator.set(router_ttl_s=1.0)
-    client = await modal.Client.from_credentials.aio("ak-emulator", "as-emulator")
-    app = await modal.App.lookup.aio("faults", client=client)
-    short = await modal.Sandbox.create.aio(app=app, client=client, timeout=300)
-    emulator.set(router_ttl_s=600.0)
-    assert await said(short, "echo", "1") == b"1\n"
-    await asyncio.sleep(1.2)
-    before = len(emulator.requests("SandboxGetCommandRouterAccess"))
-    assert await said(short, "echo", "2") == b"2\n"
-    assert len(emulator.requests("SandboxGetCommandRouterAccess")) == before + 1
-    emulator.revoke_tokens()
-    with pytest.raises(modal.exception.AuthError):
-        await said(short, "true")
-    await short.terminate.aio()
-    await client.close.aio()
-
-
-async def test_a_sandbox_dies(emulator: ModalEmulator, sandbox: Any) -> None:
-    process = await sandbox.exec.aio("sh", "-c", "echo up; exec sleep 60")
-    assert await anext(aiter(process.stdout)) == "up\n"
-    emulator.kill_sandbox(sandbox.object_id)
-    assert await process.wait.aio() == 137
-    assert sandbox.object_id not in {each["id"] for each in emulator.sandboxes()}
 
 
 def _environment(lines: str) -> dict[str, str]:

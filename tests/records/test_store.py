@@ -12,7 +12,7 @@ import pytest
 
 from hermes_core.errors import FailureKind, UsageError
 from hermes_core.records.record import Failure
-from hermes_core.records.store import OutputFolder, configuration_hash, read_records
+from hermes_core.records.store import OutputFolder, configuration_hash
 from hermes_core.records.summary import Tally
 from hermes_core.rollout.trajectory import Trajectory
 
@@ -88,47 +88,9 @@ def test_a_resumed_run_has_one_line_for_each_rollout_and_loses_none(tmp_path):
     assert (tmp_path / "trajectories.jsonl").stat().st_ino == before, "there was nothing to move"
 
 
-def test_a_folder_with_a_run_is_refused_unless_resumed(tmp_path):
-    folder, _ = opened(tmp_path)
-    folder.append(record())
-    folder.close()
-    with pytest.raises(UsageError, match="--resume"):
-        opened(tmp_path)
-    assert len(lines(tmp_path)) == 1
-
-
-def test_resuming_an_empty_folder_starts(tmp_path):
-    folder, tally = opened(tmp_path / "new", resume=True)
-    folder.close()
-    assert tally.finished == 0
-
-
-def test_another_configuration_is_refused_with_its_differing_keys(tmp_path):
-    folder, _ = opened(tmp_path)
-    folder.append(record())
-    folder.close()
-    before = (tmp_path / "run.json").read_bytes()
-    other = {**CONFIGURATION, "env": {"max_items": 4, "shuffle": False}}
-    with pytest.raises(UsageError, match=r"env\.max_items \(3 there, 4 now\)") as error:
-        opened(tmp_path, other, resume=True)
-    assert "shuffle" not in str(error.value)
-    assert (tmp_path / "run.json").read_bytes() == before
-
-
 def test_the_hash_does_not_depend_on_the_order_of_keys():
     assert configuration_hash({"a": 1, "b": 2}) == configuration_hash({"b": 2, "a": 1})
     assert configuration_hash({"a": 1}) != configuration_hash({"a": "1"})
-
-
-def test_a_line_in_the_middle_that_is_no_record_is_named(tmp_path):
-    folder, _ = opened(tmp_path)
-    folder.append(record("a"))
-    folder.close()
-    file = tmp_path / "trajectories.jsonl"
-    file.write_bytes(file.read_bytes() + b"{}\n" + file.read_bytes())
-    with pytest.raises(UsageError, match="line 2"):
-        opened(tmp_path, resume=True)
-    assert len(lines(tmp_path)) == 3
 
 
 def test_two_runs_cannot_share_a_folder(tmp_path):
@@ -172,37 +134,6 @@ def test_a_parent_that_is_a_file_is_wrong_use(tmp_path):
     (tmp_path / "runs").write_text("")
     with pytest.raises(UsageError, match="output folder"):
         OutputFolder.begin(tmp_path / "runs", "x")
-
-
-def test_a_folder_that_cannot_be_made_is_wrong_use(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match="output folder"):
-        OutputFolder(tmp_path / "file" / "out")
-
-
-def test_what_a_full_disk_left_of_a_line_is_taken_back(tmp_path):
-    folder, _ = opened(tmp_path)
-    folder.append(record("a"))
-    size = (tmp_path / "trajectories.jsonl").stat().st_size
-    script = f"""
-import resource, signal, sys, pathlib
-sys.path.insert(0, {str(Path(__file__).parent)!r})
-from test_store import OutputFolder, Tally, CONFIGURATION, record
-from hermes_core.errors import OutputError
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-folder = OutputFolder(pathlib.Path(sys.argv[1]))
-folder.open(CONFIGURATION, {{}}, Tally(), resume=True)
-resource.setrlimit(resource.RLIMIT_FSIZE, ({size + 10}, {size + 10}))
-try:
-    folder.append(record("b"))
-except OutputError as error:
-    print(error)
-"""
-    folder.close()
-    done = subprocess.run([sys.executable, "-c", script, tmp_path], capture_output=True, text=True, check=True)
-    assert "free some space" in done.stdout
-    assert [one["item_id"] for one in read_records(tmp_path)] == ["a"]
-    assert (tmp_path / "trajectories.jsonl").stat().st_size == size
 
 
 def test_run_json_keeps_when_it_started_and_was_resumed(tmp_path):

@@ -447,19 +447,6 @@ async def test_a_slot_that_cannot_be_released_does_not_cost_the_score():
     assert (done.reward, done.failure) == (1.0, None)
 
 
-async def test_over_its_time_the_rollout_is_verified_as_it_is():
-    async def work(task):
-        task.result.messages.append({"role": "assistant", "content": "so far"})
-        await asyncio.sleep(60)
-
-    backend = Slots()
-    done = await roll(agent=Doing(work), backend=backend, limits=Limits(rollout_timeout=0.05))
-    assert (done.reward, done.failure) == (1.0, None)
-    record = done.to_record().to_json()
-    assert (record["stop_reason"], record["messages"][-1]["content"]) == ("time_limit", "so far")
-    assert backend.log[-3:] == ["acquire slot", "kill", "release slot"]
-
-
 @pytest.mark.parametrize(("own", "of_the_run"), [(0.05, 60), (60, 0.05), (0.05, None)])
 async def test_the_shorter_of_the_limits_of_the_item_and_of_the_run_counts(own, of_the_run):
     async def work(task):

@@ -195,16 +195,6 @@ def test_an_interruption_leaves_no_record_without_reward_and_failure():
     )
 
 
-def test_an_infrastructure_failure_that_a_hook_swallowed_wins():
-    trajectory = new()
-    with trajectory.records_failure(), trajectory.stage("verify"):
-        trajectory.note_infra(SandboxLost("gone"))
-        trajectory.note_infra(SandboxLost("later"))
-        trajectory.score(0.0, {})
-    assert (trajectory.reward, trajectory.failure.kind) == (None, FailureKind.INFRA)
-    assert trajectory.failure.message == "gone"
-
-
 def test_an_infrastructure_failure_wins_over_what_a_hook_made_of_it():
     trajectory = new()
     lost = InfraError("gone")
@@ -219,13 +209,6 @@ def test_wrong_use_met_while_acquiring_is_nothing_of_this_rollout():
     with pytest.raises(UsageError), trajectory.records_failure(), trajectory.stage("acquire"):
         raise UsageError("no such profile")
     assert (trajectory.reward, trajectory.failure.kind) == (None, FailureKind.CANCELLED), "it was not begun"
-
-
-def test_cancellation_is_recorded_and_goes_on():
-    trajectory = new()
-    with pytest.raises(asyncio.CancelledError), trajectory.records_failure(), trajectory.stage("agent"):
-        raise asyncio.CancelledError
-    assert (trajectory.failure.kind, trajectory.failure.stage) == (FailureKind.CANCELLED, "agent")
 
 
 def test_a_score_stands_when_the_rollout_is_cancelled_after_it():

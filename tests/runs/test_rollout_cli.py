@@ -156,27 +156,6 @@ def test_wrong_use_exits_with_2_and_says_what_to_do(refused, dataset, arguments,
     assert "Traceback" not in said
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("{", "line 2: not JSON"),
-        ("[1]", "line 2: list instead of an object"),
-        ('{"id": "x", "prompt": "p"}', "line 2, field 'check' is missing"),
-        ('{"id": 7, "prompt": "p", "check": "true"}', "line 2, field 'id'"),
-        ('{"id": "x", "prompt": "p", "check": ["true", 1]}', "line 2, field 'check' must be a shell command"),
-        ('{"id": "x", "prompt": "p", "check": ""}', "line 2, field 'check' must be a shell command"),
-        ('{"id": "x", "prompt": "p", "check": "true", "solutoin": "x"}', "line 2, field 'solutoin'"),
-        ('{"id": "good", "prompt": "p", "check": "true"}', "there twice"),
-    ],
-)
-def test_a_bad_row_is_named_by_line_and_field(refused, dataset, tmp_path, line, message):
-    option = dataset(GOOD)
-    with (tmp_path / "tasks.jsonl").open("a") as file:
-        file.write(line + "\n")
-    assert message in refused("rollout", "tasks", option, "--agent", "nop", "--out", tmp_path / "out", *ISOLATION)
-    assert not (tmp_path / "out" / "trajectories.jsonl").exists()
-
-
 def test_a_file_configures_and_the_command_line_wins(run, dataset, tmp_path):
     option = dataset(GOOD, {**GOOD, "id": "second"}, {**GOOD, "id": "third"})
     path = option.partition("=")[2]
@@ -372,14 +351,6 @@ async def test_an_interrupted_validation_prints_what_is_known_and_goes_on(enviro
     last = Counter((each["item_id"], each["rollout_index"]) for each in records(place))
     assert last == {(str(item), index): 1 for item in ["unsound", *range(20)] for index in range(2)}
     assert scored <= {each["trajectory_id"] for each in records(place)}
-
-
-@pytest.mark.full  # one more start of the program for one more message
-def test_rescore_of_an_environment_without_patches_is_wrong_use(run, dataset):
-    assert run("rollout", "tasks", dataset(GOOD), "--agent", "nop", "--out", "out", *ISOLATION).returncode == 0
-    done = run("rescore", "out", "--trust-run")
-    assert done.returncode == 2
-    assert "score_patch" in done.stderr
 
 
 async def start(environ, tmp_path, *arguments) -> asyncio.subprocess.Process:

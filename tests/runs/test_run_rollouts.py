@@ -19,7 +19,6 @@ from hermes_core.cli.exits import exit_code
 from hermes_core.environment import Environment
 from hermes_core.errors import (
     ConfigError,
-    DatasetError,
     InfraError,
     ModelError,
     PluginError,
@@ -382,16 +381,6 @@ async def test_the_record_is_a_whole_account_of_the_rollout(tmp_path, runtime, t
     assert times == sorted(times)
 
 
-async def test_an_endpoint_that_fails_is_the_models_failure(runtime, tasks):
-    seen = []
-    async with ScriptedServer((), faults=[Fault(500)]) as server:
-        settings = {"model": "scripted", "base_url": server.base_url, "max_retries": 0}
-        arguments = {"env": tasks(TASKS[:1]), "settings": settings, **ISOLATION}
-        summary = await run_rollouts(runtime, "tasks", on_record=seen.append, **arguments)
-    assert (summary.scored, summary.failures) == (0, {"model": 1})
-    assert (seen[0]["reward"], seen[0]["failure"]["stage"], seen[0]["stop_reason"]) == (None, "agent", "model_error")
-
-
 MISTAKES = {
     "a tool that does not exist": (("basch", {"command": "true"}), "did you mean 'bash'"),
     "an argument that it does not take": (("bash", {"cmd": "true"}), "command"),
@@ -650,21 +639,6 @@ async def test_resuming_repeats_no_score_and_loses_no_rollout(runtime, tasks, tm
     assert scored == {(row["id"], index): 1 for row in TASKS for index in range(2)}
 
 
-async def test_another_configuration_cannot_resume_and_changes_nothing(runtime, tasks, tmp_path):
-    out = tmp_path / "out"
-    await run_rollouts(runtime, "tasks", "nop", env=tasks(), out_dir=out, **ISOLATION)
-    before = (out / "trajectories.jsonl").read_bytes(), (out / "run.json").read_bytes()
-    with pytest.raises(UsageError, match=r"group_size \(1 there, 2 now\)"):
-        await run_rollouts(runtime, "tasks", "nop", env=tasks(), out_dir=out, resume=True, group_size=2, **ISOLATION)
-    with pytest.raises(UsageError, match="--resume"):
-        await run_rollouts(runtime, "tasks", "nop", env=tasks(), out_dir=out, **ISOLATION)
-    assert ((out / "trajectories.jsonl").read_bytes(), (out / "run.json").read_bytes()) == before
-    summary = await run_rollouts(
-        runtime, "tasks", "nop", env=tasks(), out_dir=out, resume=True, concurrency=2, **ISOLATION
-    )
-    assert summary.complete
-
-
 async def test_a_run_is_resumed_by_item_whatever_their_order_and_not_with_a_dataset_that_lost_some(
     runtime, tasks, tmp_path
 ):
@@ -832,35 +806,6 @@ async def test_tools_are_drawn_once_for_each_group(runtime, tasks):
     assert len(set().union(*offered.values())) > 1
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ({"agent": "oracl"}, UnknownNameError, "did you mean 'oracle'"),
-        ({"backend": "locl"}, UnknownNameError, "did you mean 'local'"),
-        ({"isolation": "usr"}, UnknownNameError, "did you mean 'user'"),
-        ({"concurency": 3}, UnknownNameError, "did you mean 'concurrency'"),
-        ({"concurrency": 0}, UsageError, "concurrency must be at least 1, not 0"),
-        ({"backend_config": {"slots_per_sandbx": 3}}, UnknownNameError, "did you mean 'slots_per_sandbox'"),
-        ({"backend_config": {"slots_per_sandbox": 2, "max_sandboxes": 1}}, UsageError, "leave no slot for agents"),
-        ({"env": {"dataset_name": "x", "max_item": 1}}, UnknownNameError, "did you mean 'max_items'"),
-        ({"env": {"dataset_name": "/nowhere.jsonl"}}, DatasetError, "can't read /nowhere.jsonl"),
-        ({"env": {"enabled_toolsets": ["termnal"]}}, UnknownNameError, "did you mean 'terminal'"),
-        ({"env": {"distribution": "balancd"}}, UnknownNameError, "did you mean 'balanced'"),
-        ({"env": {"distribution": "balanced", "enabled_toolsets": ["file"]}}, UsageError, "exclude each other"),
-        ({"isolation": "shared", "allow_unisolated": False}, UsageError, "accepts no isolation below 'user'"),
-    ],
-)
-async def test_wrong_use_is_refused_before_anything_is_made(tmp_path, tasks, arguments, error, message):
-    watcher = Watcher()
-    env = {**tasks(), **arguments.pop("env", {})}
-    given = {"agent": "oracle", **ISOLATION, **arguments}
-    async with Runtime(Settings(state_dir=tmp_path / "s"), plugins=[watcher], load_entry_points=False) as runtime:
-        with pytest.raises(error, match=message):
-            await run_rollouts(runtime, "tasks", given.pop("agent"), env=env, out_dir=tmp_path / "out", **given)
-    assert watcher.sandboxes == []
-    assert not (tmp_path / "out" / "trajectories.jsonl").exists()
-
-
 async def test_a_model_on_this_host_needs_isolation(runtime):
     class Trusting(FreshCheck):
         isolation = 0
@@ -870,18 +815,6 @@ async def test_a_model_on_this_host_needs_isolation(runtime):
         await run_rollouts(runtime, Trusting(), "model", settings=settings, isolation="shared")
     summary = await run_rollouts(runtime, Trusting(), "nop", isolation="shared")
     assert summary.complete
-
-
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
-        ([], "nothing to do in dataset"),
-        ([TASKS[0], {**TASKS[1], "id": "hello"}], "line 2: .hello. is there twice"),
-    ],
-)
-async def test_a_dataset_that_makes_no_run_is_refused(runtime, tasks, rows, message):
-    with pytest.raises(DatasetError, match=message):
-        await run_rollouts(runtime, "tasks", "nop", env=tasks(rows), **ISOLATION)
 
 
 async def test_the_summary_says_what_the_sandboxes_cost(runtime, tasks):

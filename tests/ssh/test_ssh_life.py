@@ -21,7 +21,7 @@ import pytest
 from hermes_ssh.backend import SshBackend
 from hermes_ssh.config import SshConfig
 
-from hermes_core.errors import ChannelLost, ConfigError, PolicyError, ProvisionError, SandboxLost
+from hermes_core.errors import ChannelLost, ConfigError, PolicyError, ProvisionError
 from hermes_core.sandbox.contract import Isolation, Sandbox, SandboxSpec, SandboxStatus
 from hermes_core.sandbox.pool.profile_check import check_profile
 from hermes_core.tool_backend import ToolBackend
@@ -130,35 +130,15 @@ async def test_what_a_slot_sees_of_the_host(server: Any, tool_backend: Maker, pl
         assert (await bash(backend, one, PACKAGES)).output.split() == []
 
 
-async def test_no_network(server: Any, tool_backend: Maker) -> None:
-    async with tool_backend(network="none", **server.config()) as backend:
-        slot = await backend.acquire("one")
-        assert (await bash(backend, slot, "ls /sys/class/net 2>/dev/null || cat /proc/net/dev")).output.count(":") <= 1
-
-
-async def test_create_is_idempotent_and_what_is_there_is_listed(
+async def test_the_last_sandbox_takes_its_directory_with_it(
     server: Any, backend: SshBackend, place: Path, marked: Any
 ) -> None:
     config = SshConfig(**server.config(directory=str(place)))
     spec = spec_of(config)
-    one, same = await asyncio.gather(backend.create(spec), backend.create(spec))
-    other = await backend.create(spec_of(config))
-    assert one.id == same.id != other.id
-    listed = {info.sandbox_id: info for info in await backend.list("me")}
-    assert set(listed) == {one.id, other.id} and await backend.list("you") == []
-    assert listed[one.id].creation_id == spec.creation_id and listed[one.id].status is SandboxStatus.RUNNING
-    assert await one.status() is SandboxStatus.RUNNING
-    channel = await one.open(["sh", "-c", "cat; echo bye >&2; exit 5"])
-    await channel.write(b"\0\xff" * 10)
-    assert await channel.read(100) == b"\0\xff" * 10
-    await channel.aclose()
-    await backend.terminate_id(one.id)
+    one, other = await asyncio.gather(backend.create(spec), backend.create(spec_of(config)))
+    assert {info.sandbox_id for info in await backend.list("me")} == {one.id, other.id}
     await backend.terminate_id(one.id)
     assert await one.status() is SandboxStatus.GONE
-    with pytest.raises(SandboxLost):
-        await one.open(["true"])
-    with pytest.raises(SandboxLost):
-        await backend.attach(one.id)
     attached = await backend.attach(other.id)
     assert (attached.id, attached.workspace_base) == (other.id, other.workspace_base)
     await other.terminate()
@@ -167,11 +147,6 @@ async def test_create_is_idempotent_and_what_is_there_is_listed(
 
 async def test_a_channels_ends(server: Any, backend: SshBackend, place: Path) -> None:
     sandbox = await backend.create(spec_of(SshConfig(**server.config(directory=str(place)))))
-    channel = await sandbox.open(["sh", "-c", "echo $GIVEN; echo last words >&2; exit 5"], env={"GIVEN": "it's"})
-    assert await channel.read(100) == b"it's\n"
-    assert await channel.read(100) == b""
-    assert await channel.wait() == 5 and channel.stderr_tail == "last words"
-    await channel.aclose()
     killed = await sandbox.open(["sh", "-c", "kill -9 $$"])
     assert await killed.wait() == 128 + 9
     await killed.aclose()

@@ -102,12 +102,6 @@ def test_no_path_and_no_name():
         load("what is this?")
 
 
-def test_a_hub_name_asks_for_the_package_that_reads_them(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "datasets", None)
-    with pytest.raises(DatasetError, match=r"hermes-rl\[hub\]"):
-        load("owner/name")
-
-
 def test_a_hub_name_is_loaded_by_split(monkeypatch):
     import types
 
