@@ -238,7 +238,7 @@ async def test_an_owner_that_is_closed_before_the_attempt_has_made_a_step(flight
 
 
 @pytest.mark.parametrize("seed", range(20))
-async def test_at_random_moments(flight, work, seed):
+async def test_callers_cancelled_at_random_moments_spoil_no_shared_attempt(flight, work, seed):
     chance = random.Random(seed)
     now, most, served = 0, 0, []
 

@@ -73,7 +73,7 @@ def test_an_unknown_benchmark_is_refused():
     assert done.returncode == 2 and "latency" in done.stderr
 
 
-def test_targets():
+def test_a_target_is_met_by_a_ratio_or_a_value():
     assert Target(2.0, of_reference=True).met(3.9, 2.0)
     assert not Target(2.0, of_reference=True).met(4.1, 2.0)
     assert Target(0.7, of_reference=True, at_least=True).met(71, 100)
@@ -195,7 +195,7 @@ async def test_a_client_is_ended_at_its_limit_even_if_others_hold_its_output():
     assert await party.time_out("sleep 3 & exec sleep 30", 0.2) < 2
 
 
-def test_what_ps_says():
+def test_the_output_of_ps_is_read():
     assert listing(b"    1 /sbin/init\n  234 sleep  5\n\n") == {1: "/sbin/init", 234: "sleep  5"}
 
 

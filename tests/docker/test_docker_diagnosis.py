@@ -26,7 +26,7 @@ def check(info: dict[str, Any], **settings: Any) -> None:
     check_spec(spec, config, info)
 
 
-def test_whose_user_ids_are_others_outside() -> None:
+def test_a_daemon_that_maps_user_ids_is_recognised() -> None:
     assert [maps_users(info) for info in (ROOT, MAPPED, ROOTLESS, PODMAN, PODMAN_2)] == [False, True, True, True, True]
 
 

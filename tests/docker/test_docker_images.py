@@ -213,7 +213,7 @@ async def test_a_registry_that_is_not_there(backend: DockerBackend, registry: Re
         ("something new", ProvisionError, "docker info"),
     ],
 )
-def test_the_daemons_words(said: str, kind: type[ProvisionError], advice: str) -> None:
+def test_the_daemons_words_tell_whose_failure_it_is(said: str, kind: type[ProvisionError], advice: str) -> None:
     found, hint = failure(images._EventError(said))
     assert found is kind
     assert advice in hint
@@ -493,7 +493,7 @@ async def test_the_default_image_gives_way_to_a_folder_and_its_pull_says_what_to
         assert advice in str(failed.value.hint)
 
 
-async def test_wrong_profiles(backend: DockerBackend, tmp_path: Path) -> None:
+async def test_wrong_images_and_folders_are_refused(backend: DockerBackend, tmp_path: Path) -> None:
     with pytest.raises(ImageError, match="no Dockerfile"):
         await made(backend, DockerConfig(dockerfile=str(tmp_path)))
     for wrong in (

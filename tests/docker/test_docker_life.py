@@ -333,7 +333,7 @@ def test_a_rollout_of_swe_smith(tmp_path: Path, owner: str, python_image: str) -
         assert json.loads(done.stdout)["mean_reward"] == reward
 
 
-def test_the_doctor(tmp_path: Path) -> None:
+def test_the_doctor_says_what_is_wrong_with_the_daemon(tmp_path: Path) -> None:
     well = hermes("doctor", "docker", HERMES_PLUGINS="docker")
     assert well.returncode == 0, well.stdout
     absent = hermes("doctor", "docker", HERMES_PLUGINS="docker", DOCKER_HOST=f"unix://{tmp_path}/none.sock")

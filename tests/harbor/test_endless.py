@@ -155,8 +155,10 @@ async def test_forgeries_score_zero(runtime: Runtime, tmp_path: Path, image: str
 
 @pytest.mark.stress
 @pytest.mark.parametrize("config", [CONFIG, {"max_sandboxes": 4}], ids=["private-root", "dedicated"])
-async def test_no_way_out(runtime: Runtime, tmp_path: Path, image: str, config: Any) -> None:
-    """As in tests/rollout/test_no_way_out.py, by an agent that is not root."""
+async def test_every_way_to_break_a_slot_ends_with_a_reward_of_0(
+    runtime: Runtime, tmp_path: Path, image: str, config: Any
+) -> None:
+    """As in tests/rollout/test_every_way_to_break_a_slot_ends_with_a_reward_of_0.py, by an agent that is not root."""
     ways = {name.replace(" ", "-").replace("'", ""): way.shell for name, way in WAYS.items() if not way.root}
     for name in ways:
         write_task(tmp_path / "tasks" / name, replace(TASK, description=f"{name}: do nothing"), source=image)

@@ -52,7 +52,7 @@ EOF
 """
 
 
-def test_a_definition() -> None:
+def test_a_container_definition_is_read() -> None:
     read = parse(DEFINITION)
     assert (read.bootstrap, read.image, read.shell) == ("docker", "ubuntu:22.04", "bash")
     assert read.post.startswith(
@@ -92,7 +92,7 @@ def test_a_definition() -> None:
         ("export HOME=/home/user", "export HOME=a b", "is not one value"),
     ],
 )
-def test_what_a_definition_must_not_ask_for(old: str, new: str, reason: str) -> None:
+def test_a_definition_that_asks_for_too_much_is_refused(old: str, new: str, reason: str) -> None:
     with pytest.raises(Unsupported) as refused:
         parse(DEFINITION.replace(old, new))
     assert reason in str(refused.value)

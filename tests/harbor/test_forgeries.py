@@ -22,7 +22,7 @@ async def test_a_forged_reward_scores_zero_and_is_recorded(host_runtime, tmp_pat
     await check_forgeries(roll_out_here, host_runtime, tmp_path, FORGERIES)
 
 
-async def test_so_it_is_in_a_container(runtime, tmp_path):
+async def test_a_forged_reward_scores_zero_in_a_container(runtime, tmp_path):
     await check_forgeries(roll_out, runtime, tmp_path, ("reward-before-the-tests", "logs-are-a-file"))
 
 

@@ -19,7 +19,7 @@ from tests.harbor.harbor_tasks import roll_out_here, write_task
         ("reward.json", b'{"a": 1, "b": 0.5}', {"a": 1.0, "b": 0.5}),
     ],
 )
-def test_rewards(name, data, rewards):
+def test_numbers_alone_and_by_name_are_read(name, data, rewards):
     assert rewards_in(name, data) == rewards
 
 
@@ -49,7 +49,7 @@ def test_rewards(name, data, rewards):
         ("reward.json", b'{"reward": 1', "no reward"),
     ],
 )
-def test_what_is_no_reward(name, data, reason):
+def test_other_files_are_no_reward(name, data, reason):
     with pytest.raises(VerifierError, match=reason):
         rewards_in(name, data)
 

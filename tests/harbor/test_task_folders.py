@@ -108,7 +108,7 @@ async def test_the_solution_of_each_scores_one_and_nothing_zero(host_runtime, tm
 
 
 @pytest.mark.long
-async def test_so_they_do_in_their_images(runtime, images, tmp_path):
+async def test_the_solution_scores_one_and_nothing_zero_in_a_container(runtime, images, tmp_path):
     await check_all(runtime, tmp_path, ON_DOCKER, "docker")
 
 

@@ -67,7 +67,7 @@ VALID = {
 
 
 @pytest.mark.parametrize("text", VALID)
-def test_what_is_valid(text):
+def test_valid_keys_are_read(text):
     assert VALID[text](parsed(text))
 
 
@@ -113,7 +113,7 @@ INVALID = {
 
 
 @pytest.mark.parametrize("text", INVALID)
-def test_what_is_not(text):
+def test_invalid_keys_are_refused(text):
     with pytest.raises(DatasetError, match=INVALID[text]):
         parsed(text)
 

@@ -26,7 +26,7 @@ async def test_what_breaks_the_tests_scores_zero(host_runtime, tmp_path, way):
     assert "an untouched environment can be verified" in record["details"]["reason"]
 
 
-async def test_so_does_what_breaks_those_of_a_step(host_runtime, tmp_path):
+async def test_what_breaks_the_tests_of_a_step_scores_zero(host_runtime, tmp_path):
     files = {**step("one"), **step("two", test=TESTS)}
     write_task(tmp_path / "task", '[[steps]]\nname = "one"\n[[steps]]\nname = "two"\n', files=files, **STEPS)
     record = (await roll_out_here(host_runtime, tmp_path, Shell("echo one >/app/one", None, SHADOWED)))["task"]

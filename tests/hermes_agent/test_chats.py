@@ -71,7 +71,7 @@ async def test_a_program_leaves_nothing_when_it_ends(
 
 
 @pytest.mark.parametrize("how", [["chat", "-q"], ["-z"]], ids=["chat", "oneshot"])
-async def test_nor_does_one_on_other_machines(
+async def test_a_program_leaves_nothing_on_other_machines(
     elsewhere: tuple[str, dict[str, str]], how: list[str], home: Home, leak_check: None
 ) -> None:
     terminal, variables = elsewhere

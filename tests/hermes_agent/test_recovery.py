@@ -29,6 +29,8 @@ def test_a_killed_hermes_agent_finds_its_processes_again(terminal: str, home: Ho
     check_recovery(home, terminal)
 
 
-def test_it_finds_them_on_other_machines(elsewhere: tuple[str, dict[str, str]], home: Home, leak_check: None) -> None:
+def test_a_killed_hermes_agent_finds_its_processes_on_other_machines(
+    elsewhere: tuple[str, dict[str, str]], home: Home, leak_check: None
+) -> None:
     terminal, variables = elsewhere
     check_recovery(home, terminal, **variables)

@@ -101,7 +101,7 @@ time.sleep(600)
 
 @pytest.mark.full
 @FLOODS
-def test_nor_do_those_that_were_all_let_through_at_once(attacked: Any) -> None:
+def test_descriptors_that_were_let_through_at_once_do_not_stop_the_neighbour(attacked: Any) -> None:
     """The limit is looked at before a sender waits for room: so many more than it allows can be on their way."""
     [senders] = hold(attacked, "a", AT_ONCE)
     assert senders > 100

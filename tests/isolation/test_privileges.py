@@ -188,7 +188,7 @@ print(json.dumps(done))
 
 
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="other machines have no such second door")
-def test_nor_by_the_system_calls_of_32_bit_programs(pair: Any) -> None:
+def test_keyrings_are_out_of_reach_of_32_bit_programs(pair: Any) -> None:
     program = (
         HELPERS
         + """

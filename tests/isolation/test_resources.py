@@ -85,7 +85,7 @@ def test_the_sandbox_outlives_a_full_disk(drivers: Any) -> None:
         assert driver.run("b", "echo lives").out == "lives\n"
 
 
-def test_so_are_too_many_files(bounded: Any) -> None:
+def test_too_many_files_are_an_error_of_what_writes(bounded: Any) -> None:
     assert bounded.python("a", MAKE_DIRECTORIES) == NO_SPACE
     assert bounded.run("b", "echo runs").out == "runs\n"
     bounded.call("kill", slot="b")
@@ -154,7 +154,7 @@ def test_others_files_in_a_directory_of_ones_own_do_not_prevent_a_reset(root: An
         assert driver.run("b", f"find /tmp -user {uid}").out == ""
 
 
-def test_limits_that_a_slot_has(pair: Any) -> None:
+def test_a_slot_has_limits_on_files_and_processes(pair: Any) -> None:
     program = """if 1:
         import json, resource
         names = ("RLIMIT_NPROC", "RLIMIT_CORE")

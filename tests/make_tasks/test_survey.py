@@ -102,7 +102,7 @@ def test_what_a_project_prints_is_no_event(tmp_path: Path) -> None:
     assert [event for event in events if "status" in event] == [{"status": 0}]
 
 
-def test_ranges_of_lines() -> None:
+def test_a_test_ran_the_ranges_with_one_of_its_lines() -> None:
     test = SurveyedTest("a", "passed", 0.0, {"m.py": 1 << 7})
     assert test.ran("m.py", (7, 7)) and test.ran("m.py", (1, 9))
     assert not test.ran("m.py", (8, 9)) and not test.ran("m.py", (1, 6)) and not test.ran("n.py", (7, 7))

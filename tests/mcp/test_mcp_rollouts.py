@@ -125,7 +125,7 @@ async def test_a_run_with_servers_in_the_slot_and_on_the_driver(tmp_path: Path) 
 
 
 @pytest.mark.full
-async def test_an_items_own_server(tmp_path: Path) -> None:
+async def test_a_server_that_an_item_brings_can_be_called(tmp_path: Path) -> None:
     environment = Adding()
     environment.own = {"calc": real()}
     async with driving(tmp_path, environment) as context:

@@ -141,7 +141,7 @@ async def test_a_server_that_can_not_be_used_says_why(slot: SlotCommands) -> Non
     assert await left() == []
 
 
-async def test_a_missing_program(slot: SlotCommands) -> None:
+async def test_a_program_that_the_slot_lacks_is_named(slot: SlotCommands) -> None:
     with pytest.raises(InfraError, match=r"'web'.*no-such-program") as caught:
         async with opened(slot, web=McpServer(command="no-such-program"), odd=odd("normal")):
             pytest.fail("it was opened")

@@ -45,7 +45,7 @@ async def said(sandbox: Any, *argv: str) -> bytes:
     return out
 
 
-async def test_errors_on_request(emulator: ModalEmulator, sandbox: Any) -> None:
+async def test_a_fault_fails_the_calls_that_it_names(emulator: ModalEmulator, sandbox: Any) -> None:
     emulator.fault("TaskExecStart", "UNAVAILABLE", times=2)
     assert await said(sandbox, "echo", "absorbed by the SDK") == b"absorbed by the SDK\n"
     emulator.fault("TaskExecStart", "RESOURCE_EXHAUSTED", after=1)
@@ -63,7 +63,7 @@ async def test_errors_on_request(emulator: ModalEmulator, sandbox: Any) -> None:
         emulator.fault("TaskExecStart", "NO_SUCH")
 
 
-async def test_an_outage(emulator: ModalEmulator, sandbox: Any) -> None:
+async def test_a_command_outlives_an_outage(emulator: ModalEmulator, sandbox: Any) -> None:
     process = await sandbox.exec.aio("bash", "-c", "for i in 1 2 3 4 5 6; do echo $i; sleep 0.3; done")
     await asyncio.to_thread(emulator.outage, 0.5)
     assert await process.stdout.read.aio() == "1\n2\n3\n4\n5\n6\n"

@@ -44,7 +44,7 @@ async def run(sandbox: Any, script: str, **given: Any) -> tuple[Any, Any, int]:
     return out, err, status
 
 
-async def test_commands(create: Callable[..., Any], version: str) -> None:
+async def test_the_sdk_runs_commands(create: Callable[..., Any], version: str) -> None:
     sandbox = await create()
     assert sandbox.object_id.startswith("sb-01") == (version == "v2")
     assert await run(sandbox, "echo out; echo err >&2; exit 3") == ("out\n", "err\n", 3)
@@ -64,7 +64,7 @@ async def test_commands(create: Callable[..., Any], version: str) -> None:
     assert (await run(sandbox, "tty; stty size; echo E >&2", pty=True))[0].startswith("/dev/pts/")
 
 
-async def test_much_output_and_input(create: Callable[..., Any]) -> None:
+async def test_megabytes_go_in_and_out(create: Callable[..., Any]) -> None:
     sandbox = await create()
     out, _, status = await run(sandbox, "head -c 50000000 /dev/zero", text=False)
     assert (len(out), status) == (50_000_000, 0)
@@ -84,7 +84,7 @@ async def test_a_background_child_does_not_hold_the_command(create: Callable[...
     assert asyncio.get_running_loop().time() - began < 10
 
 
-async def test_what_a_sandbox_is_made_of(
+async def test_a_sandbox_has_what_was_asked_for(
     create: Callable[..., Any], emulator: ModalEmulator, client: Any, namespaces: bool
 ) -> None:
     emulator.add_secret("my-secret", {"API_KEY": "sk-xyz"})
@@ -108,7 +108,7 @@ async def test_what_a_sandbox_is_made_of(
         await create(secrets=[modal.Secret.from_name("my-other", client=client)])
 
 
-async def test_files(create: Callable[..., Any], tmp_path: Any) -> None:
+async def test_the_sdk_reads_and_writes_files(create: Callable[..., Any], tmp_path: Any) -> None:
     sandbox = await create()
     base = f"/var/tmp/{uuid.uuid4().hex}"
     files = sandbox.filesystem
@@ -123,7 +123,9 @@ async def test_files(create: Callable[..., Any], tmp_path: Any) -> None:
     await files.remove.aio(base, recursive=True)
 
 
-async def test_tags_and_names(create: Callable[..., Any], app: Any, client: Any, emulator: ModalEmulator) -> None:
+async def test_sandboxes_are_found_by_tag_and_name(
+    create: Callable[..., Any], app: Any, client: Any, emulator: ModalEmulator
+) -> None:
     emulator.set(page_size=2)
     sandboxes = [await create(tags={"pool": "a", "n": str(n)}) for n in range(3)]
     named = await create(name="n1", tags={"pool": "b"})
@@ -142,7 +144,7 @@ async def test_tags_and_names(create: Callable[..., Any], app: Any, client: Any,
         await create(name="n1")
 
 
-async def test_snapshots_and_volumes(create: Callable[..., Any], client: Any, namespaces: bool) -> None:
+async def test_snapshots_and_volumes_keep_files(create: Callable[..., Any], client: Any, namespaces: bool) -> None:
     if not namespaces:
         pytest.skip("sandboxes share this host's files")
     first = await create()
@@ -163,7 +165,7 @@ async def test_snapshots_and_volumes(create: Callable[..., Any], client: Any, na
     assert (await run(reader, "python3 -c 'import socket as s; s.socket().bind((\"127.0.0.1\", 8000))'"))[2] == 0
 
 
-async def test_ends(create: Callable[..., Any], client: Any, namespaces: bool) -> None:
+async def test_sandboxes_end_as_modals_do(create: Callable[..., Any], client: Any, namespaces: bool) -> None:
     main = await create("bash", "-c", "read x; echo got $x; exit 5")
     main.stdin.write("yo\n")
     await main.stdin.drain.aio()

@@ -101,7 +101,7 @@ async def test_creation_fails_always(backend: ModalBackend, own_emulator: ModalE
         await full_strength(tools)
 
 
-async def test_creation_hangs(
+async def test_a_creation_that_hangs_is_given_up(
     backend: ModalBackend, own_emulator: ModalEmulator, create: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hermes_modal.backend.CREATE_LIMIT_S", 2.0)
@@ -121,7 +121,7 @@ async def test_creation_succeeds_and_its_answer_is_lost(
         assert len(own_emulator.sandboxes()) == 1
 
 
-async def test_rate_limited(backend: ModalBackend, own_emulator: ModalEmulator) -> None:
+async def test_who_is_rate_limited_waits(backend: ModalBackend, own_emulator: ModalEmulator) -> None:
     own_emulator.set(max_sandboxes=0)
     async with tool_backend(backend, min_sandboxes=0, acquire_timeout_s=60) as tools:
         waiting = asyncio.create_task(tools.acquire("a"))

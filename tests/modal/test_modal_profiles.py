@@ -26,7 +26,7 @@ def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
 
 
-def test_defaults() -> None:
+def test_a_profile_has_the_defaults_of_the_page() -> None:
     config = ModalSandboxConfig()
     assert (config.name, config.app_name, config.image, config.gpu) == ("default", None, "python:3.11", None)
     assert (config.cpu, config.memory, config.slots_per_sandbox) == (1.0, 2048, 10)
@@ -62,7 +62,7 @@ def test_a_default_profile_and_when_to_shrink(tmp_path: Path) -> None:
     assert set(load_profiles(file)) == {"a", "b", "default"}
 
 
-def test_variables() -> None:
+def test_profiles_are_read_from_variables() -> None:
     environ = {
         "ATROPOS_MODAL_PROFILES": "cpu, pytorch-gpu",
         "ATROPOS_MODAL_IMAGE": "python:3.12",

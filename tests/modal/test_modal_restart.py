@@ -43,7 +43,9 @@ def killed_driver(tmp_path: Path, owner: str) -> str:
     return done.stdout.strip()
 
 
-async def test_it_goes_on_with_its_own(own_emulator: ModalEmulator, tmp_path: Path, version: str) -> None:
+async def test_a_restarted_driver_takes_over_its_own_sandboxes_and_no_others(
+    own_emulator: ModalEmulator, tmp_path: Path, version: str
+) -> None:
     other = await asyncio.to_thread(killed_driver, tmp_path, "somebody-else")
     left = await asyncio.to_thread(killed_driver, tmp_path, "me")
     config = ModalSandboxConfig(app_name="mine", orphan_ttl_s=20, slots_per_sandbox=2)

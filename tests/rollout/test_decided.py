@@ -90,7 +90,7 @@ async def test_work_that_is_gone_is_not_verified_again():
     assert "empty" in backend.log
 
 
-async def test_so_it_is_with_a_part_of_the_work():
+async def test_a_part_of_the_work_that_is_gone_is_not_verified_again():
     async def works_twice(task):
         await works(task)
         assert await task.follow_up() is None

@@ -61,7 +61,7 @@ CELLS = [
 
 
 @pytest.mark.parametrize(("environment", "backend", "level"), CELLS)
-async def test_no_way_out(request, tmp_path, environment, backend, level):
+async def test_every_way_to_break_a_slot_ends_with_a_reward_of_0(request, tmp_path, environment, backend, level):
     image = {"image": request.getfixturevalue("docker_images")[0]} if backend == "docker" else {}
     is_root = level == "private-root" or environment is harbor
     ways = {name: way for name, way in WAYS.items() if is_root or not way.root}

@@ -409,7 +409,7 @@ async def test_an_infrastructure_failure_that_a_hook_swallows_is_one_all_the_sam
 
 
 @pytest.mark.parametrize("call", ["run", "fresh", "acquire", "prepare"])
-async def test_it_is_noticed_wherever_a_hook_meets_it(call):
+async def test_a_swallowed_infrastructure_failure_is_noticed_wherever_a_hook_meets_it(call):
     async def verify(given):
         try:
             if call == "run":

@@ -114,7 +114,7 @@ FILES = ("a.py", "a.pyc", "docs/a.pyc", "docs/deep/b.pyc", "docs/keep.pyc", "src
         ("sub", {*FILES}),
     ],
 )
-def test_dockerignore(folder: Path, patterns: str, left: set[str]) -> None:
+def test_a_dockerignore_leaves_files_out(folder: Path, patterns: str, left: set[str]) -> None:
     for name in FILES:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("")
@@ -140,7 +140,7 @@ def refused(folder: Path, reason: str, **settings: object) -> None:
     assert time.monotonic() - began < 20
 
 
-def test_what_can_not_be_built(folder: Path, tmp_path: Path) -> None:
+def test_a_folder_that_can_not_be_built_is_refused(folder: Path, tmp_path: Path) -> None:
     refused(tmp_path / "nothing", "it has no Dockerfile")
     refused(folder, "it has no Other", dockerfile="Other")
     for outside in ("../Dockerfile", "/etc/passwd", "./Dockerfile"):

@@ -157,7 +157,7 @@ async def test_a_lease_starts_where_it_is_told_to(backend):
     assert (await sh(backend, again, "pwd")).output == f"{again.workspace_dir}\n"
 
 
-async def test_time_limits(local, level):
+async def test_commands_end_at_the_limit_of_the_call_or_the_profile(local, level):
     async with opened(local, level, execution_timeout_s=0.3) as backend:
         assert backend.default_timeout_s == 0.3
         slot = await backend.acquire()
@@ -314,7 +314,7 @@ async def test_release_without_reset_keeps_files_and_kills(local, level):
         assert (verifier.slot_id, (await sh(backend, verifier, "ls -A")).output) == (slot.slot_id, "")
 
 
-async def test_kill_everything(backend):
+async def test_kill_everything_ends_the_processes_of_one_slot(backend):
     slot, other = await backend.acquire(), await backend.acquire()
     await sh(backend, slot, "sleep 4323 & setsid sleep 4323 &")
     await sh(backend, other, "sleep 4324 &")
@@ -421,7 +421,7 @@ def test_the_profile_bounds_the_processors(cpu, turns):
     assert pooled.processors._each._value == turns
 
 
-async def test_the_deadline(backend):
+async def test_acquire_gives_up_at_its_deadline(backend):
     for _ in range(4):
         await backend.acquire()
     began = time.monotonic()

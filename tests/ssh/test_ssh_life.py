@@ -415,7 +415,7 @@ async def test_every_host_fails(make_server: Callable[..., Any], backend: SshBac
     assert not found.usable and len(found.details) == 2
 
 
-async def test_doctor(server: Any, runtime_of: Callable[..., Any]) -> None:
+async def test_the_doctor_says_what_an_account_can_give(server: Any, runtime_of: Callable[..., Any]) -> None:
     async with runtime_of(profiles={"far": server.config(), "other": {"image": "x"}}) as runtime:
         found = await runtime.backend("ssh").check()
     assert found.usable and "an ordinary account" in found.details[0] and "namespace" in found.details[0]

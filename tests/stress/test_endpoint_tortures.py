@@ -271,7 +271,7 @@ def told_and_checked(command: str, runs: list[Run]) -> None:
     assert {run.name: problems for run in runs if (problems := run.problems())} == {}
 
 
-async def test_rollout(tmp_path: Path) -> None:
+async def test_no_torture_of_an_endpoint_is_a_reward_in_a_run(tmp_path: Path) -> None:
     tasks = dataset(tmp_path / "rows")
     resumed: dict[str, tuple[bool, int | None, int]] = {}
 
@@ -303,7 +303,9 @@ async def test_rollout(tmp_path: Path) -> None:
     assert resumed == dict.fromkeys(lasting, (True, 0, 2 * ITEMS)), "what was done is kept, and the rest is done"
 
 
-async def test_serve(atropos_extra: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_torture_of_an_endpoint_is_a_reward_in_serve_mode(
+    atropos_extra: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HERMES_PLUGINS", "atropos")
     from hermes_testing.tiny_model.folder import make_tokenizer
     from transformers import AutoTokenizer

@@ -34,7 +34,7 @@ def load(name, **config):
     return load_tasks(read_rows(settings.dataset_name, settings.dataset_split), settings)
 
 
-def test_jsonl(tmp_path):
+def test_a_jsonl_file_is_read(tmp_path):
     path = write_jsonl(tmp_path / "tasks.jsonl", [row(1), row(2)])
     path.write_text(path.read_text().replace("\n", "\n\n", 1))
     assert list(load(path)) == ["o__n.01234567.bug__1", "o__n.01234567.bug__2"]

@@ -124,7 +124,7 @@ async def test_what_a_sandbox_lacks_is_named(runtime, swe_dataset, tmp_path, cha
 
 
 @pytest.mark.full
-async def test_tests_that_do_not_end(runtime, swe_dataset):
+async def test_tests_that_do_not_end_score_zero(runtime, swe_dataset):
     env = {
         "dataset_name": str(swe_dataset / "tasks.jsonl"),
         "repo_base_url": str(swe_dataset),

@@ -20,7 +20,7 @@ SOME = "ERROR: Could not find a version that satisfies the requirement pytest==9
         ("fatal: unable to access 'https://h/o/n/': The requested URL returned error: 403", False),
     ],
 )
-def test_git(said, cut_off):
+def test_failures_of_gits_network_are_told_apart(said, cut_off):
     assert git_was_cut_off(said) == cut_off
 
 
@@ -37,5 +37,5 @@ def test_git(said, cut_off):
         (SOME, False),
     ],
 )
-def test_pip(said, cut_off):
+def test_failures_of_pips_network_are_told_apart(said, cut_off):
     assert pip_was_cut_off(said) == cut_off

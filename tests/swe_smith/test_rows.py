@@ -217,7 +217,7 @@ def test_a_patch_without_a_last_line_end_is_ended():
         ("owner/name.70fb6e8b", "name.70fb6e8b"),
     ],
 )
-def test_directory(repo, directory):
+def test_the_directory_of_a_repository_follows_from_its_name(repo, directory):
     assert parse(row(repo=repo)).directory == directory
 
 

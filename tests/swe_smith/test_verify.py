@@ -42,7 +42,7 @@ def report(*failing, status=ReportStatus.FINISHED, outcome="failed"):
         (["t.py::a", "t.py::d"], 0.0, 0.0, 0.0, 0.5),
     ],
 )
-def test_rewards(task, failing, whole, fraction, kept_only, kept_fraction):
+def test_the_reward_is_that_of_the_setting(task, failing, whole, fraction, kept_only, kept_fraction):
     def reward(**config):
         return score(task, report(*failing), SweSmithConfig(**config))[0]
 

@@ -373,7 +373,7 @@ def test_a_profile_that_is_no_mapping(tmp_path: Path) -> None:
         TerminalSettings.load(CLASSES, {"HERMES_ENV_FILE": "", "TERMINAL_ENV": "modal"})
 
 
-def test_settings(tmp_path: Path) -> None:
+def test_settings_are_read_from_the_variables_of_the_page(tmp_path: Path) -> None:
     load = partial(TerminalSettings.load, CLASSES)
     plain = load({"HERMES_ENV_FILE": ""})
     assert (plain.backend, plain.timeout_s, plain.lifetime_s) == ("local", 180, 300)

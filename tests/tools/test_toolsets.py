@@ -44,7 +44,7 @@ def registry() -> ToolRegistry:
         ("*", [*CORE, "web_search"]),
     ],
 )
-def test_toolsets(registry: ToolRegistry, toolset: str, tools: list[str]) -> None:
+def test_a_toolset_is_expanded_to_its_tools(registry: ToolRegistry, toolset: str, tools: list[str]) -> None:
     assert expand_toolset(registry, toolset) == tools
     assert resolve_tools(registry, [toolset]) == tools
 
@@ -142,7 +142,7 @@ def test_toolsets_and_a_distribution_exclude_each_other(registry: ToolRegistry) 
 # --- distributions ---------------------------------------------------------------------------------------------------
 
 
-def test_the_built_in_ones(registry: ToolRegistry) -> None:
+def test_the_built_in_distributions_are_there(registry: ToolRegistry) -> None:
     assert list(registry.distributions) == ["default", "development", "terminal_only", "terminal_tasks", "balanced"]
     for seed in range(50):
         for name in ("default", "terminal_only"):

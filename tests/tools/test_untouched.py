@@ -111,7 +111,7 @@ EDITS = {  # the text, what is quoted, its replacement, the text then
 
 
 @pytest.mark.parametrize("edit", EDITS)
-def test_edits(edit: str) -> None:
+def test_an_edit_changes_what_it_quotes(edit: str) -> None:
     text, old, new, expected = EDITS[edit]
     assert replace_text(text, old, new).text == expected
 

@@ -48,7 +48,7 @@ async def in_pieces(data, size):
         yield data[start : start + size]
 
 
-async def test_there_and_back(rig):
+async def test_a_tree_comes_out_as_it_went_in(rig):
     slot, other = await rig.slot(), await rig.slot()
     await slot.run(
         "mkdir -p t/a/b t/empty; printf x >t/a/b/f; printf '#!/bin/sh\\necho ran' >t/run; chmod 755 t/run;"
@@ -72,14 +72,14 @@ async def test_there_and_back(rig):
 
 @pytest.mark.parametrize("compression", ["", "gz", "bz2", "xz"])
 @pytest.mark.parametrize("piece", [1 << 20, 1000])
-async def test_streams_plain_and_compressed(slot, compression, piece):
+async def test_archives_are_taken_in_pieces_plain_and_compressed(slot, compression, piece):
     content = os.urandom(300_000)
     packed = archive(("d", None), ("d/f", content), compression=compression)
     await slot.tar_in(".", in_pieces(packed, piece), compression=compression)
     assert (await slot.read_file("d/f")).data == content
 
 
-async def test_members_that_leave_by_a_link(slot):
+async def test_members_that_leave_by_a_link_are_refused(slot):
     await slot.run("mkdir out")
     away = {"type": tarfile.SYMTYPE, "linkname": slot.workspace_dir + "/out"}
     assert await refused(slot, archive(("link", away), ("link/f", b"x"))) == "invalid"
@@ -107,11 +107,11 @@ async def test_a_link_is_replaced_not_written_through(slot):
 
 
 @pytest.mark.parametrize("kind", [tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE])
-async def test_devices_and_pipes(slot, kind):
+async def test_devices_and_pipes_in_an_archive_are_refused(slot, kind):
     assert await refused(slot, archive(("x", {"type": kind}))) == "invalid"
 
 
-async def test_what_is_no_archive(slot):
+async def test_what_is_no_archive_is_refused(slot):
     whole = archive(("f", os.urandom(100_000)))
     packed = gzip.compress(whole)
     for data in (b"", b"x", b"nonsense" * 1000, whole[:700], whole[:50_000], packed):
@@ -121,7 +121,7 @@ async def test_what_is_no_archive(slot):
     assert await refused(slot, whole, compression="*") == "invalid"
 
 
-async def test_names_of_every_kind(slot):
+async def test_names_of_every_kind_come_back(slot):
     """Bytes of no encoding, what a header of tar is made of, spaces, and what is long."""
     names = [
         "\udcff",
@@ -187,14 +187,14 @@ async def test_a_source_that_fails_ends_it(slot):
     assert (await slot.run("echo fine")).text == "fine\n"
 
 
-async def test_deep_members(slot):
+async def test_deep_members_come_back_and_too_deep_ones_are_refused(slot):
     deep = "/".join(["d"] * 500)
     await slot.tar_in("in", archive((f"{deep}/f", b"x")))
     assert len(await slot.tar_out("in")) > 500 * 512
     assert await refused(slot, archive(("/".join(["d" * 50] * 100), None))) == "invalid"
 
 
-async def test_too_large(slot):
+async def test_a_tree_above_the_limit_is_refused(slot):
     await slot.write_file("t/f", bytes(100_000))
     assert len(await slot.tar_out("t", max_bytes=101_000)) < 120_000
     with pytest.raises(CommandError) as caught:
@@ -214,7 +214,7 @@ async def test_what_cannot_be_read_is_left_out(own_rig):
 
 
 @pytest.mark.full
-async def test_a_tree_that_changes_meanwhile(slot):
+async def test_an_archive_of_a_tree_that_changes_meanwhile_is_whole(slot):
     """Files shrink, vanish and turn into pipes: the archive is whole all the same."""
     await slot.run("mkdir t; for i in $(seq 200); do head -c 20000 /dev/urandom >t/$i; done")
     storm = await slot.start(

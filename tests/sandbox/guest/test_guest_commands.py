@@ -197,7 +197,7 @@ async def test_names_of_any_length_cost_the_slot_nothing(slot):
     assert (await slot.poll(other.process_id)).running
 
 
-async def test_a_program_that_is_none(slot):
+async def test_a_file_that_is_no_program_is_refused(slot):
     await slot.write_file("data", b"\x7fELF nonsense", mode=0o755)
     with pytest.raises(CommandError, match=r"[Ee]xec format"):
         await slot.run(["./data"])
@@ -244,14 +244,14 @@ async def test_slots_parents_are_scheduled_with_the_guest(rig):
 
 
 @pytest.mark.parametrize("limit", [0, -1, float("nan"), float("-inf")])
-async def test_time_limits_that_are_none(slot, limit):
+async def test_a_time_limit_that_is_no_positive_number_is_refused(slot, limit):
     with pytest.raises(CommandError) as caught:
         await slot.run("true", timeout_s=limit)
     assert caught.value.code == "invalid"
 
 
 @pytest.mark.parametrize("limit", [0, -1])
-async def test_output_limits_that_are_none(slot, limit):
+async def test_an_output_limit_below_one_is_refused(slot, limit):
     with pytest.raises(CommandError) as caught:
         await slot.run("true", output_limit=limit)
     assert caught.value.code == "invalid"

@@ -34,7 +34,7 @@ async def test_one_read_is_bounded(slot):
     assert len(content.data) == MAX_FILE_BYTES and content.size == 100_000_000
 
 
-async def test_what_cannot_be_read(slot):
+async def test_paths_that_cannot_be_read_are_refused_with_a_code(slot):
     await slot.run("ln -s loop loop; touch f")
     for path, code in (
         ("loop", "invalid"),
@@ -82,7 +82,7 @@ async def test_a_file_in_a_directory_that_is_not_writable_can_be(own_rig):
     assert (await slot.run("chmod 700 d; ls -A d")).text.split() == ["f"]
 
 
-async def test_what_cannot_be_written(slot):
+async def test_paths_that_cannot_be_written_are_refused_with_a_code(slot):
     await slot.run("mkdir -p d/e; touch f; mkfifo p")
     for path, code in (
         ("d", "is_a_directory"),
@@ -133,7 +133,7 @@ async def test_appending_that_is_cut_takes_back_what_it_wrote(slot):
 
 @pytest.mark.skipif(not ROOT, reason="mounting takes root")
 @pytest.mark.parametrize("level", ["shared", "user"])
-async def test_a_full_disk(rigged, level):
+async def test_a_full_disk_leaves_the_old_file_as_it_was(rigged, level):
     async with rigged(level) as rig:
         slot = await rig.slot()
         await slot.run("mkdir small")
@@ -202,14 +202,14 @@ async def test_a_deep_tree_takes_no_more_looks_than_it_has_directories(tmp_path,
     assert len(looks) == 500
 
 
-async def test_remove_a_tree_deeper_than_any_path(slot):
+async def test_a_tree_deeper_than_any_path_is_removed(slot):
     script = "import os\nfor i in range(300):\n os.mkdir('d'*50); os.chdir('d'*50); open('f', 'w').close()"
     assert (await slot.run(["python3", "-c", script], cwd=None)).ok
     await slot.remove("d" * 50, recursive=True)
     assert await slot.list_dir() == []
 
 
-async def test_remove_a_tree_with_names_of_our_own(slot):
+async def test_a_tree_with_names_of_our_own_is_removed(slot):
     await slot.run("mkdir -p d/x/y/z d/.hermes-removing-1/f d/x/.hermes-removing-2; touch d/.hermes-removing-2 d/x/y/f")
     await slot.remove("d", recursive=True)
     assert await slot.list_dir() == []

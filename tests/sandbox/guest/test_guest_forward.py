@@ -324,7 +324,7 @@ async def test_the_end_of_the_lease_resets(own_rig, reset):
         assert (await slot.run(["python3", "-c", REFUSED, str(forward.port)])).exit_code == 111
 
 
-async def test_ports(own_rig):
+async def test_each_forward_has_a_port_and_wrong_ones_are_refused(own_rig):
     slot = await own_rig.slot()
     async with slot.forward(upper) as one, slot.forward(upper) as other:
         assert one.port != other.port

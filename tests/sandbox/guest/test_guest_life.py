@@ -194,7 +194,7 @@ async def test_a_sandbox_out_of_reach_is_given_up_when_it_would_have_ended(rigge
 
 
 @pytest.mark.full
-async def test_taking_over(rigged, level):
+async def test_a_driver_takes_over_slots_files_and_processes(rigged, level):
     async with rigged(level) as rig:
         index = await rig.index()
         first = rig.client.commands(index)
@@ -222,7 +222,7 @@ async def test_taking_over(rigged, level):
             await client.aclose()
 
 
-async def test_a_lease_of_somebody_else(rigged):
+async def test_a_sandbox_leased_to_another_is_refused(rigged):
     async with rigged("shared") as rig:
         for take_over in (None, rig.client.life):
             settings = replace(rig.client.settings, creation_id="other", driver_id="other", take_over=take_over)
@@ -332,7 +332,7 @@ async def test_an_ordinary_user_gets_namespaces(host_sandbox):
 
 
 @pytest.mark.skipif(not ROOT, reason="about what root may do")
-async def test_a_place_that_the_slots_cannot_reach(host_sandbox):
+async def test_a_place_that_the_slots_cannot_reach_is_refused(host_sandbox):
     sandbox = host_sandbox()
     os.chmod(sandbox.base, 0o700)
     try:
@@ -344,7 +344,7 @@ async def test_a_place_that_the_slots_cannot_reach(host_sandbox):
         await sandbox.terminate()
 
 
-async def test_a_place_where_nothing_can_be_made(host_sandbox):
+async def test_a_place_where_nothing_can_be_made_is_refused(host_sandbox):
     sandbox = host_sandbox()
     try:
         with pytest.raises(InfraError, match="workspaces"):
@@ -363,7 +363,7 @@ def instead(sandbox, script):
     return sandbox
 
 
-async def test_without_python(host_sandbox):
+async def test_a_sandbox_without_python_is_told(host_sandbox):
     sandbox = instead(host_sandbox("/bin/sh"), "exec no-such-python3")
     try:
         with pytest.raises(NoPythonError):
@@ -373,7 +373,7 @@ async def test_without_python(host_sandbox):
 
 
 @pytest.mark.parametrize("script", ["echo hello", "head -c 100000 /dev/urandom", "exit 0", "echo broken >&2; exit 9"])
-async def test_something_else_than_a_guest(host_sandbox, script):
+async def test_something_else_than_a_guest_is_a_failure_of_the_infrastructure(host_sandbox, script):
     sandbox = instead(host_sandbox("/bin/sh"), script)
     try:
         with pytest.raises(InfraError) as caught:

@@ -255,7 +255,7 @@ def test_a_spool_has_its_bound(tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(not ROOT, reason="about what root does for others")
-def test_sweeping(tmp_path):
+def test_sweeping_removes_what_some_users_own(tmp_path):
     for user in (NOBODY, SOMEBODY):
         (tmp_path / f"file-{user}").write_text("x")
         (tmp_path / f"dir-{user}" / "a" / "b").mkdir(parents=True)

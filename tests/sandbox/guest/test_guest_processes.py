@@ -36,7 +36,7 @@ async def test_input_that_the_process_has_closed(slot):
     await slot.kill(process.process_id)
 
 
-async def test_waiting_together(slot):
+async def test_all_who_wait_for_a_process_hear_of_its_end(slot):
     process = await slot.start("sleep 0.3; exit 3")
     waits = [asyncio.ensure_future(slot.wait(process.process_id)) for _ in range(5)]
     await asyncio.sleep(0.05)
@@ -70,7 +70,7 @@ async def test_cancelling_a_start_leaves_no_process(slot):
     pytest.fail("it runs")
 
 
-async def test_limits_that_are_none(slot):
+async def test_buffers_and_times_that_make_no_sense_are_refused(slot):
     process = await slot.start("sleep 1000")
     for attempt in (
         slot.start("true", buffer_bytes=-1),

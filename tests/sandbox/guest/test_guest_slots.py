@@ -150,7 +150,7 @@ async def test_commands_asked_for_during_a_reset_come_after_it(rig):
     assert {result.text for result in results} == {"0\n"}
 
 
-async def test_a_slot_that_was_never_opened(rig):
+async def test_a_slot_that_was_never_opened_runs_nothing(rig):
     with pytest.raises(InfraError):
         await rig.client.commands(199).run("true")
     with pytest.raises(InfraError):
@@ -212,7 +212,7 @@ async def test_a_stopped_parent_is_no_way_out_of_a_time_limit(own_rig):
 
 
 @STORMS
-async def test_fork_storms(own_rig, program):
+async def test_a_reset_ends_a_fork_storm(own_rig, program):
     """Bounded, a neighbour can work meanwhile, and a reset ends them with proof."""
     index, slot = await fresh(own_rig)
     _, other = await fresh(own_rig)
@@ -234,7 +234,7 @@ async def test_fork_storms(own_rig, program):
 @pytest.mark.parametrize(
     "program", [pytest.param(BOMB, id="bomb", marks=pytest.mark.stress), pytest.param(COMET, id="comet")]
 )
-async def test_fork_storms_at_a_time_limit(own_rig, program):
+async def test_a_time_limit_ends_a_fork_storm(own_rig, program):
     index, slot = await fresh(own_rig)
     await slot.write_file("storm.py", program.encode())
     script = "trap '' TERM; python3 storm.py & python3 storm.py; sleep 1000"
@@ -250,7 +250,7 @@ async def test_fork_storms_at_a_time_limit(own_rig, program):
     assert (await slot.run("echo usable")).text == "usable\n"
 
 
-async def test_what_a_slot_leaves_in_common_directories(own_rig):
+async def test_a_reset_removes_what_a_slot_left_in_common_directories(own_rig):
     index, slot = await fresh(own_rig)
     _, other = await fresh(own_rig)
     mine, theirs = (await slot.run("mktemp -p /tmp")).text.strip(), (await other.run("mktemp -p /tmp")).text.strip()
@@ -267,7 +267,7 @@ async def test_what_a_slot_leaves_in_common_directories(own_rig):
 
 
 @pytest.mark.skipif(not ROOT, reason="a uid per slot takes root")
-async def test_slots_that_share_a_directory_of_one_of_them(rigs):
+async def test_a_reset_in_a_shared_directory_removes_only_the_slots_own(rigs):
     """Neither is quarantined, neither keeps anything, neither loses what is its own."""
     rig = await rigs("user")
     (index, slot), (second, other) = await fresh(rig), await fresh(rig)
@@ -291,7 +291,7 @@ async def test_slots_that_share_a_directory_of_one_of_them(rigs):
     os.system(f"rm -rf {common}")
 
 
-async def test_a_deep_tree_of_a_slot(own_rig):
+async def test_a_deep_tree_without_rights_is_removed_by_a_reset(own_rig):
     index, slot = await fresh(own_rig)
     await slot.run(["python3", "-c", DEEP])
     began = time.monotonic()

@@ -71,12 +71,12 @@ def test_the_names_of_an_earlier_sandbox_are_replaced() -> None:
     assert users.add(earlier, wanted) == users.add((PASSWD, GROUP), wanted)
 
 
-def test_a_home_that_would_spoil_the_lists() -> None:
+def test_a_home_that_would_spoil_the_lists_is_not_written() -> None:
     for home in ("/data:x", "/data\nroot::0:0::/:/bin/sh"):
         assert users.add((b"", b""), [(5002, "agent", home)])[0] == b"agent:*:5002:5002:slot of hermes-rl:/:/bin/sh\n"
 
 
-def test_the_system_of_a_sandbox(system: Path) -> None:
+def test_names_are_written_into_the_system_of_a_sandbox(system: Path) -> None:
     for _ in range(2):  # the second time nothing changes
         users.write_system(ONE)
         assert users.read() == users.add((PASSWD, GROUP), ONE)
@@ -84,7 +84,7 @@ def test_the_system_of_a_sandbox(system: Path) -> None:
     assert sorted(os.listdir(system)) == ["group", "passwd"]
 
 
-def test_a_system_without_lists(etc: Path) -> None:
+def test_a_system_without_lists_gets_them(etc: Path) -> None:
     users.write_system(ONE)
     assert users.name_in(users.read(), 5002) == "agent"
     assert (etc / "passwd").stat().st_mode & 0o777 == 0o644
@@ -110,7 +110,7 @@ def _linked_etc(etc: Path) -> None:
 
 
 @pytest.mark.parametrize("spoil", [_link, _pipe, _huge, _linked_etc])
-def test_lists_that_are_left_alone(system: Path, spoil: Callable[[Path], None]) -> None:
+def test_odd_lists_are_left_alone(system: Path, spoil: Callable[[Path], None]) -> None:
     spoil(system)
     before = {path: path.read_bytes() for path in system.parent.rglob("*") if path.is_file()}
     with pytest.raises(OSError):
@@ -144,7 +144,7 @@ def test_copies_are_shown_in_place_of_what_is_there(system: Path, tmp_path: Path
         ("shared", {"driver_etc": "another kernel/1/2"}, False),
     ],
 )
-def test_which_system_the_guest_writes_to(
+def test_the_guest_writes_only_to_a_system_of_the_sandboxs_own(
     system: Path, tmp_path: Path, mechanism: str, changes: dict[str, object], written: bool
 ) -> None:
     site = site_of(tmp_path, mechanism, **changes)
@@ -153,7 +153,7 @@ def test_which_system_the_guest_writes_to(
     assert (users.name_in(site.lists, 5003) is not None) == written
 
 
-def test_a_system_that_cannot_be_written_to(
+def test_a_system_that_cannot_be_written_to_stays_as_it_was(
     system: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refuse(*_: object) -> None:
