@@ -66,7 +66,7 @@ class Grown:
     @property
     def own(self) -> list[list[int]]:
         """Return what is trained on: the number of each answer, by sequence."""
-        nodes = self.tree.nodes(self.conversations.trained())
+        nodes = self.tree.nodes(self.conversations.trainable_answers())
         for node in nodes:
             assert list(node.tokens) in self.seen, "a server saw each sequence, as it is"
         trained = [turn.sampled[0] for node in nodes for turn in node.turns]

@@ -14,11 +14,11 @@ from hermes_make_tasks.examples import (
     MOST_LINES,
     ExampleRun,
     FailedTest,
+    describe_doctest_failure,
+    describe_failure,
     examples_of,
     gives_away,
     names_a_missing_name,
-    said_of,
-    said_of_doctest,
 )
 from hermes_make_tasks.sources import read_source
 from hermes_make_tasks.statement import from_template
@@ -176,12 +176,12 @@ def test_what_is_said_is_what_happened(code: str, title: str, happens: str, tmp_
     ran, clean = run(code, tmp_path / "bad"), run(code, tmp_path / "good")
     assert ran.error
     assert not clean.error
-    assert said_of(code, ran, clean) == (title, happens)
+    assert describe_failure(code, ran, clean) == (title, happens)
 
 
 def test_a_doctest_is_shown_as_it_is() -> None:
     failed = FailedTest("m.py::m.f", 0, {}, "DocTestFailure: ", ">>> f(1)\n1\n>>> f(2)\n2\n\x003\n")
-    title, session, happens = said_of_doctest(failed)
+    title, session, happens = describe_doctest_failure(failed)
     assert (title, session) == ("`f(2)` gives a wrong result", ">>> f(1)\n1\n>>> f(2)\n2")
     assert happens.endswith("    3\n")
     said = from_template("pkg", [(title, session, happens), ("`g` raises X", "g()", "at 0x7f00aa00bb\x1b[31m")])

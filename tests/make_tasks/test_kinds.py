@@ -9,7 +9,7 @@ import tokenize
 
 import pytest
 from hermes_make_tasks.kinds import kinds, mutations
-from hermes_make_tasks.sources import Edit, Unreadable, applied, meaning, read_source, unbound
+from hermes_make_tasks.sources import Edit, Unreadable, apply_edits, meaning, read_source, unbound
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -42,7 +42,7 @@ def changed(text: str, kind: str) -> list[str]:
     source = read_source("m.py", text.encode())
     found = [each for function in source.functions for each in mutations(source, function, [kind])]
     assert {each.kind for each in found} <= {kind}
-    return [source.applied(each.edits) for each in found]
+    return [source.apply_edits(each.edits) for each in found]
 
 
 def function(body: str) -> str:
@@ -155,17 +155,17 @@ def test_every_change_of_an_awkward_source_parses_and_can_be_undone(name: str) -
     for function in source.functions:
         for mutation in mutations(source, function, list(kinds())):
             tried += 1
-            text = source.applied(mutation.edits)
-            assert applied(text, undoing(source.text, mutation.edits)) == source.text
-            assert source.encoded(source.applied([])) == data
+            text = source.apply_edits(mutation.edits)
+            assert apply_edits(text, undoing(source.text, mutation.edits)) == source.text
+            assert source.encode(source.apply_edits([])) == data
             try:
                 differs = meaning(text, "m.py") != before
             except Unreadable:
                 continue
             if differs:
                 sound.add(mutation.kind)
-                ast.parse(source.encoded(text))  # as Python reads the file
-                assert source.encoded(text) != data
+                ast.parse(source.encode(text))  # as Python reads the file
+                assert source.encode(text) != data
     assert tried > 60
     assert len(sound) >= 20, set(kinds()) - sound
 
@@ -232,8 +232,8 @@ def test_a_change_of_any_function_parses_and_can_be_undone(blocks: list[str], li
     source = read_source("m.py", text.encode())
     found = [each for function in source.functions for each in mutations(source, function, list(kinds()))]
     for mutation in random.Random(seed).sample(found, min(len(found), 12)):
-        changed = source.applied(mutation.edits)
-        assert applied(changed, undoing(text, mutation.edits)) == text
+        changed = source.apply_edits(mutation.edits)
+        assert apply_edits(changed, undoing(text, mutation.edits)) == text
         assert changed.count("\n") == changed.count("\r\n") or line_end == "\n"
         ast.parse(changed)
         list(tokenize.generate_tokens(io.StringIO(changed).readline))

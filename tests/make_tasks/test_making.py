@@ -21,7 +21,7 @@ import hermes_swe_smith
 import pytest
 from click.testing import CliRunner, Result
 from hermes_make_tasks.kinds import kinds
-from hermes_make_tasks.making import _broken, _unfit, make_tasks
+from hermes_make_tasks.making import _find_broken, _unfit, make_tasks
 from hermes_make_tasks.progress import MakingStanding
 from hermes_make_tasks.wanted import Wanted
 from hermes_testing.scripted_server import Reply, ScriptedServer
@@ -270,7 +270,7 @@ def report(status: ReportStatus = ReportStatus.FINISHED, **outcomes: str) -> Pyt
     ],
 )
 def test_what_makes_no_task(made: PytestReport, reason: str | None) -> None:
-    assert _unfit(made, _broken(NAMES, made), 2) == reason
+    assert _unfit(made, _find_broken(NAMES, made), 2) == reason
 
 
 def test_progress_has_the_forms_of_a_rollout(capsys: pytest.CaptureFixture[str]) -> None:

@@ -115,7 +115,7 @@ dev = ["ruff"]
 
 
 def test_requirements_are_those_of_the_project_and_its_tests() -> None:
-    found = requirements.declared({"pyproject.toml": PYPROJECT})
+    found = requirements.find_requirements({"pyproject.toml": PYPROJECT})
     assert found == ["attrs>=20", "hypothesis", "simplejson; python_version > '3.8'"]
     assert requirements.with_pytest(found or [])[-1] == "pytest>=7"
     assert requirements.with_pytest(["pytest-asyncio"])[-1] == "pytest>=7"
@@ -124,13 +124,16 @@ def test_requirements_are_those_of_the_project_and_its_tests() -> None:
 
 def test_dependency_groups_may_include_each_other() -> None:
     groups = '[dependency-groups]\ntest = ["a", {include-group = "more"}]\nmore = ["b", {include-group = "test"}]\n'
-    assert requirements.declared({"pyproject.toml": f'[project]\nname = "x"\nversion = "1"\n{groups}'}) == ["a", "b"]
+    assert requirements.find_requirements({"pyproject.toml": f'[project]\nname = "x"\nversion = "1"\n{groups}'}) == [
+        "a",
+        "b",
+    ]
 
 
 def test_requirements_of_setup_cfg() -> None:
     cfg = "[metadata]\nname = x\n[options]\ninstall_requires =\n    a>=1  # why\n    b\n"
     cfg += "[options.extras_require]\ntesting = c\n"
-    assert requirements.declared({"setup.cfg": cfg}) == ["a>=1", "b", "c"]
+    assert requirements.find_requirements({"setup.cfg": cfg}) == ["a>=1", "b", "c"]
 
 
 @pytest.mark.parametrize(
@@ -142,13 +145,13 @@ def test_requirements_of_setup_cfg() -> None:
     ],
 )
 def test_what_only_an_installation_can_tell_is_not_guessed(files: dict[str, str]) -> None:
-    assert requirements.declared(files) is None
+    assert requirements.find_requirements(files) is None
 
 
 def test_broken_packaging_files_are_no_error() -> None:
-    assert requirements.declared({"pyproject.toml": "[[[", "setup.cfg": "x"}) == []
+    assert requirements.find_requirements({"pyproject.toml": "[[[", "setup.cfg": "x"}) == []
     odd = '[project]\nname = 3\noptional-dependencies = "x"\ndependencies = [1, "a"]\n'
-    assert requirements.declared({"pyproject.toml": odd}) == ["a"]
+    assert requirements.find_requirements({"pyproject.toml": odd}) == ["a"]
 
 
 def test_the_import_path_is_that_of_the_packages() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from hermes_make_tasks import survey
-from hermes_make_tasks.bench import SurveyedTest, _surveyed
+from hermes_make_tasks.bench import SurveyedTest, _read_survey
 
 from tests.support.pythons import interpreter
 from tests.swe_smith.shapes import write_files
@@ -77,7 +77,7 @@ def test_every_test_is_found_with_its_lines(tmp_path: Path) -> None:
     write_files(tmp_path, PROJECT)
     events = survey_of(tmp_path)
     lines = "".join(json.dumps(event) + "\n" for event in events).encode()
-    surveyed = _surveyed(lines + b'not JSON\n{"test": 99, "lines": {}}\n{"tests": 5}\n', ["src/m.py"])
+    surveyed = _read_survey(lines + b'not JSON\n{"test": 99, "lines": {}}\n{"tests": 5}\n', ["src/m.py"])
     found = {test.node_id: test for test in surveyed.tests}
     assert list(found) == [
         "src/m.py::m.g",

@@ -241,7 +241,7 @@ class AcpAgent(CommandAgent):
         """
         program, calls = SlotProgram(running.slot.commands), running.calls
         peer, failed, left = Peer(program, session.counts), None, None
-        async with running.prepared(running.program.argv, said) as (line, env, url):
+        async with running.prepare(running.program.argv, said) as (line, env, url):
             try:
                 async with program.run(line, env), alongside(peer.receive()):
                     try:

@@ -49,7 +49,7 @@ class NpmPackages:
         return _diagnosis(name, version, self._place(name, version), "npm", available, _GET_NPM)
 
     def _place(self, name: str, version: str) -> str:
-        return f"{name}-{_checked(version)}-{_cpu()}-{_digest([self.specs, sorted(self.keep.items())])}"
+        return f"{name}-{_validate_version(version)}-{_cpu()}-{_digest([self.specs, sorted(self.keep.items())])}"
 
     async def fetch(self, name: str, version: str) -> Path:
         """Return the folder with the packages, which are fetched if they are not there.
@@ -57,7 +57,7 @@ class NpmPackages:
         Raises:
             ConfigError: they can't be had.
         """
-        places = {"version": _checked(version), "cpu": _cpu(), "machine": platform.machine()}
+        places = {"version": _validate_version(version), "cpu": _cpu(), "machine": platform.machine()}
         line = ["npm", "install", "--ignore-scripts", "--no-audit", "--no-fund", "--no-save", "--loglevel=error"]
         line += [
             "--os=linux",
@@ -97,7 +97,7 @@ class PythonPackages:
         return _diagnosis(name, version, self._place(name, version), "pip", available, _GET_PIP)
 
     def _place(self, name: str, version: str) -> str:
-        return f"{name}-{_checked(version)}-{_cpu()}-py3.{sys.version_info.minor}-{_digest(self.specs)}"
+        return f"{name}-{_validate_version(version)}-{_cpu()}-py3.{sys.version_info.minor}-{_digest(self.specs)}"
 
     def _too_old(self, name: str) -> str:
         needed, here = (".".join(map(str, each)) for each in (self.oldest, sys.version_info[:2]))
@@ -135,7 +135,7 @@ def cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hermes-rl" / "agents"
 
 
-def _checked(version: str) -> str:
+def _validate_version(version: str) -> str:
     if not _VERSION.fullmatch(version):
         raise ConfigError(f"{version!r} can't be a version", hint="write it like 1.2.3")
     return version
@@ -168,7 +168,7 @@ async def _once(name: str, fill: Fill) -> Path:
         return folder
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        async with _locked(cache() / f".{name}.lock"):
+        async with _hold_lock(cache() / f".{name}.lock"):
             if folder.is_dir():
                 return folder
             await asyncio.to_thread(shutil.rmtree, part, ignore_errors=True)  # a process that was killed left it
@@ -199,7 +199,7 @@ def _diagnosis(  # noqa: PLR0917 (private, and called twice)
 
 
 @asynccontextmanager
-async def _locked(path: Path) -> AsyncIterator[None]:
+async def _hold_lock(path: Path) -> AsyncIterator[None]:
     """Hold a lock that other processes of this machine respect."""
     with path.open("w") as file:
         while True:

@@ -310,7 +310,7 @@ class ProgramAgent:
             ModelError: the model can't be used.
             ConfigError: the program can't be had.
         """
-        await self._asked.check_endpoint()
+        await self._ready_model.check_endpoint()
         await self.program.fetch(self.version)
 
     async def aclose(self) -> None:
@@ -328,7 +328,7 @@ class ProgramAgent:
         return bool(self.program.mcp)
 
     @property
-    def _asked(self) -> SharesModel | Upstream:
+    def _ready_model(self) -> SharesModel | Upstream:
         if self._model is None:
             raise UsageError("this agent has no model yet", hint="use run_rollouts(…), or give it one with `on_model`")
         return self._model
@@ -342,13 +342,15 @@ class ProgramAgent:
         if task.slot is None:
             raise UsageError(f"{self.name} is a program in a slot, and this rollout has none")
         program = self.program_for(task)
-        instructions, prompt = _divided(task.messages) if program.instructions else ("", prompt_of(task.messages))
+        instructions, prompt = (
+            _divide_messages(task.messages) if program.instructions else ("", prompt_of(task.messages))
+        )
         await program.check_slot(task.slot.commands)
         install = await self._install(task.slot)
         task.result.messages.extend(copy.deepcopy(task.messages))
         asked, bounds = Conversations(prompt), Bounds(calls=self.settings.max_turns)
         async with (
-            self._asked.session(own=asked.trained, keep_thinking=self.settings.keep_thinking) as server,
+            self._ready_model.session(own=asked.trainable_answers, keep_thinking=self.settings.keep_thinking) as server,
             _mcp_routes(task) as routes,
             Gateway(server, task, self.settings, conversations=asked, bounds=bounds, routes=routes) as gateway,
         ):
@@ -475,7 +477,7 @@ class RunningProgram:
         """
         tail, done, calls = _OutputTail(), None, self.calls
         try:
-            async with self.prepared(argv, prompt) as (line, env, _):
+            async with self.prepare(argv, prompt) as (line, env, _):
                 stdin = None if _names_prompt(argv) else prompt.encode()
                 done = await self.slot.commands.run(line, env=env, stdin=stdin, merge_stderr=True, stdout=tail)
         finally:
@@ -485,7 +487,7 @@ class RunningProgram:
         self.result.stop(self.stop_reason(otherwise, since=calls))
 
     @asynccontextmanager
-    async def prepared(self, argv: Sequence[str], prompt: str) -> AsyncIterator[tuple[list[str], dict[str, str], str]]:
+    async def prepare(self, argv: Sequence[str], prompt: str) -> AsyncIterator[tuple[list[str], dict[str, str], str]]:
         """Write the program's files, open its port to the model during the block, and give its command line, its
         environment, and the port's address.
 
@@ -494,7 +496,7 @@ class RunningProgram:
             SetupFailed: the prompt is too long for an argument.
         """
         async with self.slot.commands.forward(self.gateway.serve, most=self.gateway.bounds.connections) as forward:
-            yield *await self._prepared(argv, prompt, forward.url), forward.url
+            yield *await self._prepare_command(argv, prompt, forward.url), forward.url
 
     def tell(self, done: CommandResult | None, output: str, output_bytes: int, **more: Any) -> None:
         """Record how the program ended, and the end of its output.
@@ -566,7 +568,7 @@ class RunningProgram:
         failed = reason is StopReason.FINISHED and otherwise is StopReason.PROGRAM_FAILED
         return otherwise if unseen or failed else reason
 
-    async def _prepared(self, argv: Sequence[str], prompt: str, url: str) -> tuple[list[str], dict[str, str]]:
+    async def _prepare_command(self, argv: Sequence[str], prompt: str, url: str) -> tuple[list[str], dict[str, str]]:
         """Write the program's files, and return its command line and environment.
 
         Raises:
@@ -584,9 +586,9 @@ class RunningProgram:
         }
         servers = ", ".join(self.program.mcp.replace("{server}", name) for name in self.servers)
         for path, text in {**self.program.files, "prompt.txt": "{prompt}"}.items():
-            written = prompt if path == "prompt.txt" else _filled(text.replace("{mcp}", servers), values, _quoted)
+            written = prompt if path == "prompt.txt" else _fill(text.replace("{mcp}", servers), values, _quote)
             await self.slot.commands.write_file(f"{self.folder}/{path}", written.encode())
-        line = [_filled(word, values) for word in _words(argv, self.settings.args)]
+        line = [_fill(word, values) for word in _words(argv, self.settings.args)]
         if any(len(word.encode()) > MAX_ARGUMENT for word in line):
             raise SetupFailed(
                 f"the prompt has more than {MAX_ARGUMENT} bytes, and {self.program.name} takes it as an argument",
@@ -594,7 +596,7 @@ class RunningProgram:
             )
         answered = {} if self.settings.upstream else self.program.env_when_answered
         env = {**_ENVIRONMENT, **self.program.env, **answered}
-        return line, {name: _filled(text, values) for name, text in env.items()} | self.settings.variables
+        return line, {name: _fill(text, values) for name, text in env.items()} | self.settings.variables
 
 
 _ENVIRONMENT = {
@@ -669,7 +671,7 @@ def _check_upstream(settings: ProgramSettings, program: AgentProgram, model: Sha
         )
 
 
-def _divided(messages: Sequence[Message]) -> tuple[str, str]:
+def _divide_messages(messages: Sequence[Message]) -> tuple[str, str]:
     """Return the text of the system's messages, and that of the others.
 
     Raises:
@@ -691,11 +693,11 @@ def _names_prompt(argv: Sequence[str]) -> bool:
     return any(place in ("prompt", "prompt_file") for word in argv for place in _PLACES.findall(word))
 
 
-def _filled(text: str, values: Mapping[str, str], quoted: Callable[[str], str] = str) -> str:
+def _fill(text: str, values: Mapping[str, str], quoted: Callable[[str], str] = str) -> str:
     return _PLACES.sub(lambda place: quoted(values[place[1]]), text)
 
 
-def _quoted(value: str) -> str:
+def _quote(value: str) -> str:
     return json.dumps(value)[1:-1]
 
 

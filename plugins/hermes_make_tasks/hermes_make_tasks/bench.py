@@ -31,7 +31,7 @@ from hermes_core import CommandResult, DatasetError, NewSandbox, PytestReport, S
 from hermes_make_tasks import example_run, survey
 from hermes_make_tasks.examples import ExampleRun, FailedTest
 from hermes_make_tasks.project import File
-from hermes_make_tasks.sources import Unreadable, parsed
+from hermes_make_tasks.sources import Unreadable, parse_source
 from hermes_make_tasks.statement import plain
 
 EXAMPLE_TIMEOUT_S = 30.0
@@ -121,7 +121,7 @@ class Bench:
         task = replace(self.task, fail_to_pass=tuple(node_ids))
         for path, names in task.doctests.items():
             try:
-                module = parsed(self.files[path].data.decode("utf-8-sig"), path)
+                module = parse_source(self.files[path].data.decode("utf-8-sig"), path)
             except (Unreadable, UnicodeDecodeError, KeyError):
                 continue
             for name in names:
@@ -175,7 +175,7 @@ class Bench:
         said = done.error_text.strip()[-2000:]
         if done.timed_out:
             raise DatasetError(f"the tests took longer than {timeout_s:g} s", hint="choose some with --tests")
-        surveyed = await asyncio.to_thread(_surveyed, done.stdout, files)
+        surveyed = await asyncio.to_thread(_read_survey, done.stdout, files)
         if not surveyed.tests:
             reasons = [f"{name}: {text[-800:]}" for name, text in surveyed.broken[:2]]
             raise DatasetError(
@@ -254,7 +254,7 @@ class Bench:
             )
 
 
-def _surveyed(output: bytes, files: Sequence[str]) -> Surveyed:
+def _read_survey(output: bytes, files: Sequence[str]) -> Surveyed:
     """Read what the survey printed. The project's code could have printed there too: what does not fit is ignored."""
     names: list[str] = []
     about: dict[int, SurveyedTest] = {}

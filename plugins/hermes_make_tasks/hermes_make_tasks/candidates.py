@@ -12,7 +12,7 @@ from functools import cached_property
 
 from hermes_make_tasks.bench import Surveyed
 from hermes_make_tasks.kinds import Mutation, mutations
-from hermes_make_tasks.sources import Edit, Function, SourceFile, applied
+from hermes_make_tasks.sources import Edit, Function, SourceFile, apply_edits
 
 LEAST_COMPLEXITY = 3
 """Simpler functions are not changed: SWE-smith's own limit."""
@@ -101,7 +101,7 @@ def _of_function(
         if not covered >> first & ((1 << (last - first + 1)) - 1):
             continue
         try:
-            text = applied(source.text, mutation.edits)
+            text = apply_edits(source.text, mutation.edits)
         except ValueError:
             continue
         if text not in seen:

@@ -94,7 +94,7 @@ def make_tasks(ctx: click.Context, /, repo: str | None, out: Path | None, **give
     display = progress_for(given["progress"], sys.stderr)
 
     async def work(runtime: Runtime, options: RunOptions) -> MakingOutcome:
-        wanted = _wanted(ctx, repo, options)
+        wanted = _read_wanted(ctx, repo, options)
         if wanted.statement == "template":
             return await make(runtime, options, wanted, out, progress=display)
         agent = runtime.agent("model", chosen_agent(ctx, runtime, "model"))
@@ -108,7 +108,7 @@ def make_tasks(ctx: click.Context, /, repo: str | None, out: Path | None, **give
     ctx.exit(0 if outcome.complete else EXIT_INCOMPLETE)
 
 
-def _wanted(ctx: click.Context, repo: str, options: RunOptions) -> Wanted:
+def _read_wanted(ctx: click.Context, repo: str, options: RunOptions) -> Wanted:
     """Return what the command line says.
 
     Raises:

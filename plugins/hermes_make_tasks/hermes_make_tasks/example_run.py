@@ -49,14 +49,14 @@ def main() -> None:
     values: dict[str, str] = {}
     told = {"error": "", "line": 0, "values": values}
 
-    def noted(number: int, value: object) -> object:
+    def note(number: int, value: object) -> object:
         values[str(number)] = repr(value)[:MOST]
         return value
 
     try:
         tree = _Watched().visit(ast.parse(asked["code"]))
         code = compile(tree, "<example>", "exec")
-        exec(code, {"__name__": "example", "_noted": noted})  # noqa: S102 - this is what a slot is for
+        exec(code, {"__name__": "example", "_noted": note})  # noqa: S102 - this is what a slot is for
     except BaseException as error:
         told["error"] = f"{type(error).__name__}: {error}"[:MOST]
         place = error.__traceback__

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from hermes_make_tasks import example_run
-from hermes_make_tasks.sources import DEFINITIONS, Edit, Function, SourceFile, Unreadable, applied, parsed
+from hermes_make_tasks.sources import DEFINITIONS, Edit, Function, SourceFile, Unreadable, apply_edits, parse_source
 
 MOST_LINES, MOST_CHARS = 40, 2500
 """The longest example. One that is longer is left out, never cut."""
@@ -47,11 +47,11 @@ def examples_of(source: SourceFile, failed: FailedTest) -> Iterator[str]:
     reached = [statement for statement in function.node.body if statement.lineno <= failed.line]
     steps = [(statement, *_as_plain(source, statement)) for statement in reached if not _is_text(statement)]
     hidden = {function.node.name, PurePosixPath(path).stem}
-    for chosen in (_needed(steps), steps):
+    for chosen in (_find_needed(steps), steps):
         lines = [f"{key} = {failed.values[key]}" for key in sorted(parameters - {"self"})]
         body = "\n".join([*lines, *(text for _, _, text in chosen)])
         code = _with_globals(source, body)
-        if code is not None and not hidden & _names(parsed(code, "example")):
+        if code is not None and not hidden & _names(parse_source(code, "example")):
             yield code
 
 
@@ -61,11 +61,11 @@ Step = tuple[ast.stmt, ast.stmt, str]
 """A statement of the test, the same without unittest's methods, and its text."""
 
 
-def _needed(steps: Sequence[Step]) -> list[Step]:
+def _find_needed(steps: Sequence[Step]) -> list[Step]:
     """Return the last step, and those before that it depends on, as far as names tell."""
     needed, chosen = _names(steps[-1][1]), [steps[-1]]
     for step in reversed(steps[:-1]):
-        simple = isinstance(step[1], _BINDING) and _bound(step[1])
+        simple = isinstance(step[1], _BINDING) and _find_bindings(step[1])
         if not _is_claim(step[1], needed) and (simple or _names(step[1])) & needed:
             chosen.insert(0, step)
             needed |= _names(step[1])
@@ -75,22 +75,25 @@ def _needed(steps: Sequence[Step]) -> list[Step]:
 def _is_claim(statement: ast.stmt, needed: set[str]) -> bool:
     """Return whether a statement only checks something: an assertion, or that an exception is raised."""
     expects = isinstance(statement, ast.With) and "raises" in ast.unparse(statement.items[0].context_expr).split("(")[0]
-    return isinstance(statement, ast.Assert) or (expects and not _bound(statement) & needed)
+    return isinstance(statement, ast.Assert) or (expects and not _find_bindings(statement) & needed)
 
 
 def _with_globals(source: SourceFile, body: str) -> str | None:
     """Put what the body needs of its module before it. None if that can't be, or is too long."""
     try:
-        tree = parsed(body, "example")
+        tree = parse_source(body, "example")
     except Unreadable:
         return None
-    missing = _names(tree) - _bound(tree) - _BUILTINS
+    missing = _names(tree) - _find_bindings(tree) - _BUILTINS
     before: dict[int, str] = {}
     stars = {}
     for index, statement in reversed([*enumerate(source.tree.body)]):
         if isinstance(statement, ast.ImportFrom) and statement.names[0].name == "*":
             stars[index] = ast.unparse(statement)
-        elif found := (_bound(statement) if not isinstance(statement, DEFINITIONS) else {statement.name}) & missing:
+        elif (
+            found := (_find_bindings(statement) if not isinstance(statement, DEFINITIONS) else {statement.name})
+            & missing
+        ):
             if isinstance(statement, ast.Import | ast.ImportFrom):
                 kept = [each for each in statement.names if (each.asname or each.name.split(".")[0]) in found]
                 if getattr(statement, "level", 0):
@@ -98,7 +101,7 @@ def _with_globals(source: SourceFile, body: str) -> str | None:
                 before[index] = ast.unparse(_with_names(statement, kept))
             else:
                 before[index] = f"\n{_text(source, statement)}\n"
-                missing |= _names(statement) - _bound(statement) - _BUILTINS
+                missing |= _names(statement) - _find_bindings(statement) - _BUILTINS
             missing -= found
     if "pytest" in missing:
         before[-1] = "import pytest"
@@ -122,7 +125,7 @@ def _names(tree: ast.AST) -> set[str]:
     return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
 
 
-def _bound(tree: ast.AST) -> set[str]:
+def _find_bindings(tree: ast.AST) -> set[str]:
     """Return the names that code binds, those of its functions included."""
     found: set[str] = set()
     for node in ast.walk(tree):
@@ -157,7 +160,7 @@ def _text(source: SourceFile, node: ast.stmt) -> str:
         while end < start + node.col_offset and source.text[end] in " \t":
             end += 1
         edits.append(Edit(start, end, ""))
-    return applied(source.text[: span[1]], edits)[span[0] :].rstrip()
+    return apply_edits(source.text[: span[1]], edits)[span[0] :].rstrip()
 
 
 # ---------------------------------------------------------------------- unittest
@@ -173,7 +176,7 @@ _COMPARED = {
 def _as_plain(source: SourceFile, statement: ast.stmt) -> tuple[ast.stmt, str]:
     """Return a statement without the methods of `unittest.TestCase`, and its text."""
     text = ast.unparse(statement)
-    plain = ast.fix_missing_locations(_PlainValue().visit(parsed(text, "example"))).body[0]
+    plain = ast.fix_missing_locations(_PlainValue().visit(parse_source(text, "example"))).body[0]
     changed = ast.unparse(plain)
     return plain, _text(source, statement) if changed == text else changed
 
@@ -181,7 +184,7 @@ def _as_plain(source: SourceFile, statement: ast.stmt) -> tuple[ast.stmt, str]:
 class _PlainValue(ast.NodeTransformer):
     def visit_Expr(self, node: ast.Expr) -> ast.stmt:
         """Make `self.assertEqual(a, b)` an `assert a == b`, and others alike."""
-        name, given = _asserted(node.value)
+        name, given = _read_assertion(node.value)
         if name in _COMPARED and len(given) >= 2:
             return ast.Assert(ast.Compare(given[0], [_COMPARED[name]()], [given[1]]))
         if name in ("True", "False") and given:
@@ -199,14 +202,14 @@ class _PlainValue(ast.NodeTransformer):
 
     def visit_withitem(self, node: ast.withitem) -> ast.withitem:
         """Make `self.assertRaises(E)` a `pytest.raises(E)`."""
-        name, given = _asserted(node.context_expr)
+        name, given = _read_assertion(node.context_expr)
         if name in ("Raises", "RaisesRegex") and given:
             match = [ast.keyword("match", given[1])] if len(given) > 1 else []
             node.context_expr = _raises(given[:1], match)
         return node
 
 
-def _asserted(node: ast.expr) -> tuple[str, list[ast.expr]]:
+def _read_assertion(node: ast.expr) -> tuple[str, list[ast.expr]]:
     """Return of `self.assertX(…)` X and the arguments."""
     if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("self.assert"):
         return ast.unparse(node.func).removeprefix("self.assert"), node.args
@@ -244,12 +247,12 @@ def names_a_missing_name(error: str) -> bool:
     return kind in ("NameError", "UnboundLocalError") or missing
 
 
-def said_of(code: str, ran: ExampleRun, clean: ExampleRun) -> tuple[str, str]:
+def describe_failure(code: str, ran: ExampleRun, clean: ExampleRun) -> tuple[str, str]:
     """Return a title, and what happens in place of what should."""
-    tree = parsed(code, "example")
+    tree = parse_source(code, "example")
     inside = [node for node in ast.walk(tree) if isinstance(node, ast.stmt) and node.lineno <= ran.line]
     statement = max(inside, key=lambda node: (node.lineno, node.col_offset), default=tree.body[-1])
-    called = _called(tree, statement)
+    called = _find_call(tree, statement)
     if "DID NOT RAISE" in ran.error:
         expected = re.sub(r".*[. ]|'>", "", ran.error)
         done = ast.unparse(statement.body[-1]) if isinstance(statement, ast.With) else ""
@@ -258,7 +261,7 @@ def said_of(code: str, ran: ExampleRun, clean: ExampleRun) -> tuple[str, str]:
     if not isinstance(statement, ast.Assert) or ran.kind != "AssertionError":
         verb = "does not do what it should" if ran.kind in ("AssertionError", "Failed") else f"raises {ran.kind}"
         return (
-            f"{_called(tree, statement)} {verb}",
+            f"{_find_call(tree, statement)} {verb}",
             f"It ends with\n\n{_block(ran.error)}\n\nand should run to its end.",
         )
     named = [f"`{ast.unparse(each)}`" for each in example_run.subjects(statement.test)]
@@ -272,7 +275,7 @@ def said_of(code: str, ran: ExampleRun, clean: ExampleRun) -> tuple[str, str]:
     )
 
 
-def said_of_doctest(failed: FailedTest) -> tuple[str, str, str]:
+def describe_doctest_failure(failed: FailedTest) -> tuple[str, str, str]:
     """Return the title, the session and what happens for a doctest that failed."""
     session, _, got = failed.session.partition("\0")
     typed = re.findall(r"^>>> (.*)", session, re.MULTILINE)[-1]
@@ -283,7 +286,7 @@ def said_of_doctest(failed: FailedTest) -> tuple[str, str, str]:
     )
 
 
-def _called(tree: ast.Module, node: ast.AST, depth: int = 3) -> str:
+def _find_call(tree: ast.Module, node: ast.AST, depth: int = 3) -> str:
     """Return what a title names: the outermost call of a statement, or of one that binds its names, or else itself."""
     node = node.body[-1] if isinstance(node, ast.With) else node
     calls = [each for each in ast.walk(node) if isinstance(each, ast.Call)]
@@ -291,8 +294,10 @@ def _called(tree: ast.Module, node: ast.AST, depth: int = 3) -> str:
     for whole, function in named:
         if function not in _BUILTINS and not function.startswith("pytest."):
             return f"`{whole}`" if len(whole) <= 70 else f"`{function}(…)`"
-    binding = [each for each in tree.body if isinstance(each, ast.Assign | ast.With) and _bound(each) & _names(node)]
-    found = [_called(tree, each, depth - 1) for each in binding if depth and each is not node]
+    binding = [
+        each for each in tree.body if isinstance(each, ast.Assign | ast.With) and _find_bindings(each) & _names(node)
+    ]
+    found = [_find_call(tree, each, depth - 1) for each in binding if depth and each is not node]
     for name in found:
         if name.endswith(")`"):
             return name

@@ -148,20 +148,20 @@ def _op_change(place: FunctionSite) -> Changes:
     for statement, node in place.expressions():
         if isinstance(node, ast.BinOp) and type(node.op) in _BINARY and not _is_text(node.left):
             sign, others = _BINARY[type(node.op)]
-            yield from _replaced(statement, place.operator(node.left, node.right, sign), others)
+            yield from _replace(statement, place.operator(node.left, node.right, sign), others)
         elif isinstance(node, ast.Compare):
             for left, op, right in zip([node.left, *node.comparators], node.ops, node.comparators, strict=False):
                 words, others = _COMPARISONS[type(op)]
-                yield from _replaced(statement, place.operator(left, right, *words), others)
+                yield from _replace(statement, place.operator(left, right, *words), others)
         elif isinstance(node, ast.BoolOp):
             word, other = ("and", "or") if isinstance(node.op, ast.And) else ("or", "and")
             for left, right in pairwise(node.values):
-                yield from _replaced(statement, place.operator(left, right, word), (other,))
+                yield from _replace(statement, place.operator(left, right, word), (other,))
     for statement in place.statements:
         if isinstance(statement, ast.AugAssign) and type(statement.op) in _BINARY:
             sign, others = _BINARY[type(statement.op)]
             span = place.operator(statement.target, statement.value, f"{sign}=")
-            yield from _replaced(statement, span, tuple(f"{other}=" for other in others))
+            yield from _replace(statement, span, tuple(f"{other}=" for other in others))
 
 
 @_kind("op-drop", "a `not` or a minus sign is gone")
@@ -178,10 +178,10 @@ def _op_swap(place: FunctionSite) -> Changes:
     for statement, node in place.expressions():
         if isinstance(node, ast.BinOp) and not _is_text(node.left):
             if isinstance(node.op, directed) or (isinstance(node.op, ast.Add) and _is_text(node.right)):
-                yield statement, _exchanged(place, place.inner(node.left, node), place.inner(node.right, node))
+                yield statement, _exchange(place, place.inner(node.left, node), place.inner(node.right, node))
         elif isinstance(node, ast.Compare) and len(node.ops) == 1 and isinstance(node.ops[0], ordered):
             right = node.comparators[0]
-            yield statement, _exchanged(place, place.inner(node.left, node), place.inner(right, node))
+            yield statement, _exchange(place, place.inner(node.left, node), place.inner(right, node))
 
 
 @_kind("op-shorten", "a part of a chain of operators is gone: a and b and c becomes a and c")
@@ -202,12 +202,12 @@ def _is_text(node: ast.expr) -> bool:
     return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str | bytes))
 
 
-def _replaced(statement: ast.stmt, span: Span | None, others: Sequence[str]) -> Changes:
+def _replace(statement: ast.stmt, span: Span | None, others: Sequence[str]) -> Changes:
     if span is not None:
         yield from ((statement, [Edit(*span, other)]) for other in others)
 
 
-def _exchanged(place: FunctionSite, one: Span, other: Span) -> list[Edit]:
+def _exchange(place: FunctionSite, one: Span, other: Span) -> list[Edit]:
     return [Edit(*one, place.text(other)), Edit(*other, place.text(one))]
 
 
@@ -218,18 +218,18 @@ def _exchanged(place: FunctionSite, one: Span, other: Span) -> list[Edit]:
 def _condition_invert(place: FunctionSite) -> Changes:
     for statement in place.statements:
         if isinstance(statement, ast.If | ast.While):
-            yield statement, _inverted(place, statement.test)
+            yield statement, _invert(place, statement.test)
         elif isinstance(statement, ast.Match):
-            yield from ((statement, _inverted(place, case.guard)) for case in statement.cases if case.guard)
+            yield from ((statement, _invert(place, case.guard)) for case in statement.cases if case.guard)
     for statement, node in place.expressions():
         if isinstance(node, ast.IfExp):
-            yield statement, _inverted(place, node.test)
+            yield statement, _invert(place, node.test)
         elif isinstance(node, ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp):
             tests = [test for generator in node.generators for test in generator.ifs]
-            yield from ((statement, _inverted(place, test)) for test in tests)
+            yield from ((statement, _invert(place, test)) for test in tests)
 
 
-def _inverted(place: FunctionSite, test: ast.expr) -> list[Edit]:
+def _invert(place: FunctionSite, test: ast.expr) -> list[Edit]:
     start, end = place.source.span(test)
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         return [Edit(start, place.inner(test.operand, test)[0], "")]
@@ -249,16 +249,16 @@ def _branch_swap(place: FunctionSite) -> Changes:
             other = statement.orelse
             if len(other) == 1 and isinstance(other[0], ast.If) and _is_elif(place, other[0]):
                 other = other[0].body
-            yield from _swapped_blocks(place, statement, statement.body, other)
+            yield from _swap_blocks(place, statement, statement.body, other)
         elif isinstance(statement, ast.Match):
             for one, two in pairwise(statement.cases):
-                yield from _swapped_blocks(place, statement, one.body, two.body)
+                yield from _swap_blocks(place, statement, one.body, two.body)
     for statement, node in place.expressions():
         if isinstance(node, ast.IfExp):
-            yield statement, _exchanged(place, place.inner(node.body, node), place.inner(node.orelse, node))
+            yield statement, _exchange(place, place.inner(node.body, node), place.inner(node.orelse, node))
 
 
-def _swapped_blocks(place: FunctionSite, statement: ast.stmt, one: list[ast.stmt], two: list[ast.stmt]) -> Changes:
+def _swap_blocks(place: FunctionSite, statement: ast.stmt, one: list[ast.stmt], two: list[ast.stmt]) -> Changes:
     spans = [place.source.whole_lines(block[0], block[-1]) for block in (one, two)]
     if spans[0] is None or spans[1] is None:
         return
@@ -282,7 +282,7 @@ def _remove_branch(place: FunctionSite) -> Changes:
             if statement.orelse:
                 yield from _shorter_chain(place, statement)
             else:
-                yield statement, _removed(place, block, statement)
+                yield statement, _remove_statement(place, block, statement)
 
 
 def _shorter_chain(place: FunctionSite, statement: ast.If) -> Changes:
@@ -325,7 +325,7 @@ def _removal(*kinds: type[ast.stmt], least: int = 1) -> Callable[[FunctionSite],
             for statement in block:
                 text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
                 if isinstance(statement, kinds) and not text:
-                    yield statement, _removed(place, block, statement)
+                    yield statement, _remove_statement(place, block, statement)
 
     return find
 
@@ -337,7 +337,7 @@ _kind("remove-return", "one of several returns is gone")(_removal(ast.Return, le
 _kind("remove-raise", "a raise is gone")(_removal(ast.Raise))
 
 
-def _removed(place: FunctionSite, block: Sequence[ast.stmt], statement: ast.stmt) -> list[Edit]:
+def _remove_statement(place: FunctionSite, block: Sequence[ast.stmt], statement: ast.stmt) -> list[Edit]:
     """Take a statement away, or put `pass` (or a bare return) where a block would be empty, or where other code is on
     its lines."""
     lines = place.source.whole_lines(statement)
@@ -431,7 +431,7 @@ def _call_reorder(place: FunctionSite) -> Changes:
             if isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant):
                 continue
             if all(place.source.whole_lines(each) for each in (one, two)):
-                yield one, _exchanged(place, place.source.span(one), place.source.span(two))
+                yield one, _exchange(place, place.source.span(one), place.source.span(two))
 
 
 def _calls(statement: ast.stmt) -> bool:
@@ -444,7 +444,7 @@ def _argument_swap(place: FunctionSite) -> Changes:
         if isinstance(node, ast.Call):
             for one, two in pairwise(node.args):
                 if not isinstance(one, ast.Starred) and not isinstance(two, ast.Starred):
-                    yield statement, _exchanged(place, place.argument(one, node), place.argument(two, node))
+                    yield statement, _exchange(place, place.argument(one, node), place.argument(two, node))
 
 
 @_kind("argument-drop", "a keyword argument of a call is gone")

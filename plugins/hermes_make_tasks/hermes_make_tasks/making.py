@@ -413,9 +413,9 @@ class _TaskMaker:
             self._surveyed = await self._with_slot(
                 "survey", lambda slot: self._tester.survey(slot, files, tests, limit)
             )
-            await asyncio.to_thread(self._folder.write, SURVEY, _noted(self._surveyed))
+            await asyncio.to_thread(self._folder.write, SURVEY, _dump_survey(self._surveyed))
         else:
-            self._surveyed = await asyncio.to_thread(_surveyed, noted)
+            self._surveyed = await asyncio.to_thread(_load_survey, noted)
         self._by_id = {test.node_id: test for test in self._surveyed.tests}
         self._outcome.broken = [f"{name}: {text[-300:]}" for name, text in self._surveyed.broken]
         await self._in_thread(self._tester.know_doctests, self._by_id)
@@ -430,7 +430,7 @@ class _TaskMaker:
             passing = [name for name in self._by_id if first.passed(name)]
             if not passing:
                 raise DatasetError(
-                    f"no test passes: {_said(first)}",
+                    f"no test passes: {_report_text(first)}",
                     hint="name what they need with --requirements, or the command with --test-command",
                 )
             async with asyncio.TaskGroup() as group:
@@ -457,7 +457,7 @@ class _TaskMaker:
         report = await self._with_slot(f"clean-{number}", lambda slot: self._tester.run(slot, {}, names, limit))
         if not report.complete:
             raise DatasetError(
-                f"the tests do not come to their end ({report.status}): {_said(report)}",
+                f"the tests do not come to their end ({report.status}): {_report_text(report)}",
                 hint="leave out those that end the process with --tests, or raise --test-timeout",
             )
         return report
@@ -557,17 +557,17 @@ class _TaskMaker:
         record = self._done.get(candidate.key)
         if record is None:
             async with self._seats:
-                record = await self._tried(candidate)
+                record = await self._try(candidate)
             self._done[candidate.key] = record
             await asyncio.to_thread(self._attempts.append, record)
         self.standing.tried += 1
         self._show("trying changes")
         return record
 
-    async def _tried(self, candidate: BugCandidate) -> Record:
+    async def _try(self, candidate: BugCandidate) -> Record:
         about = {"key": candidate.key, "kind": candidate.kind, "functions": candidate.functions}
         try:
-            changes = await self._in_thread(self._changed, candidate)
+            changes = await self._in_thread(self._change_files, candidate)
         except Unreadable:
             return {**about, "outcome": "no Python"}
         if isinstance(changes, str):
@@ -575,7 +575,7 @@ class _TaskMaker:
 
         try:
             measured = await self._with_slot(
-                candidate.key, lambda slot: self._measured(_Trial(slot, candidate, changes)), seated=True
+                candidate.key, lambda slot: self._measure_change(_Trial(slot, candidate, changes)), seated=True
             )
             return {**about, **measured}
         except InfraError as error:
@@ -589,22 +589,22 @@ class _TaskMaker:
             log.warning("change %s is left out: it ends its sandbox or slot: %s", candidate.key, error)
             return {**about, "outcome": "ends its slot"}
 
-    def _changed(self, candidate: BugCandidate) -> dict[str, bytes] | str:
+    def _change_files(self, candidate: BugCandidate) -> dict[str, bytes] | str:
         """Return the new contents of the changed files, or why the change is none to try. Blocking."""
         changes = {}
         for path, edits in candidate.edits().items():
             source = self._sources[path]
             if path not in self._clean:
                 self._clean[path] = meaning(source.text, path), unbound(source.text, path)
-            text = source.applied(edits)
+            text = source.apply_edits(edits)
             if meaning(text, path) == self._clean[path][0]:
                 return "equivalent"
             if unbound(text, path) - self._clean[path][1]:
                 return "undefined name"
-            changes[path] = source.encoded(text)
+            changes[path] = source.encode(text)
         return changes
 
-    async def _measured(self, trial: _Trial) -> Record:
+    async def _measure_change(self, trial: _Trial) -> Record:
         """Run the tests on a change: first those that can notice it, then all of them."""
         slot, candidate, changes = trial
         most = self._wanted.max_broken
@@ -613,19 +613,19 @@ class _TaskMaker:
         if near is not None:
             limit = 15.0 + 6.0 * sum(self._by_id[name].seconds for name in near) + 2.0 * self._full_s
             report = await self._tester.run(slot, changes, near, min(limit, self._wanted.test_timeout_s))
-            broken = _broken(near, report)
+            broken = _find_broken(near, report)
             if (reason := _unfit(report, broken, most)) is not None:
                 return {"outcome": reason}
             await slot.empty()
         limit = min(30.0 + 6.0 * self._full_s, self._wanted.test_timeout_s)
         report = await self._tester.run(slot, changes, self._stable, limit)
-        every = _broken(self._stable, report)
+        every = _find_broken(self._stable, report)
         if (reason := _unfit(report, every, most)) is not None:
             return {"outcome": reason}
         if broken is None or broken != every:
             await slot.empty()
             second = await self._tester.run(slot, changes, self._stable, limit)
-            broken = _broken(self._stable, second)
+            broken = _find_broken(self._stable, second)
             if (reason := _unfit(second, broken, most)) is not None:
                 return {"outcome": reason}
         certain = [name for name in self._stable if name in broken & every]
@@ -635,13 +635,13 @@ class _TaskMaker:
         if len(candidate.parts) > 1 and not self._each_counts(candidate, certain):
             return {"outcome": "one part hides another"}
         await slot.empty()
-        shown = await self._shown(trial, certain)
+        shown = await self._find_examples(trial, certain)
         if isinstance(shown, str):
             return {"outcome": shown}
-        described = await self._described(trial, certain, report, shown)
+        described = await self._complete_record(trial, certain, report, shown)
         return {"outcome": KEPT, "broken": certain, "left_out": unsure, **described}
 
-    async def _shown(self, trial: _Trial, broken: Sequence[str]) -> list[tuple[str, ...]] | str:
+    async def _find_examples(self, trial: _Trial, broken: Sequence[str]) -> list[tuple[str, ...]] | str:
         """Return examples that show each part of a change, as the statement has them, or why there are none.
 
         An example fails with the change, and runs without it.
@@ -672,7 +672,7 @@ class _TaskMaker:
     async def _example(self, slot: SlotHandle, candidate: BugCandidate, failed: FailedTest) -> tuple[str, ...] | None:
         """Return an example of a failed test, with its title and what happens."""
         if failed.session:
-            return await self._in_thread(self._telling, candidate, *examples.said_of_doctest(failed))
+            return await self._in_thread(self._telling, candidate, *examples.describe_doctest_failure(failed))
         source = self._tests.get(failed.node_id.partition("::")[0])
         codes = await self._in_thread(lambda: [*examples.examples_of(source, failed)]) if source else []
         for code in codes:
@@ -681,7 +681,7 @@ class _TaskMaker:
                 continue
             clean = await self._tester.show(slot, code, clean=True)
             if clean is not None and not clean.error:
-                title, happens = await self._in_thread(examples.said_of, code, ran, clean)
+                title, happens = await self._in_thread(examples.describe_failure, code, ran, clean)
                 return await self._in_thread(self._telling, candidate, title, code, happens)
         return None
 
@@ -707,7 +707,7 @@ class _TaskMaker:
         singles = [BugCandidate(part.mutation.kind, (part,)) for part in candidate.parts]
         return all(names & set(self._done.get(single.key, {}).get("broken", ())) for single in singles)
 
-    async def _described(
+    async def _complete_record(
         self, trial: _Trial, broken: Sequence[str], report: PytestReport, shown: Sequence[tuple[str, ...]]
     ) -> Record:
         """Return what else a row needs: the patch, the statement, the difficulty."""
@@ -775,7 +775,7 @@ class _TaskMaker:
         self._display.update(self.standing)
 
 
-def _broken(names: Sequence[str], report: PytestReport) -> set[str]:
+def _find_broken(names: Sequence[str], report: PytestReport) -> set[str]:
     return {name for name in names if not report.passed(name)}
 
 
@@ -790,12 +790,12 @@ def _unfit(report: PytestReport, broken: set[str], most: int) -> str | None:
     return "too many" if len(broken) > most else None
 
 
-def _said(report: PytestReport) -> str:
+def _report_text(report: PytestReport) -> str:
     texts = [f"{name}: {text[-500:]}" for name, text in report.texts[:2]]
     return statement.plain("; ".join(texts) or report.output.strip()[-1500:] or "it said nothing")
 
 
-def _noted(surveyed: Surveyed) -> Record:
+def _dump_survey(surveyed: Surveyed) -> Record:
     def of(test: SurveyedTest) -> Record:
         return {**asdict(test), "lines": {path: f"{bits:x}" for path, bits in test.lines.items()}}
 
@@ -806,7 +806,7 @@ def _noted(surveyed: Surveyed) -> Record:
     }
 
 
-def _surveyed(noted: Mapping[str, Any]) -> Surveyed:
+def _load_survey(noted: Mapping[str, Any]) -> Surveyed:
     def of(value: Mapping[str, Any]) -> SurveyedTest:
         lines = {path: int(bits, 16) for path, bits in value["lines"].items()}
         return SurveyedTest(**{**value, "lines": lines})

@@ -126,10 +126,10 @@ async def read_sources(site: Site, repository: PreparedRepository) -> dict[str, 
         tar = await read_all(site, answer["tar"], MAX_SOURCES)
     finally:
         await site.preparation.remove(answer["tar"])
-    return await asyncio.to_thread(_unpacked, tar)
+    return await asyncio.to_thread(_unpack, tar)
 
 
-def _unpacked(tar: bytes) -> dict[str, File]:
+def _unpack(tar: bytes) -> dict[str, File]:
     found = {}
     with tarfile.open(fileobj=io.BytesIO(tar), mode="r:", encoding="utf-8", errors="surrogateescape") as archive:
         for member in archive:
@@ -170,7 +170,7 @@ async def find_needs(
         SetupFailed: something can't be installed, or can't be pinned.
         InfraError: the package index can't be reached.
     """
-    lines = requirements.declared(imported.files) if wanted is None else [*wanted]
+    lines = requirements.find_requirements(imported.files) if wanted is None else [*wanted]
     pinned = not install and lines is not None and requirements.are_pins(lines)
 
     async def build(commands: SlotCommands, directory: str) -> None:

@@ -18,7 +18,7 @@ _FOR_DEVELOPERS = ("dev", "develop", "development")
 _SELF = re.compile(r"\s*([\w.-]+)\s*\[([^\]]*)\]\s*")
 
 
-def declared(files: Mapping[str, str]) -> list[str] | None:
+def find_requirements(files: Mapping[str, str]) -> list[str] | None:
     """Return the requirements of the project and of its tests, or None if only an installation can tell.
 
     Those of the tests are the extra, or else the dependency group, that is called like tests, or else like development.
@@ -29,7 +29,7 @@ def declared(files: Mapping[str, str]) -> list[str] | None:
     if project.get("name") and not {"dependencies", "optional-dependencies"} & {*dynamic}:
         own, extras = _texts(project.get("dependencies")), table(project, "optional-dependencies")
         groups = {**_groups(pyproject), **{name: _texts(lines) for name, lines in extras.items()}}
-        return _closed([*own, *_of_tests(groups)], str(project["name"]), groups)
+        return _expand_extras([*own, *_of_tests(groups)], str(project["name"]), groups)
     cfg = configparser.ConfigParser(interpolation=None)
     with contextlib.suppress(configparser.Error):
         cfg.read_string(files.get("setup.cfg", ""))
@@ -37,7 +37,7 @@ def declared(files: Mapping[str, str]) -> list[str] | None:
         own = _lines(cfg.get("options", "install_requires", fallback=""))
         extras = dict(cfg.items("options.extras_require")) if cfg.has_section("options.extras_require") else {}
         groups = {**_groups(pyproject), **{name: _lines(lines) for name, lines in extras.items()}}
-        return _closed([*own, *_of_tests(groups)], cfg.get("metadata", "name"), groups)
+        return _expand_extras([*own, *_of_tests(groups)], cfg.get("metadata", "name"), groups)
     if "setup.py" not in files and not project and not cfg.has_section("metadata") and "tool" not in pyproject:
         return []
     return None
@@ -95,7 +95,7 @@ def _groups(pyproject: Mapping[str, Any]) -> dict[str, list[str]]:
     return {name: lines(name, frozenset()) for name in tables}
 
 
-def _closed(lines: Sequence[str], project: str, groups: Mapping[str, list[str]]) -> list[str]:
+def _expand_extras(lines: Sequence[str], project: str, groups: Mapping[str, list[str]]) -> list[str]:
     """Return the requirements, with the project's own extras (`project[extra]`) written out."""
     found: dict[str, None] = {}
     pending, seen = [*lines], set()

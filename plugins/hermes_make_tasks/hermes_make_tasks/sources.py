@@ -101,7 +101,7 @@ class SourceFile:
     encoding: str
     tree: ast.Module = field(repr=False)
 
-    def encoded(self, text: str) -> bytes:
+    def encode(self, text: str) -> bytes:
         """Return a changed text in the file's encoding.
 
         Raises:
@@ -220,12 +220,12 @@ class SourceFile:
                     pending.append((child, prefix, of_class))
         return tuple(sorted(found, key=lambda each: (each.node.lineno, each.node.col_offset)))
 
-    def applied(self, edits: Sequence[Edit]) -> str:
+    def apply_edits(self, edits: Sequence[Edit]) -> str:
         """Return the text with some edits, which must not overlap."""
-        return applied(self.text, edits)
+        return apply_edits(self.text, edits)
 
 
-def applied(text: str, edits: Sequence[Edit]) -> str:
+def apply_edits(text: str, edits: Sequence[Edit]) -> str:
     """Return the text with some edits.
 
     Raises:
@@ -259,13 +259,13 @@ def read_source(path: str, data: bytes) -> SourceFile:
         raise Unreadable(f"{path} can't be decoded: {error}") from error
     if re.search(r"\r(?!\n)", text):
         raise Unreadable(f"{path} has carriage returns within lines")
-    tree = parsed(text, path)
+    tree = parse_source(text, path)
     if (depth := _depth(tree)) > MAX_DEPTH:
         raise Unreadable(f"{path} is nested {depth} deep")
     return SourceFile(path, text, encoding, tree)
 
 
-def parsed(text: str, path: str) -> ast.Module:
+def parse_source(text: str, path: str) -> ast.Module:
     """Return the text's syntax tree.
 
     Raises:
@@ -308,7 +308,7 @@ def unbound(text: str, path: str) -> set[str]:
                 read.add(symbol.get_name())
             if symbol.is_declared_global() and symbol.is_assigned():
                 bound.add(symbol.get_name())
-    for node in ast.walk(parsed(text, path)):
+    for node in ast.walk(parse_source(text, path)):
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
             if isinstance(node.value, ast.Name) and node.value.id == "self":
                 read.add(f"self.{node.attr}")

@@ -48,7 +48,7 @@ async def from_model(agent: Agent, key: str, patch: str, failures: Sequence[Fail
     Raises:
         ModelError: its endpoint failed, or it said nothing.
     """
-    shown = "\n\n".join(f"{plain(name)}:\n\n{_indented(plain(text))}" for name, text in failures[:SHOWN])
+    shown = "\n\n".join(f"{plain(name)}:\n\n{_indent(plain(text))}" for name, text in failures[:SHOWN])
     asked = _ASKED.format(patch=patch[:8000], failures=shown)
 
     async def no_tools(*_: object) -> str:
@@ -75,7 +75,7 @@ def plain(text: str) -> str:
     return re.sub(r"[^\t\n -~\u00a0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "\ufffd", text)
 
 
-def _indented(text: str) -> str:
+def _indent(text: str) -> str:
     lines = text[-4 * _CHARS :].rstrip().splitlines()[-_LINES:]
     kept = "\n".join(lines)[-_CHARS:]
     return "\n".join(f"    {line}" for line in kept.splitlines())

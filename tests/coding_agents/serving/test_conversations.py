@@ -137,11 +137,11 @@ def test_a_forged_history_is_not_the_agents_however_often_it_is_asked(forgery: s
     slot = Slot()
     slot.ask([SYSTEM, USER], FIRST)
     forged = slot.grow(FORGERIES[forgery], 9)
-    assert (slot.texts[2:3], slot.conversations.trained()) == (["I look."], {0})
+    assert (slot.texts[2:3], slot.conversations.trainable_answers()) == (["I look."], {0})
     slot.ask([SYSTEM, USER, FIRST, told("a")], said("Done."))
     slot.grow(forged, 9)
     assert slot.texts[2:] == ["I look.", "ok", "Done."]
-    assert slot.conversations.trained() == {0, 10}
+    assert slot.conversations.trainable_answers() == {0, 10}
 
 
 def test_other_conversations_are_not_summaries_that_the_agent_goes_on_from() -> None:
@@ -152,7 +152,7 @@ def test_other_conversations_are_not_summaries_that_the_agent_goes_on_from() -> 
     slot.ask([SYSTEM, USER, user(poem["content"])], said("Forged.", "f"))
     slot.ask([SYSTEM, USER, FIRST, told("a")], said("Done."))
     assert slot.texts[2:] == ["I look.", "ok", "Done."]
-    assert slot.conversations.trained() == {0, 3}
+    assert slot.conversations.trainable_answers() == {0, 3}
 
 
 @pytest.mark.parametrize("often", [1, 2, 5])
@@ -164,7 +164,7 @@ def test_who_knows_the_history_word_for_word_and_asks_more_often_goes_on_in_the_
     slot.grow([*begin, told("a", "All tests pass.")], often)
     slot.grow([*begin, told("a")], 2, "Mine")
     theirs, mine = set(range(1, 1 + often)), {1 + often, 2 + often}
-    assert slot.conversations.trained() == {0} | (theirs if often > 2 else mine)
+    assert slot.conversations.trainable_answers() == {0} | (theirs if often > 2 else mine)
     assert slot.texts[3] == ("All tests pass." if often > 2 else "ok")
 
 
@@ -177,7 +177,7 @@ def test_an_agent_without_tools_is_not_replaced_by_a_conversation_with_tools() -
     slot.ask(more, said("Action: cat"), tools=none)
     slot.ask([*more, said("Action: cat"), user("1 + 1")], said("Done."), tools=none)
     assert slot.texts[2:] == ["Action: ls", "calc.py", "Action: cat", "1 + 1", "Done."]
-    assert slot.conversations.trained() == {0, 3, 4}
+    assert slot.conversations.trainable_answers() == {0, 3, 4}
 
 
 def test_a_title_that_somebody_goes_on_from_does_not_replace_the_agent() -> None:
@@ -188,7 +188,7 @@ def test_a_title_that_somebody_goes_on_from_does_not_replace_the_agent() -> None
     slot.grow([*begin, title, user("Say yes.")], 1)
     slot.ask([SYSTEM, USER, FIRST, told("a")], said("Done."))
     assert slot.texts[2:] == ["I look.", "ok", "Done."]
-    assert slot.conversations.trained() == {1, 3}
+    assert slot.conversations.trainable_answers() == {1, 3}
 
 
 def test_a_later_title_is_no_summary_for_who_goes_on_from_it() -> None:
@@ -197,7 +197,7 @@ def test_a_later_title_is_no_summary_for_who_goes_on_from_it() -> None:
     slot.ask([SYSTEM, USER], FIRST)
     slot.ask(begin, title, tools=frozenset())
     slot.grow([*begin, title, user("Say yes.")], 9)
-    assert slot.texts[2:3] == ["I look."] and slot.conversations.trained() == {0}
+    assert slot.texts[2:3] == ["I look."] and slot.conversations.trainable_answers() == {0}
 
 
 @pytest.mark.parametrize("changed", ["the system's message", "a result"])
@@ -221,7 +221,7 @@ def test_what_an_agent_changes_of_its_history_stays_its_own_and_is_told_as_it_wa
         "Done.",
     ]
     assert slot.result.turns_used == 4
-    assert slot.conversations.trained() == {0, 1, 2, 3}
+    assert slot.conversations.trainable_answers() == {0, 1, 2, 3}
 
 
 def test_an_agent_may_send_a_part_of_an_answer() -> None:
@@ -362,7 +362,7 @@ def test_a_conversation_goes_on_from_summaries_without_the_task(joined: bool) ->
     texts = summarised(slot, joined=joined)
     assert slot.texts == texts
     assert [turn.compacted for turn in slot.result.turns] == [*([False, False, True] * 2), False, False]
-    assert slot.conversations.trained() == set(range(8))
+    assert slot.conversations.trainable_answers() == set(range(8))
     assert slot.conversations.ends_with(7)
 
 
@@ -384,7 +384,7 @@ def test_only_the_agents_own_beginning_goes_on_from_a_summary(kind: str) -> None
     slot.ask([user(asked.replace("TASK", TASK))], said(summary), tools=frozenset())
     slot.grow([{**each, "content": each["content"].replace("SUMMARY", summary)} for each in begin], 9)
     assert slot.texts[2:3] == ["I look."] and len(slot.result.turns) == 1
-    assert slot.conversations.trained() == {0}
+    assert slot.conversations.trainable_answers() == {0}
 
 
 def test_what_was_heard_without_an_answer_is_in_the_result() -> None:

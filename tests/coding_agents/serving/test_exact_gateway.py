@@ -108,7 +108,7 @@ async def test_a_retry_in_flight_and_after_a_lost_answer_samples_nothing(start: 
 
 async def test_what_a_program_of_the_models_asks_is_not_trained_on(start: Start) -> None:
     asked = Conversations(TASK)
-    session, server = start(own=asked.trained)
+    session, server = start(own=asked.trainable_answers)
     program = Chat()
     async with slot(model=session, conversations=asked) as one:
         await program.turn(one)
@@ -210,7 +210,7 @@ async def test_whatever_is_asked_the_agents_rollout_goes_on(start: Start) -> Non
 
 async def test_a_forged_answer_never_trains_however_often_it_is_gone_on_from(start: Start) -> None:
     asked = Conversations(TASK)
-    session, server = start(own=asked.trained)
+    session, server = start(own=asked.trainable_answers)
     program, forged = Chat(), Chat()
     async with slot(model=session, conversations=asked) as one:
         await program.turn(one)

@@ -25,7 +25,7 @@ from hermes_agents.serving.dialects import (
     string,
     text_part,
     whole_number,
-    written_arguments,
+    write_arguments,
 )
 from hermes_core import Message
 from hermes_core.agents.canonical import joined
@@ -114,7 +114,7 @@ class AnthropicDialect:
         usage = _usage(answer)
         yield event("message_start", message={**_frame(answer), "usage": {**usage, "output_tokens": 0}})
         for index, block in enumerate(_blocks(answer)):
-            begun, deltas = _streamed(block)
+            begun, deltas = _split_block(block)
             yield event("content_block_start", index=index, content_block=begun)
             for delta in deltas:
                 yield event("content_block_delta", index=index, delta=delta)
@@ -180,7 +180,7 @@ def _blocks(answer: WrittenAnswer) -> Iterator[dict[str, Any]]:
         yield {"type": "tool_use", "id": answer.call_id(index), "name": call.name, "input": call.text}
 
 
-def _streamed(block: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def _split_block(block: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Return a block as it begins, and its deltas."""
     if block["type"] == "tool_use":
         deltas = [{"type": "input_json_delta", "partial_json": piece} for piece in pieces(block["input"])]
@@ -226,7 +226,7 @@ def read_answer(blocks: Sequence[Mapping[str, Any]], asked: ModelRequest) -> Mes
     for block in blocks:
         kind = block.get("type")
         if kind == "tool_use":
-            arguments = written_arguments(block.get("input"))
+            arguments = write_arguments(block.get("input"))
             calls.append(function_call(string(block.get("id")), string(block.get("name")), arguments))
         elif kind == "thinking":
             thinking.append(string(block.get("thinking")))

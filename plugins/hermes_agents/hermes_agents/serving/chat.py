@@ -23,7 +23,7 @@ from hermes_agents.serving.dialects import (
     string,
     text_part,
     whole_number,
-    written_arguments,
+    write_arguments,
 )
 from hermes_core import Message
 
@@ -188,7 +188,7 @@ def _message(raw: Mapping[str, Any], asked: ModelRequest) -> Message:
     for call in mappings(raw.get("tool_calls")):
         function = call.get("function")
         if isinstance(function, Mapping):
-            arguments = written_arguments(function.get("arguments"))
+            arguments = write_arguments(function.get("arguments"))
             calls.append(function_call(string(call.get("id")), string(function.get("name")), arguments))
     if calls:
         message["tool_calls"] = calls

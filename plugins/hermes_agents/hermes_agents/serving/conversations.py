@@ -176,7 +176,7 @@ class _Thread:
         last, end = None, 0
         for index in range(begin, len(forms)):
             if self._is_answer(forms[index]):
-                last = self._given(forms[index], known[index] if index < len(known) else None, last)
+                last = self._find_answer(forms[index], known[index] if index < len(known) else None, last)
                 if last is None:
                     return None
                 end = index + 1
@@ -209,7 +209,7 @@ class _Thread:
         before, summary = going.before, going.summary
         if summary is not None and before is None:  # it was asked for elsewhere
             end = self.main[-1]
-            before = self._append(end, [*_told_after(end.step), *summary.path()[-2:-1]], summary)
+            before = self._append(end, [*_find_unanswered(end.step), *summary.path()[-2:-1]], summary)
         asked = step.path()[going.known : -1]
         self._append(before, asked, step, anew=summary is not None)
 
@@ -237,14 +237,14 @@ class _Thread:
         return way[::-1]
 
     @property
-    def trained(self) -> list[_Own]:
+    def trainable(self) -> list[_Own]:
         """Return the answers on the main way, and those that it left behind: that were asked for with nothing but a
         beginning of it."""
         main = self.main
         following = {own.before: own for own in main}
         return [own for own in self.answers if own.before in following and own.asks_less(following[own.before])]
 
-    def _given(self, form: Canonical, step: MessageNode | None, last: _Own | None) -> _Own | None:
+    def _find_answer(self, form: Canonical, step: MessageNode | None, last: _Own | None) -> _Own | None:
         """Return the answer that a message of a history is.
 
         Args:
@@ -280,7 +280,7 @@ class Conversations:
         """Answers that were asked for without tools since then, and may be summaries."""
         self.places: dict[Place, int] = {"root": 0, "continues": 0, "fork": 0}
 
-    def known(self, forms: Sequence[Canonical]) -> list[MessageNode]:
+    def find_known(self, forms: Sequence[Canonical]) -> list[MessageNode]:
         """Return the known messages that these begin with."""
         step, found = self._top, []
         for form in forms:
@@ -292,7 +292,7 @@ class Conversations:
 
     def place(self, forms: Sequence[Canonical]) -> Place:
         """Return what a request with these messages is to those that were answered."""
-        known = self.known(forms)
+        known = self.find_known(forms)
         answers = [step for step in known if step.sampled is not None]
         if answers:
             return "fork" if any(step.sampled for step in answers[-1].below()) else "continues"
@@ -303,7 +303,7 @@ class Conversations:
 
     def is_own(self, forms: Sequence[Canonical]) -> bool:
         """Return whether a request with these messages belongs to the agent's own conversation."""
-        known = self.known(forms)
+        known = self.find_known(forms)
         if any(self._goes_on(line, forms, known) is not None for line in self._lines):
             return True
         return not any(line.offers for line in self._lines) and self._has_task(forms, known)
@@ -330,7 +330,7 @@ class Conversations:
         """
         place = self.place(forms)
         self.places[place] += 1
-        known = self.known(forms)
+        known = self.find_known(forms)
         places = [(line, self._goes_on(line, forms, known)) for line in self._lines]
         step = self.hear(messages, forms, heard_at=heard_at, failed=failed)
         form = canonical(answer)
@@ -373,9 +373,9 @@ class Conversations:
         end = self._own.main[-1].step.sampled if self._lines else None
         return end is not None and end.number == number
 
-    def trained(self) -> set[int]:
+    def trainable_answers(self) -> set[int]:
         """Return which of the answers that the server keeps may be trained on, by their numbers."""
-        steps = [own.step for own in self._own.trained] if self._lines else []
+        steps = [own.step for own in self._own.trainable] if self._lines else []
         return {step.sampled.kept for step in steps if step.sampled is not None and step.sampled.kept is not None}
 
     def fill(self, result: AgentResult) -> None:
@@ -389,7 +389,7 @@ class Conversations:
         for own in main:
             steps += _gone_on(own.asked, opening) if own.anew else own.asked
             steps.append(own.step)
-        steps += _told_after(main[-1].step)
+        steps += _find_unanswered(main[-1].step)
         fresh = AgentResult()
         _add(fresh, steps, {own.before.step for own in main if own.anew and own.before is not None})
         fresh.tool_calls_attempted = len(fresh.calls)
@@ -437,7 +437,7 @@ def _is_part(form: Canonical, given: Canonical) -> bool:
     return same and form.text in given.text and Counter(form.calls) <= Counter(given.calls)
 
 
-def _told_after(step: MessageNode) -> list[MessageNode]:
+def _find_unanswered(step: MessageNode) -> list[MessageNode]:
     """Return what was said after the last answer, to which there is none."""
     told: list[MessageNode] = []
     while after := [each for each in step.after.values() if each.message["role"] != "assistant"]:

@@ -233,7 +233,7 @@ def read_arguments(arguments: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {_UNPARSED: {"raw": arguments}}
 
 
-def written_arguments(arguments: Any) -> str:
+def write_arguments(arguments: Any) -> str:
     """Return the arguments of a call in a request as text: as the model wrote them if they were not JSON."""
     if isinstance(arguments, Mapping) and len(arguments) == 1 and isinstance(arguments.get(_UNPARSED), Mapping):
         return string(arguments[_UNPARSED].get("raw"))

@@ -199,7 +199,7 @@ class Gateway:
 
     async def _give_up(self) -> None:
         await self._over.wait()
-        await self._time.measured(asyncio.sleep(GRACE_S))  # a time limit would end the wait with a result
+        await self._time.measure(asyncio.sleep(GRACE_S))  # a time limit would end the wait with a result
         assert self.failure is not None
         raise self.failure
 
@@ -331,7 +331,7 @@ class Gateway:
         Raises:
             ConnectionError: the agent is gone. What is being sampled for it goes on, since it may ask again.
         """
-        if (refusal := self._exceeded()) is not None:
+        if (refusal := self._refuse_excess()) is not None:
             return refusal
         again = request.digest in self._answers.kept
         begun = False
@@ -364,7 +364,7 @@ class Gateway:
             call.outcome = "replayed"
         return outcome
 
-    def _exceeded(self) -> RequestRefusal | None:
+    def _refuse_excess(self) -> RequestRefusal | None:
         """Return the refusal of a call that is out of bounds."""
         bounds = self.bounds
         if self.failure is not None:
@@ -401,12 +401,12 @@ class Gateway:
         try:
             with count_waits() as waits:
                 try:
-                    reply, written = await self._time.measured(self._sampling.ask(request, call.number + 1))
+                    reply, written = await self._time.measure(self._sampling.ask(request, call.number + 1))
                 finally:
                     self._note_wait(call, sum(waits, 0.0))
             return self._record(call, request, reply, written)
         except Exception as error:
-            return self._failed(call, error)
+            return self._record_failure(call, error)
         finally:
             self._places.release()
 
@@ -471,7 +471,7 @@ class Gateway:
         result.usage = replace(self._usage)
         result.managed_state = self._sampling.managed_state()
 
-    def _failed(self, call: CallLog, error: Exception) -> RequestRefusal:
+    def _record_failure(self, call: CallLog, error: Exception) -> RequestRefusal:
         """Remember why a call failed, and return what the agent is told of it.
 
         What a model can bring about by what it writes, once it has begun, is no failure: it could get rid of its bad
@@ -513,7 +513,7 @@ class Gateway:
 
     def _forget_continued(self, request: Request) -> None:
         """Keep no longer the answers that this request goes on from: they have arrived."""
-        for step in self.conversations.known(request.forms):
+        for step in self.conversations.find_known(request.forms):
             if step.sampled is not None and (digest := self._turns.pop(step.sampled.number, None)) is not None:
                 self._answers.kept.pop(digest, None)
 

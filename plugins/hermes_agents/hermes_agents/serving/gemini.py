@@ -27,7 +27,7 @@ from hermes_agents.serving.dialects import (
     string,
     text_part,
     whole_number,
-    written_arguments,
+    write_arguments,
 )
 from hermes_core.agents.canonical import joined
 
@@ -107,11 +107,11 @@ class GeminiDialect:
 
     def whole(self, answer: WrittenAnswer, asked: ModelRequest) -> dict[str, Any]:
         """Return a response."""
-        return {**_response(answer, list(_answered(answer)), _reason(answer)), "usageMetadata": _usage(answer)}
+        return {**_response(answer, list(_answer_parts(answer)), _reason(answer)), "usageMetadata": _usage(answer)}
 
     def stream(self, answer: WrittenAnswer, asked: ModelRequest) -> bytes:
         """Return responses with a part of the answer each. The last one has the reason of its end and the usage."""
-        *parts, last = [piece for part in _answered(answer) for piece in _pieces(part)] or [{"text": ""}]
+        *parts, last = [piece for part in _answer_parts(answer) for piece in _pieces(part)] or [{"text": ""}]
         responses = [_response(answer, [part]) for part in parts]
         responses.append({**_response(answer, [last], _reason(answer)), "usageMetadata": _usage(answer)})
         if asked.stream_type == _ARRAY:
@@ -161,7 +161,7 @@ def _usage(answer: WrittenAnswer) -> dict[str, Any]:
     }
 
 
-def _answered(answer: WrittenAnswer) -> Iterator[dict[str, Any]]:
+def _answer_parts(answer: WrittenAnswer) -> Iterator[dict[str, Any]]:
     """Yield the parts of an answer."""
     reply = answer.reply
     if reply.reasoning:
@@ -237,7 +237,7 @@ def _read_answer(parts: list[dict[str, Any]], asked: ModelRequest, called: Calle
             call, calls = _fields(part["functionCall"]), answer.setdefault("tool_calls", [])
             name = string(call.get("name"))
             identifier = string(call.get("id")) or f"call_{len(asked.messages)}_{len(calls)}"
-            calls.append(function_call(identifier, name, written_arguments(call.get("args"))))
+            calls.append(function_call(identifier, name, write_arguments(call.get("args"))))
             called.setdefault(name, deque()).append(identifier)
         else:
             key = "reasoning_content" if part.get("thought") is True else "content"
@@ -249,11 +249,11 @@ def _read_result(raw: Mapping[str, Any], asked: ModelRequest, called: Called) ->
     identifier = string(raw.get("id")) or (waiting.popleft() if waiting else "")
     if isinstance(response, Mapping) and "error" in response:
         asked.failed.add(identifier)
-    parts = [text_part(_told(response)), *(_part(part, asked) for part in _parts(raw))]
+    parts = [text_part(_tool_output(response)), *(_part(part, asked) for part in _parts(raw))]
     asked.messages.append({"role": "tool", "tool_call_id": identifier, "content": content(parts)})
 
 
-def _told(response: Any) -> str:
+def _tool_output(response: Any) -> str:
     """Return what a tool has told: by Google's rules its `output` or its `error`, and all of it if there is more."""
     match response:
         case {"output": str(said)} | {"error": str(said)} if len(response) == 1:

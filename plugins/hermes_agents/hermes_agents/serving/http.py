@@ -131,7 +131,7 @@ class Exchange:
             body = await self._wire.body(self.headers, take)
             if encoding != "identity":
                 take(self._wire.limits.body_bytes)
-                body = await asyncio.to_thread(_decompressed, body, encoding, self._wire.limits.body_bytes)
+                body = await asyncio.to_thread(_decompress, body, encoding, self._wire.limits.body_bytes)
             yield body
 
     async def answer(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
@@ -332,7 +332,7 @@ def _has_body(request: h11.Request) -> bool:
     )
 
 
-def _decompressed(body: bytes, encoding: str, limit: int) -> bytes:
+def _decompress(body: bytes, encoding: str, limit: int) -> bytes:
     """Return a decompressed body. Never more than the limit is held."""
     decoder = zlib.decompressobj(_DECODERS[encoding])
     try:

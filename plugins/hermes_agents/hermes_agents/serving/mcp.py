@@ -123,7 +123,7 @@ async def _answer(manager: StreamableHTTPSessionManager, room: Room, exchange: E
     async with exchange.body(room) as body:
         if body.count(b"{") + body.count(b"[") > _OBJECTS:
             raise UnreadableRequest(413, "the message has too many objects")
-    async with alongside(_asked(manager, exchange, body)) as asked:
+    async with alongside(_call_app(manager, exchange, body)) as asked:
         while not (await asyncio.wait({asked}, timeout=QUIET_S))[0]:
             if not exchange.begun:
                 await exchange.begin(_STREAM)
@@ -136,7 +136,7 @@ async def _answer(manager: StreamableHTTPSessionManager, room: Room, exchange: E
         await exchange.answer(status, answer, headers)
 
 
-async def _asked(
+async def _call_app(
     manager: StreamableHTTPSessionManager, exchange: Exchange, body: bytes
 ) -> tuple[int, dict[str, str], bytes]:
     """Return what an ASGI application answers: a status, headers, and JSON in one line."""

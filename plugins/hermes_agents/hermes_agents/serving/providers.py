@@ -33,7 +33,7 @@ class ProviderApi(Protocol):
         """Return a request with a very short answer."""
         ...
 
-    def kept(self, body: Body) -> tuple[Body, list[str]]:
+    def drop_remote_work(self, body: Body) -> tuple[Body, list[str]]:
         """Return a request without what the provider would do for it elsewhere than in the slot, and the names of what
         was left out; the same object if that is nothing.
 
@@ -42,7 +42,7 @@ class ProviderApi(Protocol):
         """
         ...
 
-    def collected(self, events: Iterable[Body]) -> Body:
+    def collect_stream(self, events: Iterable[Body]) -> Body:
         """Return the answer that a stream has in pieces.
 
         Raises:
@@ -97,11 +97,11 @@ class AnthropicApi:
         """Return a request for one token."""
         return {"model": model, "max_tokens": 1, "messages": [{"role": "user", "content": "Hello"}]}
 
-    def kept(self, body: Body) -> tuple[Body, list[str]]:
+    def drop_remote_work(self, body: Body) -> tuple[Body, list[str]]:
         """Return the request without tools and servers of the provider."""
         for message in mappings(body.get("messages")):
             _check_sources(message.get("content"))
-        tools, dropped = _parted(body.get("tools"), self._is_run_here)
+        tools, dropped = _split_tools(body.get("tools"), self._is_run_here)
         keys = [key for key in self._elsewhere if body.get(key)]
         if not dropped and not keys:
             return body, []
@@ -112,14 +112,14 @@ class AnthropicApi:
         kind = string(tool.get("type"))
         return kind in ("", "custom") or kind.startswith(self._of_the_program)
 
-    def collected(self, events: Iterable[Body]) -> Body:
+    def collect_stream(self, events: Iterable[Body]) -> Body:
         """Return the message of a stream."""
         message: dict[str, Any] = {}
         blocks: dict[int, dict[str, Any]] = {}
         for event in events:
             kind, index = event.get("type"), event.get("index")
             if kind == "error":
-                raise self._failed(event)
+                raise self._refusal(event)
             if kind == "message_start":
                 message = dict(_mapping(event.get("message")))
             elif kind == "content_block_start" and isinstance(index, int):
@@ -131,7 +131,7 @@ class AnthropicApi:
                 message["usage"] = {**_mapping(message.get("usage")), **_mapping(event.get("usage"))}
             elif kind == "message_stop":
                 return {**message, "content": [blocks[index] for index in sorted(blocks)]}
-        raise _broken_off()
+        raise _stream_error()
 
     def _grow(self, block: dict[str, Any], delta: Body) -> None:
         """Add a delta to its block. What a call is given is kept as text, as the model wrote it."""
@@ -141,14 +141,14 @@ class AnthropicApi:
         elif kind == "input_json_delta":
             block["input"] = string(block.get("input")) + string(delta.get("partial_json"))
 
-    def _failed(self, answer: Body) -> HttpRefusal:
+    def _refusal(self, answer: Body) -> HttpRefusal:
         kind = string(_mapping(answer.get("error")).get("type"))
         return HttpRefusal(self._statuses.get(kind, 500), answer)
 
     def completion(self, answer: Body) -> dict[str, Any]:
         """Return a message as a completion."""
         if answer.get("type") == "error":
-            raise self._failed(answer)
+            raise self._refusal(answer)
         if not isinstance(answer.get("content"), list):
             raise _no_answer("Messages")
         usage = _mapping(answer.get("usage"))
@@ -184,7 +184,7 @@ class ResponsesApi:
         """Return a request for the fewest tokens that the API gives."""
         return {"model": model, "input": "Hello", "max_output_tokens": 16, "store": False}
 
-    def kept(self, body: Body) -> tuple[Body, list[str]]:
+    def drop_remote_work(self, body: Body) -> tuple[Body, list[str]]:
         """Return the request without tools of the provider, which may also be among the input's items."""
         kept, dropped = self._without(body)
         items = body.get("input")
@@ -200,7 +200,7 @@ class ResponsesApi:
         return ({**kept, "input": others} if dropped else body), dropped
 
     def _without(self, part: Body) -> tuple[Body, list[str]]:
-        tools, dropped = _parted(part.get("tools"), self._is_run_here)
+        tools, dropped = _split_tools(part.get("tools"), self._is_run_here)
         return (_with(part, "tools", tools) if dropped else part), dropped
 
     def _is_run_here(self, tool: Body) -> bool:
@@ -208,27 +208,27 @@ class ResponsesApi:
             map(self._is_run_here, mappings(tool.get("tools")))
         )
 
-    def collected(self, events: Iterable[Body]) -> Body:
+    def collect_stream(self, events: Iterable[Body]) -> Body:
         """Return the response with which a stream ends. Some endpoints leave out its items, which came before it."""
         items = []
         for event in events:
             kind = event.get("type")
             if kind == "error":
-                raise self._failed(event.get("error") or event)
+                raise self._refusal(event.get("error") or event)
             if kind == "response.output_item.done":
                 items.append(_mapping(event.get("item")))
             elif kind in ("response.completed", "response.incomplete", "response.failed"):
                 response = _mapping(event.get("response"))
                 return {**response, "output": response.get("output") or items}
-        raise _broken_off()
+        raise _stream_error()
 
-    def _failed(self, error: Any) -> HttpRefusal:
+    def _refusal(self, error: Any) -> HttpRefusal:
         return HttpRefusal(self._passing.get(string(_mapping(error).get("code")), 400), {"error": error})
 
     def completion(self, answer: Body) -> dict[str, Any]:
         """Return a response as a completion."""
         if answer.get("status") == "failed":
-            raise self._failed(answer.get("error"))
+            raise self._refusal(answer.get("error"))
         if not isinstance(answer.get("output"), list):
             raise _no_answer("Responses")
         asked = ModelRequest()
@@ -271,7 +271,7 @@ def _together(first: Message, second: Message) -> Message:
     return whole
 
 
-def _parted(tools: Any, is_run_here: Callable[[Body], bool]) -> tuple[list[Body], list[str]]:
+def _split_tools(tools: Any, is_run_here: Callable[[Body], bool]) -> tuple[list[Body], list[str]]:
     """Return the tools that a program runs, and the names of the others."""
     kept, dropped = [], []
     for tool in mappings(tools):
@@ -324,7 +324,7 @@ def _completion(
     return {"model": answer.get("model"), "choices": [choice], "usage": usage}
 
 
-def _broken_off() -> BadCompletion:
+def _stream_error() -> BadCompletion:
     return BadCompletion("the endpoint broke its answer off", hint="look at the provider's status page")
 
 

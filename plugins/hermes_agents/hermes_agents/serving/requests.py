@@ -85,14 +85,14 @@ def read_request(
         passage = passing(asked, body, value) if passing is not None else None
         _take_own_calls(asked, given)
         forms = [canonical(message) for message in asked.messages]
-        tools = _written(asked.tools)
+        tools = _write_tools(asked.tools)
         identity = passage.digest if passage else digest(forms, tools, asked.max_tokens, asked.no_calls)
         return Request(asked, forms, tools, identity, len(body), passage)
     except (BadRequest, ValueError, RecursionError) as error:
         return RequestRefusal(f"the request can't be read: {str(error)[:_REASON]}")
 
 
-def _written(tools: Sequence[Tool]) -> str:
+def _write_tools(tools: Sequence[Tool]) -> str:
     """Return tools as JSON.
 
     Raises:
@@ -168,11 +168,11 @@ def _says(sent: Any, given: Any) -> bool:
         return all(value is None or (key in sent and _says(sent[key], value)) for key, value in given.items())
     if isinstance(given, list) and isinstance(sent, list):
         return len(given) == len(sent) and all(map(_says, sent, given))
-    kept, whole = _said(sent), _said(given)
+    kept, whole = _squeeze(sent), _squeeze(given)
     return whole.endswith(kept) if kept else not whole
 
 
-def _said(value: Any) -> bytes:
+def _squeeze(value: Any) -> bytes:
     return squeezed(sayable(value) if isinstance(value, str) else canonical_arguments(value))
 
 

@@ -26,7 +26,7 @@ from hermes_agents.serving.dialects import (
     string,
     text_part,
     whole_number,
-    written_arguments,
+    write_arguments,
 )
 from hermes_core import Message
 from hermes_core.agents.canonical import joined
@@ -114,7 +114,7 @@ class ResponsesDialect:
         yield event("response.in_progress", response=begun)
         for index, (item, deltas) in enumerate(_items(answer, asked)):
             place = {"output_index": index, "item_id": item["id"]}
-            yield event("response.output_item.added", output_index=index, item=_begun(item))
+            yield event("response.output_item.added", output_index=index, item=_begin_item(item))
             for kind, data in deltas:
                 yield event(kind, **place, **data)
             yield event("response.output_item.done", output_index=index, item=item)
@@ -244,7 +244,7 @@ def _call(identifier: str, name: str, arguments: str, asked: ModelRequest) -> tu
     ]
 
 
-def _begun(item: dict[str, Any]) -> dict[str, Any]:
+def _begin_item(item: dict[str, Any]) -> dict[str, Any]:
     """Return an item as it is before its first delta."""
     empty: dict[str, Any] = {"summary": [], "content": [], "arguments": "", "input": ""}
     begun = {**item, **{key: empty[key] for key in empty.keys() & item.keys()}}
@@ -312,7 +312,7 @@ def _read_call(item: Mapping[str, Any], kind: str) -> dict[str, Any]:
     if kind == "custom_tool_call":
         arguments = json.dumps({"input": string(item.get("input"))}, ensure_ascii=False)
     else:
-        arguments = written_arguments(item.get("arguments"))
+        arguments = write_arguments(item.get("arguments"))
     return function_call(string(item.get("call_id")), f"{namespace}{_JOIN}{name}" if namespace else name, arguments)
 
 

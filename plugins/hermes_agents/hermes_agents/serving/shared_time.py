@@ -26,7 +26,7 @@ class SharedTime:
     done: asyncio.Event = field(default_factory=asyncio.Event)
     clock: asyncio.Task[None] | None = None
 
-    async def measured(self, ask: Any) -> Any:
+    async def measure(self, ask: Any) -> Any:
         """Return what the call returns.
 
         Raises:

@@ -136,7 +136,7 @@ class Upstream:
         Raises:
             BadRequest: the provider would have to fetch something.
         """
-        kept, dropped = self.api.kept(value)
+        kept, dropped = self.api.drop_remote_work(value)
         asked.messages = one_message_each(asked.messages)
         asked.passed_on, asked.dropped = True, dropped
         asked.unknown.clear()  # the model gets them
@@ -172,7 +172,7 @@ class Upstream:
                 f"the endpoint answered with {kind or 'no type'} instead of {_EVENTS if streamed else 'JSON'}",
                 hint="check that the base URL is that of such an API",
             )
-        answer = self.api.collected(_events(content)) if streamed else _json(content)
+        answer = self.api.collect_stream(_events(content)) if streamed else _json(content)
         if not isinstance(answer, dict):
             said = content[:200].decode("utf-8", "replace")
             raise BadCompletion(
