@@ -1,6 +1,7 @@
 """The public names, each with the module that has it: for type checkers, and for `__init__.py`, which reads this."""
 
 from hermes_core.agents.base import (
+    MASKED as MASKED,
     Agent as Agent,
     AgentResult as AgentResult,
     AgentSettings as AgentSettings,
@@ -115,6 +116,7 @@ from hermes_core.errors import (
     UnknownNameError as UnknownNameError,
     UsageError as UsageError,
     VerifierError as VerifierError,
+    describe as describe,
     nearest_hint as nearest_hint,
 )
 from hermes_core.export.card import Export as Export
@@ -131,10 +133,11 @@ from hermes_core.pytest_runner.run import (
     ReportStatus as ReportStatus,
     run_pytest as run_pytest,
 )
-from hermes_core.records.record import Record as Record, record_schema as record_schema
+from hermes_core.records.record import STAGES as STAGES, Record as Record, record_schema as record_schema
 from hermes_core.records.run_files import LineFile as LineFile
 from hermes_core.records.store import read_records as read_records, write_bytes as write_bytes
 from hermes_core.records.summary import (
+    SOLVED as SOLVED,
     NoProgress as NoProgress,
     Progress as Progress,
     RunSummary as RunSummary,

@@ -54,7 +54,7 @@ def internal(sources: Iterable[str]) -> set[str]:
     return found
 
 
-MORE = {"hermes_agents": 5, "hermes_atropos": 22, "hermes_testing": 6}
+MORE = {"hermes_agents": 5, "hermes_atropos": 18, "hermes_testing": 6}
 """The plugins that need more of the core's modules than two, and how many. The first two were parts of the core, and
 the model server in the first reads messages and answers as the core's own loop does; the kit in the third tests how
 the core itself works."""

@@ -38,6 +38,7 @@ from hermes_atropos.servers import (
 from hermes_atropos.trainer import TrainerApi
 from hermes_atropos.wandb_run import WandbRun, check_login
 from hermes_core import (
+    MASKED,
     AgentResult,
     ConfigError,
     Environment,
@@ -55,7 +56,6 @@ from hermes_core import (
     open_session,
 )
 from hermes_core.agents.balanced import BalancedAgent
-from hermes_core.agents.base import MASKED
 from hermes_core.records.jsonable import plain
 from hermes_core.runs.runner import STOPPING
 from hermes_core.runs.session import Tools, check_scored, redactor

@@ -14,6 +14,7 @@ from pydantic import Field, create_model
 from hermes_atropos.config import HermesAgentEnvConfig
 from hermes_atropos.env import HermesAgentBaseEnv
 from hermes_core import (
+    SOLVED,
     AgentResult,
     DatasetError,
     Environment,
@@ -26,7 +27,6 @@ from hermes_core import (
     UnknownNameError,
     UsageError,
 )
-from hermes_core.records.summary import SOLVED
 from hermes_core.runs.image_prefetch import Prefetch
 from hermes_core.runs.runner import each
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hermes_core import Group, Rolled, TokenSequence, UsageError
-from hermes_core.agents.base import MASKED
+from hermes_core import MASKED, Group, Rolled, TokenSequence, UsageError
 
 _OF_ITEM = ("tokens", "masks", "scores", "messages", "overrides", "inference_logprobs")
 """The fields of a `ScoredDataGroup` that a `ScoredDataItem` has, too."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from hermes_core import DatasetError, HermesError, Item, PluginError
-from hermes_core.errors import describe
+from hermes_core import DatasetError, HermesError, Item, PluginError, describe
 
 
 class ItemSource:

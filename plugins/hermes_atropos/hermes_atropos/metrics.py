@@ -8,9 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean, pstdev
 from typing import Any
 
-from hermes_core import Group, Rolled
-from hermes_core.records.record import STAGES
-from hermes_core.records.summary import SOLVED
+from hermes_core import SOLVED, STAGES, Group, Rolled
 
 MAX_ERRORS = 50
 """Maximum number of tool errors whose texts are listed; the others are only counted."""

@@ -10,8 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from hermes_core import Group, TaskSet, together
-from hermes_core.errors import describe
+from hermes_core import Group, TaskSet, describe, together
 from hermes_trl.rollouts import check_exact, ids_and_mask
 from hermes_trl.run import TrlRun
 
