@@ -1,4 +1,4 @@
-"""hermes-agent at home on our sandboxes: a plugin of its own with environments whose commands run in slots.
+"""A plugin of hermes-agent, with environments whose commands run in slots, and the command `batch-runs` of hermes-rl.
 
 This module is imported to list plugins, so it does not import hermes-agent.
 """

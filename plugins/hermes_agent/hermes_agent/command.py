@@ -1,4 +1,5 @@
-"""The command `hermes-rl batch-runs`: runs of hermes-agent's batch runner as a run of ours."""
+"""The command `hermes-rl batch-runs`, which makes a run of hermes-rl of conversations of hermes-agent's batch
+runner."""
 
 from __future__ import annotations
 
@@ -25,5 +26,5 @@ def batch_runs(runs: tuple[Path, ...], out: Path) -> None:
             files.append(Path(folder, f"{number}-{run.stem}.jsonl"))
             with files[-1].open("wb") as file:
                 file.writelines(record.line() for record in read_batch_run(run))
-        done = merge_runs(files, out, redact=Settings.load().redactor())
-    say(f"{out}: {done.rollouts} rollouts of {done.runs} runs")
+        merged = merge_runs(files, out, redact=Settings.load().redactor())
+    say(f"{out}: {merged.rollouts} rollouts of {merged.runs} runs")

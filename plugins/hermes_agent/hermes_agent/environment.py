@@ -1,4 +1,5 @@
-"""An environment of hermes-agent whose commands run in a slot. Its own tools use it like one of its own."""
+"""An environment of hermes-agent whose commands run in a slot. hermes-agent's tools use it like its own
+environments."""
 
 from __future__ import annotations
 
@@ -23,13 +24,13 @@ with HERMES_AGENT.imports():
 
 log = logging.getLogger(__name__)
 
-# Where the session begins: in the directory that is asked for if it can be used, else in the slot's workspace.
+# Prints where the session begins: in the requested directory if it is writable, or else in the slot's workspace.
 _LOOK = 'cd -- {cwd} 2>/dev/null && [ -w . ] || cd -- {workspace}; printf "%s\\n" "$PWD" "${{TMPDIR:-/tmp}}"'
 
 _LOOK_S = 30.0
 
-# What keeps a login shell's variables, functions and aliases for the session's first command. It does what
-# hermes-agent's own script does, without that one's eight processes. The mark is that of one command and its processes.
+# Saves a login shell's variables, functions and aliases for the session's commands, as hermes-agent's own script does,
+# but without that script's eight processes. {own} is our variable by which the processes of a command are found.
 _BEGIN = """\
 umask 077; unset {own}
 {{ export -p && compgen -A function >{scratch}
@@ -40,9 +41,9 @@ alias -p; echo 'shopt -s expand_aliases'; echo 'set +e'; echo 'set +u'; }} >{sna
 builtin cd -- {cwd} 2>/dev/null
 printf '\\n{mark}'; builtin pwd -P; printf '{mark}\\n'"""
 
-# What a command is wrapped in. It does what hermes-agent's own wrapper does, without its processes: a subshell for
-# `pwd`, and `mv` at each command, not only if a variable has changed.
-_WRAPPED = """\
+# The wrapper of a command. It does what hermes-agent's own wrapper does, but without a subshell for `pwd`, and with
+# `mv` only if a variable has changed.
+_WRAPPER = """\
 {source}
 builtin cd -- {cwd} || exit 126
 eval {command}
@@ -54,8 +55,8 @@ exit $__hermes_ec"""
 
 _SOURCE = "source {snapshot} >/dev/null 2>&1 || true"
 
-# The scratch file is written over, up to a NUL, and not made anew. This takes a quarter of the time of a pipe, which
-# would need a subshell.
+# Overwrites the scratch file up to a NUL instead of making it anew. A pipe would need a subshell, and four times the
+# time.
 _KEEP = """\
 {{ {{ export -p && printf '\\0'; }} 1<>{scratch} &&
 mapfile -d '' -n 1 __hermes_old <{snapshot} && mapfile -d '' -n 1 __hermes_new <{scratch} &&
@@ -65,15 +66,15 @@ mapfile -d '' -n 1 __hermes_old <{snapshot} && mapfile -d '' -n 1 __hermes_new <
 
 
 class SlotEnvironment(BaseEnvironment):
-    """A session's slot.
+    """The environment of a session, in a slot that it leases.
 
     Args:
-        slots: where it comes from.
+        slots: the slots of the backend.
         session: the task id, which is the lease's name.
         image: an image to use instead of the configured one.
-        cwd: directory of the first command, if it exists in the slot and may be written to; else the workspace.
-        timeout: a command's time limit in seconds.
-        lost: called once when the slot is gone.
+        cwd: the directory of the first command, if it is writable in the slot; else the workspace is.
+        timeout: the time limit of a command in seconds.
+        lost: called once, when the slot is lost.
 
     Raises:
         HermesError: there is no slot.
@@ -85,7 +86,7 @@ class SlotEnvironment(BaseEnvironment):
         self._slots = slots
         self._ended = True
         self._lost = lost
-        self._asked = cwd
+        self._requested_cwd = cwd
         self._error: HermesError | None = None
         self.lease: SessionSlot = slots.lease(session, image, is_interrupted)
         self._ended = False
@@ -95,7 +96,7 @@ class SlotEnvironment(BaseEnvironment):
             self._scratch = f"{self._snapshot_path}.scratch"
             self._scratch_numbers = itertools.count()
             self._free: deque[str] = deque()
-            """Scratch files that no command uses. Commands of one session may run at once."""
+            """Scratch files that no command uses, as several commands of a session may run at the same time."""
             self._begin = begin
             self._persistent = os.environ.get("TERMINAL_CONTAINER_PERSISTENT", "true").lower() in {"true", "1", "yes"}
             self.init_session()
@@ -104,7 +105,7 @@ class SlotEnvironment(BaseEnvironment):
             raise
 
     def init_session(self) -> None:
-        """Keep a login shell's variables for the session's commands. If it fails, each command has a login shell."""
+        """Save a login shell's variables for the session's commands. If that fails, each command gets a login shell."""
         script = _BEGIN.format(cwd=self._quote_cwd_for_cd(self.cwd), **self._names())
         command = self._run_bash(script, login=True, timeout=self._snapshot_timeout)
         result = self._wait_for_process(command, timeout=self._snapshot_timeout)
@@ -118,16 +119,17 @@ class SlotEnvironment(BaseEnvironment):
         """Return the slot's own directory for temporary files."""
         return self._temp
 
-    def execute(self, command: str, cwd: str = "", *, bounded_capture: bool = False, **given: Any) -> dict[str, Any]:
-        """Run a command, as every environment does.
+    def execute(self, command: str, cwd: str = "", *, bounded_capture: bool = False, **options: Any) -> dict[str, Any]:
+        """Run a command, and return its output and its exit status.
 
         Raises:
-            HermesError: the slot is lost, and nobody knows what became of the command. A foreground command of the
-                model (`bounded_capture`) gets that as its output instead, because hermes-agent repeats what raises.
+            HermesError: the slot is lost, and the command's outcome is not known. A foreground command of the model
+                (`bounded_capture`) gets the error as its output instead, because hermes-agent repeats commands that
+                raise.
         """
         if self._error is None:
-            where = self._begin if cwd == self._asked else cwd
-            result: dict[str, Any] = super().execute(command, where, bounded_capture=bounded_capture, **given)
+            where = self._begin if cwd == self._requested_cwd else cwd
+            result: dict[str, Any] = super().execute(command, where, bounded_capture=bounded_capture, **options)
         if self._error is None:
             return result
         if not bounded_capture:
@@ -135,7 +137,7 @@ class SlotEnvironment(BaseEnvironment):
         return {"output": f"[The sandbox failed: {self._error}]", "returncode": -1}
 
     def cleanup(self, *, force_remove: bool = False) -> None:
-        """End the lease: kill what runs in the slot, and remove its files. Idempotent."""
+        """End the lease: kill the slot's processes, and remove its files. Idempotent."""
         if not self._ended:
             self._ended = True
             self._slots.release(self.lease)
@@ -149,7 +151,7 @@ class SlotEnvironment(BaseEnvironment):
 
     def _wrap_command(self, command: str, cwd: str) -> str:
         names = self._names()
-        return _WRAPPED.format(
+        return _WRAPPER.format(
             source=_SOURCE.format(**names) if self._snapshot_ready else "",
             cwd=self._quote_cwd_for_cd(cwd),
             command=shlex.quote(command),
@@ -162,22 +164,24 @@ class SlotEnvironment(BaseEnvironment):
         quoted = {name: shlex.quote(path) for name, path in paths.items()}
         return {**quoted, "own": MARK, "mark": self._cwd_marker}
 
-    def _wait_for_process(self, proc: SessionCommand, timeout: int = 120, **given: Any) -> dict[str, Any]:
-        result: dict[str, Any] = super()._wait_for_process(proc, timeout=timeout, **given)
+    def _wait_for_process(self, proc: SessionCommand, timeout: int = 120, **options: Any) -> dict[str, Any]:
+        result: dict[str, Any] = super()._wait_for_process(proc, timeout=timeout, **options)
         if proc.error is not None:
             self._note(proc.error)
         return result
 
     def _note(self, error: HermesError) -> None:
-        """Give up the slot if it is gone, so that the session's next command gets another one."""
+        """Log a command's error. If the slot is lost, give it up, so that the session's next command gets another
+        one."""
         log.warning("a command of session %s failed: %s", self.lease.slot.trajectory_id, error)
         if isinstance(error, (InfraError, StaleSlotError)) and self._error is None:
             self._error = error
             self._lost()
 
     def _look(self, cwd: str) -> tuple[str, str]:
-        wanted = posixpath.join("/", cwd) if cwd else self.lease.slot.workspace_dir
-        command = _LOOK.format(cwd=shlex.quote(wanted), workspace=shlex.quote(self.lease.slot.workspace_dir))
+        """Return the directory in which the session begins, and the slot's directory for temporary files."""
+        preferred = posixpath.join("/", cwd) if cwd else self.lease.slot.workspace_dir
+        command = _LOOK.format(cwd=shlex.quote(preferred), workspace=shlex.quote(self.lease.slot.workspace_dir))
         work = self.lease.commands.run(["sh", "-c", command], timeout_s=_LOOK_S)
         lines = self._slots.start(work).outcome.result().text.splitlines()
         return (lines[-2], lines[-1]) if len(lines) >= 2 else (self.lease.slot.workspace_dir, "/tmp")

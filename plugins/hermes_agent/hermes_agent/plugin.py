@@ -1,4 +1,4 @@
-"""The plugin `hermes-rl` of hermes-agent: its entry point."""
+"""The entry point of the plugin `hermes-rl` of hermes-agent."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _recovered = False
 
 
 def register(ctx: Any) -> None:
-    """Add the environments `slots-BACKEND`, one for each backend that is installed.
+    """Add an environment `slots-BACKEND` for each backend that is installed.
 
     Raises:
-        PluginError: this version of hermes-agent is too different. It then knows no such environment, and runs nothing.
+        PluginError: this version of hermes-agent is too different. It then refuses to run with such an environment.
     """
     with HERMES_AGENT.imports():
         from tools import terminal_tool
@@ -35,9 +35,8 @@ def register(ctx: Any) -> None:
 
 
 def _before_tool(tool_name: str = "", task_id: str = "", session_id: str = "", **_: Any) -> dict[str, str] | None:
-    """Lease the session's slot. If there is none, the tool is not run: it would wait for a slot as long again, several
-    times, and then give the model our traceback.
-    """
+    """Lease the session's slot. Without a slot, block the tool, which would try several times to get one, and then give
+    the model our traceback."""
     backend = seams.current_backend()
     if backend is None:
         return None

@@ -1,4 +1,4 @@
-"""A command of a slot, in the form in which hermes-agent follows a process."""
+"""A command of a slot, with the methods that hermes-agent uses of a process."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from hermes_agent.slots import SessionSlot, Slots
 from hermes_core import CommandError, HermesError
 
 _NOT_STARTED = {"not_found": 127}
-"""The exit status of a command that could not be started, by the error's code; 126 for others, as in a shell."""
+"""Exit statuses of commands that could not be started, by the error's code; 126 for other codes, as in a shell."""
 
 _FAILED = 255
 """The exit status of a command whose outcome is not known."""
 
 _WAIT_S = 0.1
-"""Seconds that one look at a command waits for its end, so that nobody has to sleep in between."""
+"""Seconds that `poll` waits for a command's end, so that hermes-agent's loop does not spin."""
 
 _AHEAD, _BEHIND_S = 16, 0.005
-"""Pieces of output that may wait for their reader, and the seconds between looks whether it has caught up."""
+"""Number of pieces of output that may wait for the reader, and the seconds between checks whether it has caught up."""
 
 
 class Output:
-    """Output, piece by piece, for one thread that reads it while the event loop writes it."""
+    """Output that the event loop writes piece by piece, and that one thread reads."""
 
     def __init__(self) -> None:
         self._pieces: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
@@ -39,18 +39,18 @@ class Output:
             await asyncio.sleep(_BEHIND_S)
 
     def end(self) -> None:
-        """Say that this was all."""
+        """End the output."""
         self._pieces.put(None)
 
     def close(self) -> None:
-        """Do nothing: hermes-agent closes a process's output when it has read it."""
+        """Do nothing. hermes-agent calls this when it has read the output."""
 
 
 class SessionCommand:
-    """A command that runs.
+    """A running command.
 
     Args:
-        done: called in the event loop when it has ended by itself.
+        done: called in the event loop when the command has ended by itself.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class SessionCommand:
         self.stdout = Output()
         self.returncode: int | None = None
         self.error: HermesError | None = None
-        """Why its outcome is not known; None as long as it is."""
+        """The reason why the command's outcome is not known, if it is not."""
         self._done = done
         self._ended = threading.Event()
         self._started = slots.start(self._run(lease, argv, None if stdin is None else stdin.encode()))
@@ -70,19 +70,19 @@ class SessionCommand:
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int | None:
-        """Wait for its end; return the exit status, or None if it still runs."""
+        """Wait for the command's end. Return the exit status, or None after `timeout` seconds."""
         self._ended.wait(timeout)
         return self.returncode
 
     def kill(self) -> None:
-        """Kill it, and everything that it started."""
+        """Kill the command and its processes."""
         self._started.cancel()
 
     async def _run(self, lease: SessionSlot, argv: Sequence[str], stdin: bytes | None) -> None:
         code = _FAILED
         try:
-            done = await lease.commands.run(argv, stdin=stdin, merge_stderr=True, stdout=self.stdout.write)
-            code = done.returncode
+            result = await lease.commands.run(argv, stdin=stdin, merge_stderr=True, stdout=self.stdout.write)
+            code = result.returncode
             self._done()
         except CommandError as error:
             code = _NOT_STARTED.get(error.code, 126)

@@ -1,5 +1,5 @@
-"""Where hermes-agent meets our environments. It has no plugin point for environments, so these names of its modules are
-replaced; everything else is its own."""
+"""Puts our environments into hermes-agent, which has no plugin point for them: it replaces some names of its
+modules."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _NAMES = {
     "tools.env_probe": "_REMOTE_BACKENDS",
     "tools.skills_tool": "_REMOTE_ENV_BACKENDS",
 }
-"""Sets with the names of environments that are not the host: paths are not the host's, and the prompt says where
-commands run."""
+"""Sets with the names of environments that are not the host. For these, paths are not the host's, and the prompt says
+where commands run."""
 
 _MARK = "_hermes_rl"
 
@@ -28,19 +28,19 @@ Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 class Parents:
-    """Which task works in whose slot: a subagent's in its parent's, as in hermes-agent's own environments."""
+    """Finds the slot of a task. A subagent works in its parent's slot, as in hermes-agent's own environments."""
 
     def __init__(self) -> None:
         self._task_of: dict[str, str] = {}
-        """By session, the task of its last tool call."""
+        """The task of each session's last tool call."""
         self._parent_of: dict[str, str] = {}
 
     def note_call(self, session_id: str, task_id: str) -> None:
-        """Note that a session calls a tool."""
+        """Record the task of a session's tool call."""
         self._task_of[session_id] = task_id
 
     def note_subagent(self, parent_session: str, subagent: str) -> None:
-        """Note that a session has begun a subagent."""
+        """Record the parent of a subagent."""
         if (parent := self._task_of.get(parent_session)) is not None:
             self._parent_of[subagent] = parent
 
@@ -50,7 +50,7 @@ class Parents:
         self._parent_of = {child: parent for child, parent in self._parent_of.items() if parent != session_id}
 
     def slot_of(self, task_id: str | None) -> str:
-        """Return the name of the lease in which a task works."""
+        """Return the name of the lease for a task."""
         name = task_id or "default"
         while name in self._parent_of:
             name = self._parent_of[name]
@@ -58,7 +58,7 @@ class Parents:
 
 
 def current_backend() -> str | None:
-    """Return the backend in whose slots this process works, or None if it uses one of hermes-agent's environments."""
+    """Return the backend whose slots this process uses; None if it uses one of hermes-agent's environments."""
     name = os.environ.get("TERMINAL_ENV", "")
     return name.removeprefix(PREFIX) if name.startswith(PREFIX) else None
 
@@ -97,7 +97,7 @@ def install(names: Collection[str], parents: Parents) -> None:
 
 
 def _check_tool() -> None:
-    """Let the tool `terminal`, which is registered already, be checked by our function."""
+    """Make our function the check of the tool `terminal`, which was registered with hermes-agent's."""
     from tools import terminal_tool
     from tools.registry import registry
 
@@ -106,12 +106,12 @@ def _check_tool() -> None:
 
 
 def _creating(own: Callable[..., Any]) -> Callable[..., Any]:
-    def create(env_type: str, image: str, cwd: str, timeout: int, *args: Any, **given: Any) -> Any:
+    def create(env_type: str, image: str, cwd: str, timeout: int, *args: Any, **options: Any) -> Any:
         if not env_type.startswith(PREFIX):
-            return own(env_type, image, cwd, timeout, *args, **given)
+            return own(env_type, image, cwd, timeout, *args, **options)
         from hermes_agent.sessions import open_environment
 
-        return open_environment(env_type.removeprefix(PREFIX), given.get("task_id") or "default", cwd, timeout)
+        return open_environment(env_type.removeprefix(PREFIX), options.get("task_id") or "default", cwd, timeout)
 
     return create
 
@@ -128,7 +128,7 @@ def _checking(own: Callable[[], bool]) -> Callable[[], bool]:
         from tools import terminal_tool
 
         name = terminal_tool._get_env_config()["env_type"]
-        # Whether there is such a backend, and whether it works, the first command says, with what to do about it.
+        # The first command reports a backend that is missing or does not work, with what to do.
         return True if name.startswith(PREFIX) else own()
 
     return check
@@ -136,7 +136,7 @@ def _checking(own: Callable[[], bool]) -> Callable[[], bool]:
 
 def _ending(own: Callable[[], int]) -> Callable[[], int]:
     def end() -> int:
-        """End the sandboxes too: `hermes -z` leaves by `os._exit`, so that nothing can do it later."""
+        """End the sandboxes, too, because `hermes -z` exits by `os._exit`, after which nothing else could."""
         try:
             return own()
         finally:

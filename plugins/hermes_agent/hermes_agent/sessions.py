@@ -1,4 +1,4 @@
-"""The sessions of hermes-agent in slots: their environments, and what an earlier process left running in them."""
+"""The environments of hermes-agent's sessions in slots, also those that an earlier process left running."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ with HERMES_AGENT.imports():
 log = logging.getLogger(__name__)
 
 _IMAGES = ("docker_image", "modal_image", "daytona_image")
-"""Overrides that name the image of one task; hermes-agent's batch runner sets them all."""
+"""Overrides with the image of one task. hermes-agent's batch runner sets all of them."""
 
 _LIST = 'for f in {folder}/hermes_bg_proc_*.pid; do [ -e "$f" ] && echo "$f $(cat "$f")"; done; true'
 
 
 def open_environment(backend: str, session: str, cwd: str, timeout: int) -> SlotEnvironment:
-    """Return the environment of a session, with the background processes that an earlier process left in its slot.
+    """Return the environment of a session, with the background processes of a slot that an earlier process left.
 
     Raises:
         HermesError: there is no slot.
@@ -41,14 +41,15 @@ def open_environment(backend: str, session: str, cwd: str, timeout: int) -> Slot
 
 
 def recover(backend: str) -> None:
-    """Open the environments of all sessions whose slots an earlier process left."""
+    """Open the environments of the sessions whose slots an earlier process left."""
     for session in slots_of(backend).find_sessions():
         place(session)
         log.warning("session %s goes on in the slot that an earlier process left", session)
 
 
 def place(session: str) -> None:
-    """Open the session's environment if it has none, so that relative paths of its first file tool begin there."""
+    """Open the session's environment if it has none, so that relative paths of its first file tool are resolved
+    there."""
     from tools.code_execution_tool import _get_or_create_env
 
     environment, _ = _get_or_create_env(session)
@@ -62,7 +63,7 @@ def _give_up(session: str, environment: SlotEnvironment) -> None:
 
 
 def read_checkpoint() -> dict[str, dict[str, Any]]:
-    """Return hermes-agent's list of background processes, by id. It drops those in sandboxes when it starts."""
+    """Return hermes-agent's saved background processes by id. At its start, hermes-agent drops those in sandboxes."""
     try:
         saved = json.loads(process_registry.CHECKPOINT_PATH.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -74,15 +75,15 @@ _saved: dict[str, dict[str, Any]] = {}
 
 
 def remember_processes() -> None:
-    """Read hermes-agent's list of background processes, before it writes another one."""
+    """Read hermes-agent's saved background processes before it overwrites the file."""
     _saved.update(read_checkpoint())
 
 
 def _adopt(session: str, environment: SlotEnvironment) -> None:
-    """Give hermes-agent's registry the background processes of a slot that was taken over."""
+    """Add the background processes of a slot that was taken over to hermes-agent's registry."""
     registry, folder = process_registry.process_registry, environment.get_temp_dir()
-    found = environment.execute(_LIST.format(folder=shlex.quote(folder)), timeout=10)
-    for line in found["output"].splitlines():
+    listing = environment.execute(_LIST.format(folder=shlex.quote(folder)), timeout=10)
+    for line in listing["output"].splitlines():
         path, _, pid = line.rpartition(" ")
         process_id = path.rpartition("/hermes_bg_")[2].removesuffix(".pid")
         if not pid.isdigit() or registry.get(process_id) is not None:
@@ -114,7 +115,7 @@ _KEPT = (
     "notify_on_complete",
     "watch_patterns",
 )
-"""Fields of a background process that hermes-agent's list of them has."""
+"""The fields of a background process that hermes-agent saves."""
 
 
 def _process(process_id: str, session: str, pid: int, environment: SlotEnvironment) -> Any:

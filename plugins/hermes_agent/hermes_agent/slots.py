@@ -1,4 +1,4 @@
-"""The slots of hermes-agent's sessions: one event loop in a thread, which its own threads call."""
+"""The slots of hermes-agent's sessions, in an event loop of their own, which hermes-agent's threads call."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ from hermes_core.terminal.settings import explain
 log = logging.getLogger(__name__)
 
 PREFIX = "slots-"
-"""What the names of our environments begin with; a backend's name follows: `TERMINAL_ENV=slots-docker`."""
+"""The beginning of our environments' names, before the backend's name: `TERMINAL_ENV=slots-docker`."""
 
 ORPHAN_TTL_S = 24 * 3600.0
-"""Seconds that a session's sandbox waits for the next process, if that process can take it over."""
+"""Seconds for which a session's sandbox waits for a next process that can take it over."""
 
 _RELEASE_S = 60.0
-"""Seconds that a caller waits for the end of a lease. The release itself goes on."""
+"""Seconds for which a caller waits for the end of a lease. The release itself goes on."""
 
 _LOOK_S = 0.1
-"""Seconds between checks whether the user has interrupted a session that waits for its slot."""
+"""Seconds between checks for an interruption by the user while a session waits for its slot."""
 
 _OPTION = re.compile(r"`--backend\.(\w+)=(\w+)`")
 
@@ -57,38 +57,38 @@ class SessionSlot:
     slot: Slot
     commands: SlotCommands
     taken_over: bool = False
-    """Whether an earlier process held it, with everything that runs there."""
+    """Whether the slot was an earlier process's, whose commands may still run there."""
 
 
 @dataclass(frozen=True)
 class Started:
-    """Work in the event loop that a thread has started."""
+    """Work in the event loop, started by another thread."""
 
     outcome: concurrent.futures.Future[Any]
     cancel: Callable[[], object]
-    """Cancels it. `outcome` is then a UsageError, as soon as all is undone."""
+    """Cancels the work. Once everything is undone, `outcome` has a UsageError."""
 
 
 @dataclass
 class _Open:
-    """What is there from the first lease on."""
+    """The state from the first lease on."""
 
     runtime: Runtime
     tools: ToolBackend
     checkpoint: Checkpoint | None
     variables: Mapping[str, str]
-    """Variables of every command."""
+    """The variables of every command."""
     host_files: bool
     """Whether directories of the host are mounted in the sandboxes."""
     left: dict[str, Slot] = field(default_factory=dict)
-    """Slots that an earlier process left, by session."""
+    """The slots that an earlier process left, by session."""
     held: int = 0
     """Number of leases."""
 
 
 class Slots:
-    """The slots of one backend. Their settings are hermes-agent's variables, read at the first use. Safe to call from
-    any thread.
+    """The slots of one backend, for use from any thread. The settings are hermes-agent's variables, read at the first
+    use.
 
     Args:
         backend: the backend's name.
@@ -103,7 +103,7 @@ class Slots:
 
     @property
     def closed(self) -> bool:
-        """Return whether they have ended."""
+        """Return whether the slots have ended."""
         return self._thread.closed
 
     def lease(self, session: str, image: str | None, interrupted: Callable[[], bool]) -> SessionSlot:
@@ -111,10 +111,10 @@ class Slots:
 
         Args:
             image: an image to use instead of the configured one.
-            interrupted: looked at while this waits.
+            interrupted: returns whether to give up waiting.
 
         Raises:
-            HermesError: there is none, the settings are wrong, or it was interrupted.
+            HermesError: there is no slot, the settings are wrong, or the wait was interrupted.
         """
         started = self.start(self._lease(session, image))
         while not started.outcome.done() and not self.closed:
@@ -126,7 +126,8 @@ class Slots:
         return lease
 
     def release(self, lease: SessionSlot) -> None:
-        """End the lease. Blocks, but not in the event loop itself, where the garbage collector may call this."""
+        """End the lease. Blocks, but not in the event loop's own thread, in which the garbage collector may call
+        this."""
         with suppress(HermesError):  # the loop has ended, and the lease with it
             if threading.current_thread() is self._loop_thread:
                 self._work.spawn(self._release(lease), "release")
@@ -134,7 +135,7 @@ class Slots:
                 concurrent.futures.wait([self.start(self._release(lease)).outcome], _RELEASE_S)
 
     def find_sessions(self) -> list[str]:
-        """Return the sessions whose slots an earlier process left, and that nobody has leased again. Blocks.
+        """Return the sessions of slots that an earlier process left and that nobody has leased again. Blocks.
 
         Raises:
             HermesError: the settings are wrong, or a sandbox can't be taken over now.
@@ -142,7 +143,7 @@ class Slots:
         return self._thread.call(self._find_sessions())
 
     def is_isolated(self) -> bool:
-        """Return whether commands reach nothing of the host. Blocks.
+        """Return whether commands can't reach the host's files and processes. Blocks.
 
         Raises:
             HermesError: the settings are wrong.
@@ -165,7 +166,7 @@ class Slots:
         def cancel() -> None:
             tasks[0].cancel()
 
-        if self.closed or not call_in(self._loop, begin):  # nobody waits for the loop: a command takes milliseconds
+        if self.closed or not call_in(self._loop, begin):  # without waiting for the loop, to save milliseconds
             work.close()
             raise UsageError("hermes-agent is ending", hint="begin another session")
         return Started(outcome, lambda: call_in(self._loop, cancel))
@@ -177,7 +178,7 @@ class Slots:
     # --- in the event loop
 
     async def _open(self) -> _Open:
-        """Return what is opened at the first use; a failed attempt is repeated by the next caller."""
+        """Return the state, which the first caller opens. After a failed attempt, the next caller tries again."""
         if self._opened is None or (self._opened.done() and self._opened.exception() is not None):
             self._opened = self._work.spawn(self._begin(), f"open {self._name}")
         return await asyncio.shield(self._opened)
@@ -186,7 +187,7 @@ class Slots:
         environ = {**os.environ, "TERMINAL_ENV": self._name}
         async with Runtime() as reading:
             settings, lines = explain(reading.config_classes(), environ)
-        # A backend of hosts looks for what an earlier process left on those that its runtime's profiles name.
+        # The backend `ssh` looks for sandboxes of an earlier process on the hosts in its runtime's profiles.
         runtime = Runtime(reading.settings.model_copy(update={"profiles": settings.profiles}))
         checkpoint: Checkpoint | None = None
         try:
@@ -215,13 +216,13 @@ class Slots:
 
     async def _lease(self, session: str, image: str | None) -> SessionSlot:
         opened = await self._open()
-        left = opened.left.pop(session, None)
+        earlier = opened.left.pop(session, None)
         try:
-            slot = left or await opened.tools.acquire(session, image=image, env=opened.variables, as_image=True)
+            slot = earlier or await opened.tools.acquire(session, image=image, env=opened.variables, as_image=True)
         except HermesError as error:
             raise _in_its_words(error, self._name) from error
         opened.held += 1
-        return SessionSlot(slot, opened.tools.commands(slot), taken_over=left is not None)
+        return SessionSlot(slot, opened.tools.commands(slot), taken_over=earlier is not None)
 
     async def _release(self, lease: SessionSlot) -> None:
         opened = await self._open()
@@ -250,7 +251,7 @@ class Slots:
 
 
 _DEFAULTS: dict[str, Any] = {"min_sandboxes": 0, "reserve_slots": 0}
-"""Settings that a profile has if it does not set them. Sessions need no slots for verification."""
+"""Default settings of a profile. Sessions need no slots for verification."""
 
 
 async def _where() -> tuple[asyncio.AbstractEventLoop, threading.Thread]:
@@ -267,15 +268,15 @@ def _pass_on(done: asyncio.Task[Any], outcome: concurrent.futures.Future[Any]) -
 
 
 def _in_its_words(error: HermesError, backend: str) -> HermesError:
-    """Return the error with hermes-agent's settings in place of our options, also in the words of its causes."""
-    said, setting = error.twin(), rf"`hermes config set terminal.{backend}_\1 \2`"
-    said.message = _OPTION.sub(setting, error.message)
-    said.hint = error.hint and _OPTION.sub(setting, error.hint)
-    return said
+    """Return a copy of the error in which hermes-agent's settings replace our options."""
+    copy, setting = error.twin(), rf"`hermes config set terminal.{backend}_\1 \2`"
+    copy.message = _OPTION.sub(setting, error.message)
+    copy.hint = error.hint and _OPTION.sub(setting, error.hint)
+    return copy
 
 
 def _in_containers(backend: Backend) -> bool:
-    """Return whether the sandboxes are containers or machines of their own, which hide the host by themselves."""
+    """Return whether the sandboxes are containers or machines, which hide the host by themselves."""
     return Isolation.DEDICATED in backend.capabilities.isolation
 
 
@@ -285,11 +286,11 @@ def _level(backend: Backend) -> Isolation:
 
 
 def _variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return what `docker_env` and `docker_forward_env` of hermes-agent's settings give to commands."""
-    given: dict[str, str] = _json(environ, "TERMINAL_DOCKER_ENV", {})
+    """Return the variables of commands by hermes-agent's settings `docker_env` and `docker_forward_env`."""
+    configured: dict[str, str] = _json(environ, "TERMINAL_DOCKER_ENV", {})
     names: list[str] = _json(environ, "TERMINAL_DOCKER_FORWARD_ENV", [])
     forwarded = {name: environ[name] for name in map(str, names) if name in environ}
-    return {str(name): str(value) for name, value in {**given, **forwarded}.items()}
+    return {str(name): str(value) for name, value in {**configured, **forwarded}.items()}
 
 
 def _json(environ: Mapping[str, str], name: str, empty: T) -> T:
@@ -309,12 +310,12 @@ _opened: dict[str, Slots] = {}
 
 
 def slots_of(backend: str) -> Slots:
-    """Return the slots of this process on this backend."""
+    """Return the slots of this process on a backend."""
     with _lock:
-        found = _opened.get(backend)
-        if found is None or found.closed:
-            found = _opened[backend] = Slots(backend)
-        return found
+        slots = _opened.get(backend)
+        if slots is None or slots.closed:
+            slots = _opened[backend] = Slots(backend)
+        return slots
 
 
 def close_all() -> None:
@@ -326,7 +327,7 @@ def close_all() -> None:
 
 
 def _forget() -> None:
-    """Leave the parent's slots alone in a forked process: its threads are not here."""
+    """Forget the parent's slots in a forked process, which has none of the parent's threads."""
     global _lock
     _lock = threading.Lock()
     _opened.clear()

@@ -1,4 +1,4 @@
-"""Conversations of hermes-agent's batch runner, as records: what the export format `sharegpt` does, undone."""
+"""Reads conversations of hermes-agent's batch runner as records: the reverse of the export format `sharegpt`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hermes_core import CallRecord, DatasetError, Record, TurnRecord, UsageError
 _BATCH = re.compile(r"batch_\d+\.jsonl")
 _TOOLS = re.compile(r"<tools>\n(.*)\n</tools>")
 _THOUGHT = re.compile(r"<think>\n(.*?)\n?</think>\n?", re.DOTALL)
-# Both are written by `json.dumps`, in one line; the same tags within an answer's text are of the text.
+# Both have JSON in one line, by which they differ from the same tags in an answer's text.
 _CALL = re.compile(r'^<tool_call>\n(\{"name": .*\})\n</tool_call>\n?', re.MULTILINE)
 _RESPONSE = re.compile(r'^<tool_response>\n(\{"tool_call_id": .*\})\n</tool_response>$', re.MULTILINE)
 
@@ -23,11 +23,14 @@ Message = dict[str, Any]
 
 
 def read_batch_run(folder: Path) -> Iterator[Record]:
-    """Yield the record of each conversation of a run of the batch runner: of its batches, or of one file of rows.
+    """Yield the record of each conversation of the batch runner.
+
+    Args:
+        folder: the folder of a run, or one file of rows.
 
     Raises:
         UsageError: there is no such run.
-        DatasetError: a line is not what the batch runner writes.
+        DatasetError: a line is no row of the batch runner.
     """
     files = [folder] if folder.is_file() else sorted(path for path in folder.glob("*.jsonl") if _BATCH.match(path.name))
     if not files:
@@ -72,7 +75,7 @@ def _record(run: str, row: Mapping[str, Any], trajectory_id: str) -> Record:
 
 
 def _turns(messages: list[Message], model: str | None) -> tuple[list[TurnRecord], list[CallRecord]]:
-    """Return the answers and the calls of a conversation, as far as its text tells of them."""
+    """Return the answers and the calls in a conversation. Calls without a result are left out."""
     turns: list[TurnRecord] = []
     calls: list[CallRecord] = []
     places = {message["tool_call_id"]: place for place, message in enumerate(messages) if message["role"] == "tool"}
@@ -96,7 +99,7 @@ def _schemas(system: str) -> Iterator[dict[str, Any]]:
 
 
 def _parts(said: list[Mapping[str, str]]) -> Iterator[list[Message]]:
-    """Yield the messages of each part: of a question, or of an answer with the results of its calls."""
+    """Yield the messages of each part of a conversation: a question, or an answer with the results of its calls."""
     place = 0
     while place < len(said):
         part, place = said[place], place + 1

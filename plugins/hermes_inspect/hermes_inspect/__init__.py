@@ -1,4 +1,4 @@
-"""Inspect, both ways: its evals run in slots on any backend of hermes-rl, and its tasks are environments of hermes-rl.
+"""The adapter for Inspect, both ways: Inspect's evals run in slots of any backend, and its tasks are environments.
 
 This module is imported to list plugins, so it does not import Inspect.
 """

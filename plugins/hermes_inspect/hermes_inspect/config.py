@@ -1,4 +1,4 @@
-"""The settings of a sample's sandbox: a model, a YAML file, or what Inspect's Docker provider takes."""
+"""The settings of a sample's sandbox: a model, a YAML file, or the files that Inspect's Docker provider takes."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from hermes_core import ConfigError, validated
 
 
 class HermesSandboxConfig(BaseModel):
-    """Where the samples of a task run. Samples with the same settings, apart from `image` and `cwd`, share a pool."""
+    """The sandboxes of a task's samples. Samples whose settings are equal apart from `image` and `cwd` share a pool."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     backend: str = "local"
     """The backend's name."""
     isolation: str = "namespace"
-    """The minimum isolation between samples. From `namespace` on, each has its own /tmp and /var/tmp."""
+    """The minimum isolation between samples. From `namespace` on, each sample has its own /tmp and /var/tmp."""
     backend_config: dict[str, Any] = Field(default_factory=dict)
     """Settings of the backend, as in a profile: `slots_per_sandbox`, `max_sandboxes`, `memory`, `network` and so on."""
     image: str | None = None
@@ -35,10 +35,10 @@ class HermesSandboxConfig(BaseModel):
 
 
 def read_config(config: BaseModel | str | None) -> HermesSandboxConfig:
-    """Return the settings that Inspect hands to the provider: a model, the path of a file, or none.
+    """Return the settings for what Inspect hands to the provider: a model, the path of a file, or None.
 
     Raises:
-        ConfigError: the settings are wrong, or need something that a slot is not.
+        ConfigError: the settings are wrong, or demand something that a slot can't be.
     """
     if config is None:
         return HermesSandboxConfig()
@@ -59,16 +59,16 @@ def read_config(config: BaseModel | str | None) -> HermesSandboxConfig:
         raise ConfigError(f"{config} can't be read: {error}", hint="correct the file") from error
 
 
-# ------------------------------------------------------------------ what was written for Inspect's Docker provider
+# ------------------------------------------------------------------ settings for Inspect's Docker provider
 
 _IGNORED = {"command", "entrypoint", "init", "tty", "stdin_open", "restart", "pull_policy", "stop_grace_period"}
-"""Keys of a service about its main process, which is ours; `x-default` is about several services."""
+"""Keys of a service that concern its main process, which is ours here."""
 
 _UNITS = {"": 1 / 2**20, "b": 1 / 2**20, "k": 1 / 2**10, "m": 1.0, "g": 2.0**10}
 
 
 def _container(settings: dict[str, Any], cwd: str | None = None) -> HermesSandboxConfig:
-    """Return the settings of a container per sample, with commands that are root, as tasks for Docker expect."""
+    """Return the settings for a container for each sample, in which commands are root, as tasks for Docker expect."""
     settings = {"slot_user": "root", **settings}
     return HermesSandboxConfig(backend="docker", isolation="dedicated", backend_config=settings, cwd=cwd)
 
@@ -80,12 +80,12 @@ def _of_compose(compose: ComposeConfig, folder: Path) -> HermesSandboxConfig:
             hint="run this task with Inspect's own Docker provider",
         )
     [service] = compose.services.values()
-    given = service.model_dump(exclude_none=True)
+    values = service.model_dump(exclude_none=True)
     settings: dict[str, Any] = {}
-    for key in given.keys() - _IGNORED - {"x_default", "working_dir"}:
-        if key not in _SETTINGS or "${" in str(given[key]):
+    for key in values.keys() - _IGNORED - {"x_default", "working_dir"}:
+        if key not in _SETTINGS or "${" in str(values[key]):
             raise ConfigError(
-                f"the sandbox 'hermes' can't give what the compose file asks for: {key}: {given[key]}",
+                f"the sandbox 'hermes' can't give what the compose file asks for: {key}: {values[key]}",
                 hint="describe the sandbox in a hermes.yaml, or run this task with Inspect's own Docker provider",
             )
         settings |= _SETTINGS[key](service, folder)
@@ -115,8 +115,8 @@ def _memory(service: ComposeService, _folder: Path) -> dict[str, Any]:
 
 
 def _variables(service: ComposeService, _folder: Path) -> dict[str, Any]:
-    given = service.environment or {}
-    pairs = given.items() if isinstance(given, dict) else (line.partition("=")[::2] for line in given)
+    variables = service.environment or {}
+    pairs = variables.items() if isinstance(variables, dict) else (line.partition("=")[::2] for line in variables)
     return {"env_vars": {name: value or "" for name, value in pairs}}
 
 
@@ -132,4 +132,4 @@ _SETTINGS: dict[str, Callable[[ComposeService, Path], dict[str, Any]]] = {
     "environment": _variables,
     "network_mode": _network,
 }
-"""What a key of a service becomes."""
+"""For each supported key of a service, a function that returns our settings."""

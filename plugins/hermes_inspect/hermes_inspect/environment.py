@@ -1,4 +1,4 @@
-"""The environment `inspect`: the samples of an Inspect task, worked on by our agent and scored by the task's scorer."""
+"""The environment `inspect`: the samples of an Inspect task, for agents of hermes-rl, scored by the task's scorers."""
 
 from __future__ import annotations
 
@@ -47,16 +47,16 @@ class InspectConfig(EnvironmentConfig):
 
 @dataclass(frozen=True)
 class _Prepared:
-    """A sample, and what was found out about it when the task was loaded."""
+    """A sample with its prompt and its sandbox, which are known once the task is loaded."""
 
     sample: Any
     prompt: Sequence[Mapping[str, Any]]
     place: HermesSandboxConfig | None
-    """Its sandbox; None if it has none."""
+    """The sample's sandbox; None if it has none."""
 
 
 class InspectEnvironment(Environment):
-    """An Inspect task. Its solver is replaced by the agent; its scorers see the agent's slot as their sandbox."""
+    """An Inspect task. The agent replaces the solver. The scorers get the agent's slot as their sandbox."""
 
     name = "inspect"
     config_class = InspectConfig
@@ -70,10 +70,10 @@ class InspectEnvironment(Environment):
         self._task: LoadedTask
 
     async def setup(self) -> None:
-        """Load the task, and see whether it fits.
+        """Load the task, and check that it can be run here.
 
         Raises:
-            DatasetError: it can't be loaded, or needs something that only Inspect's eval has; says what.
+            DatasetError: the task can't be loaded, or needs something that only Inspect's eval has.
             ConfigError: a setting is missing or wrong.
         """
         config = self.config
@@ -109,19 +109,20 @@ class InspectEnvironment(Environment):
         self._samples[name] = _Prepared(sample, await self._task.prompt(sample), place)
 
     def items(self) -> Sequence[Item]:
-        """Return the samples, in the dataset's order: `id`, `input`, `target`, and what else they have."""
+        """Return the samples in the dataset's order, with their fields: `id`, `input`, `target`, and so on."""
         return self._items
 
     def format_prompt(self, item: Item) -> str:
-        """Return the last message of the user."""
+        """Return the user's last message."""
         prompt = self._samples[item["id"]].prompt
         return next((str(message["content"]) for message in reversed(prompt) if message["role"] == "user"), "")
 
     def initial_messages(self, item: Item) -> list[dict[str, Any]]:
-        """Return what the solver wrote, or the sample's input, after the configuration's system prompt, if any."""
-        said = self.config.system_prompt
-        own = [{"role": "system", "content": said}] if said else []
-        return [*own, *(dict(message) for message in self._samples[item["id"]].prompt)]
+        """Return the configuration's system prompt, if there is one, and then the solver's prompt or the sample's
+        input."""
+        system = self.config.system_prompt
+        messages = [{"role": "system", "content": system}] if system else []
+        return [*messages, *(dict(message) for message in self._samples[item["id"]].prompt)]
 
     def uses_slot(self, item: Item) -> bool:
         """Return whether the sample has a sandbox."""
@@ -129,16 +130,16 @@ class InspectEnvironment(Environment):
 
     def toolsets(self, item: Item) -> Sequence[str] | None:
         """Return no tools for a sample without a sandbox, unless the configuration names some."""
-        named = self.config.enabled_toolsets is not None or self.config.distribution is not None
-        return None if named or self.uses_slot(item) else ()
+        configured = self.config.enabled_toolsets is not None or self.config.distribution is not None
+        return None if configured or self.uses_slot(item) else ()
 
     def image(self, item: Item) -> str | None:
         """Return the sample's image, if `use_images` is set."""
         place = self._samples[item["id"]].place
         if place is None or not self.config.use_images:
             return None
-        named: str | None = place.image or place.backend_config.get("image")
-        return named
+        image: str | None = place.image or place.backend_config.get("image")
+        return image
 
     def cwd(self, item: Item) -> str | None:
         """Return the sample's directory, if `use_images` is set."""
@@ -161,11 +162,11 @@ class InspectEnvironment(Environment):
         sample = self._samples[item["id"]].sample
         state = await self._task.state(sample, result.messages, result.model or "none")
         scores = await self._task.score(state)
-        told = {
+        details = {
             name: {"value": score.value, "answer": score.answer, "explanation": score.explanation}
             for name, score in scores.items()
         }
-        return inspect_task.reward(scores, self.config.score), {"scores": told}
+        return inspect_task.reward(scores, self.config.score), {"scores": details}
 
 
 def _as_item(name: str, sample: Any) -> Item:

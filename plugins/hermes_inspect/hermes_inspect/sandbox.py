@@ -24,8 +24,8 @@ from hermes_core import CommandError, HermesError, Runtime, Slot, SlotCommands, 
 from hermes_inspect.config import HermesSandboxConfig, read_config
 
 DEFAULTS: dict[str, Any] = {"acquire_timeout_s": 7 * 86400.0, "reserve_slots": 0}
-"""Settings of a pool that nothing else sets. Samples wait for each other as long as it takes, and scorers use the slot
-of their sample."""
+"""Default settings of a pool. Samples wait for a slot without a limit in practice, and scorers use their sample's slot,
+so none is reserved for verification."""
 
 ERRNO = {
     "not_found": errno.ENOENT,
@@ -34,13 +34,13 @@ ERRNO = {
     "not_a_directory": errno.ENOTDIR,
     "no_space": errno.ENOSPC,
 }
-"""The number of the `OSError` for a `CommandError`, by its code."""
+"""The number of the `OSError` for a `CommandError`, by the latter's code."""
 
 SYSTEM_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 
 WHO_AM_I = f"PATH={SYSTEM_PATH}; id -u; id -un"
 
-# $0 is the user, by name or number; "$@" is the command, which is looked up in the image's own PATH.
+# $0 is the user, by name or number; "$@" is the command, which is found by the image's own PATH.
 AS_USER = f"""
 path=$PATH PATH={SYSTEM_PATH}
 user=$(id -un "$0" 2>/dev/null) || user=$0
@@ -52,7 +52,7 @@ exec "$run" -u "$user" -- "$@"
 
 
 class EvalRuntime:
-    """What all tasks of an event loop share: one runtime, and a tool backend for each of their settings."""
+    """The runtime that all tasks of an event loop share, with a tool backend for each of their settings."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
@@ -62,7 +62,7 @@ class EvalRuntime:
         self._tasks = 0
 
     def backend(self, config: HermesSandboxConfig) -> ToolBackend:
-        """Return the tool backend for these settings; it is made at the first call.
+        """Return the tool backend for these settings. The first call makes it.
 
         Raises:
             UsageError, PluginError: the settings are wrong, or the backend can't be used here.
@@ -79,7 +79,7 @@ class EvalRuntime:
         """Begin a task. Make the warm sandboxes of its settings, unless its samples name images.
 
         Raises:
-            HermesError: they can't be made.
+            HermesError: the sandboxes can't be made.
         """
         self._tasks += 1
         try:
@@ -87,7 +87,7 @@ class EvalRuntime:
             if config.image is None:
                 await backend.start()
         except BaseException:
-            self._backends.pop(_pool_key(config), None)  # one that can't start has closed itself
+            self._backends.pop(_pool_key(config), None)  # a backend that can't start has closed itself
             await self.leave()
             raise
 
@@ -111,7 +111,7 @@ _eval_runtime: EvalRuntime | None = None
 
 
 def eval_runtime() -> EvalRuntime:
-    """Return what the tasks of the running loop share. Inspect runs one eval at a time, each in a loop of its own.
+    """Return the runtime of the running loop. Inspect runs one eval at a time, each in a loop of its own.
 
     Raises:
         UsageError: Inspect runs on trio.
@@ -128,18 +128,17 @@ def eval_runtime() -> EvalRuntime:
 
 @sandboxenv(name="hermes")
 class HermesSandbox(SandboxEnvironment):
-    """The sandbox of one sample: a slot.
+    """A slot as the sandbox of a sample.
 
-    `InfraError` (a lost sandbox, say) is never turned into one of the errors that Inspect reports to the model. It ends
-    the sample, which then has an error and no score.
-    """
+    An `InfraError`, such as a lost sandbox, is never turned into an error that Inspect reports to the model. It ends
+    the sample, which has an error and no score then."""
 
     def __init__(self, commands: SlotCommands, slot: Slot) -> None:
         super().__init__()
         self._commands = commands
         self._slot = slot
         self._names: frozenset[str] = frozenset()
-        """The number and the name of the slot's user, once they were asked for."""
+        """The number and the name of the slot's user; empty until they are needed."""
 
     # ------------------------------------------------------------------ tasks and samples
 
@@ -153,9 +152,9 @@ class HermesSandbox(SandboxEnvironment):
         cls, task_name: str, config: BaseModel | str | None, metadata: dict[str, str]
     ) -> dict[str, SandboxEnvironment]:
         """Acquire a slot, as soon as one is free."""
-        wanted = read_config(config)
-        backend = eval_runtime().backend(wanted)
-        slot = await backend.acquire(image=wanted.image, cwd=wanted.cwd)
+        settings = read_config(config)
+        backend = eval_runtime().backend(settings)
+        slot = await backend.acquire(image=settings.image, cwd=settings.cwd)
         return {"default": cls(backend.commands(slot), slot)}
 
     @classmethod
@@ -166,19 +165,19 @@ class HermesSandbox(SandboxEnvironment):
         environments: dict[str, SandboxEnvironment],
         interrupted: bool,
     ) -> None:
-        """Release the slots. Everything in them is killed and removed."""
+        """Release the slots, and kill and remove everything in them."""
         backend = eval_runtime().backend(read_config(config))
         for environment in environments.values():
             await backend.release(environment.as_type(HermesSandbox)._slot, reset_workspace=True)
 
     @classmethod
     async def task_cleanup(cls, task_name: str, config: BaseModel | str | None, cleanup: bool) -> None:
-        """End all sandboxes with the last task."""
+        """End the task, and with the last task all sandboxes."""
         await eval_runtime().leave(keep=not cleanup)
 
     @classmethod
     async def cli_cleanup(cls, id: str | None) -> None:  # noqa: A002 - Inspect's name
-        """End one sandbox by its id, or all whose driver is dead."""
+        """End one sandbox by its id, or all sandboxes whose driver is dead."""
         if id is None:
             await anyio.run_process([sys.executable, "-m", "hermes_core", "reap", "--any-owner"], stdout=None)
             return
@@ -190,16 +189,16 @@ class HermesSandbox(SandboxEnvironment):
 
     @classmethod
     def config_files(cls) -> list[str]:
-        """Return the files that are read if they lie beside a task."""
+        """Return the names of configuration files that Inspect looks for beside a task."""
         return ["hermes.yaml", "compose.yaml", "Dockerfile"]
 
     @classmethod
     def config_deserialize(cls, config: dict[str, Any]) -> BaseModel:
-        """Return the settings that a log has."""
+        """Return the settings from a log."""
         return HermesSandboxConfig.model_validate(config)
 
     def default_polling_interval(self) -> float:
-        """Return the seconds between two looks at a command of `exec_remote`."""
+        """Return the seconds between two checks of a command of `exec_remote`."""
         return 0.2
 
     # ------------------------------------------------------------------ commands and files
@@ -215,10 +214,11 @@ class HermesSandbox(SandboxEnvironment):
         timeout_retry: bool = True,
         concurrency: bool = True,
     ) -> ExecResult[str]:
-        """Run a command. The time limit is exact, so nothing is run twice; the pool limits what runs at the same time.
+        """Run a command. `timeout_retry` and `concurrency` are ignored: time limits are reliable, so that no command
+        needs another try, and the pool limits the commands at the same time.
 
         Raises:
-            TimeoutError: with the output so far as `truncated_output`.
+            TimeoutError: the time limit is over; `truncated_output` has the output so far.
             PermissionError: the program or the directory may not be used.
             OutputLimitExceededError: standard output is longer than the limit. (Of standard error, 2 MiB are kept, with
                 a notice of what was left out.)
@@ -253,11 +253,11 @@ class HermesSandbox(SandboxEnvironment):
         """Return whether the slot's commands run as this user anyway.
 
         Raises:
-            SandboxUserUnsupportedError: they don't, and can't.
+            SandboxUserUnsupportedError: they run as another user, and can't run as this one.
         """
         if not self._names:
-            said = await self._commands.run(["/bin/sh", "-c", WHO_AM_I])
-            self._names = frozenset(said.text.split())
+            result = await self._commands.run(["/bin/sh", "-c", WHO_AM_I])
+            self._names = frozenset(result.text.split())
         if user not in self._names and "0" not in self._names:
             raise SandboxUserUnsupportedError(
                 f"the commands of this slot run as {' or '.join(sorted(self._names))}, and not as {user!r}: "
@@ -266,7 +266,7 @@ class HermesSandbox(SandboxEnvironment):
         return user in self._names
 
     async def write_file(self, file: str, contents: str | bytes) -> None:
-        """Write a file, and make its directories. Either all is written or an error is raised.
+        """Write a file, and make its directories. If an error is raised, nothing was written.
 
         Raises:
             OSError: its subclass for the reason, such as PermissionError or IsADirectoryError.
@@ -288,8 +288,8 @@ class HermesSandbox(SandboxEnvironment):
 
         Raises:
             OSError: its subclass for the reason, such as FileNotFoundError.
-            UnicodeDecodeError: it is not UTF-8.
-            OutputLimitExceededError: it is larger than the limit.
+            UnicodeDecodeError: the text is not UTF-8.
+            OutputLimitExceededError: the file is larger than the limit.
             InfraError: the sandbox is lost.
         """
         limit, data = SandboxEnvironmentLimits.MAX_READ_FILE_SIZE, b""

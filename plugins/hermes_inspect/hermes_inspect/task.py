@@ -1,4 +1,4 @@
-"""A task of Inspect without Inspect's eval: its samples, the prompt of each, and the scores of a conversation."""
+"""Runs a task of Inspect without Inspect's eval: makes the prompts of its samples, and scores conversations."""
 
 from __future__ import annotations
 
@@ -51,16 +51,16 @@ GRADES = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0, "yes": 1.0, "true": 1.0, "no":
 """The reward for a score that is a word. Inspect's metrics read these words in the same way."""
 
 NO_MODEL = "none/none"
-"""Inspect's name of a model that can't be asked."""
+"""Inspect's name for no model."""
 
 REPLACE = "set use_solver to false, and the prompt is the sample's input; or run the task with Inspect"
 
 Answer = Callable[[TaskState], TaskState]
-"""What takes the place of the model: it gets the state at the solver's first call of `generate`."""
+"""Replaces the model: gets the state at the solver's first call of `generate`, and returns the state after it."""
 
 
 class _GenerateCalled(BaseException):
-    """The solver has asked the model. No `except Exception` of a solver catches it."""
+    """The solver has called `generate`. A `BaseException`, so that no `except Exception` of a solver catches it."""
 
     def __init__(self, state: TaskState) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class _GenerateCalled(BaseException):
 def load(spec: str, arguments: Mapping[str, Any]) -> Task:
     """Return a task by `FILE@TASK`, by a file with one task, or by a name that a package registers. Blocks.
 
-    Inspect changes the directory of this process while it loads a file.
+    While a file is loaded, Inspect changes the working directory of this process.
 
     Raises:
         DatasetError: there is no such task, or it can't be loaded.
@@ -86,18 +86,18 @@ def load(spec: str, arguments: Mapping[str, Any]) -> Task:
 
 @dataclass(frozen=True)
 class LoadedTask:
-    """A task whose solver and scorers run with a conversation of ours instead of a model.
+    """A task whose solver and scorers run with an agent's conversation instead of a model.
 
-    Its solver writes the prompt: it runs until it first calls `generate`. When a conversation is scored, the solver
-    runs once more, and that call returns the conversation. So a solver that reads the answer, such as
-    `multiple_choice`, works.
+    To make a prompt, the solver runs until it first calls `generate`. To score a conversation, the solver runs again,
+    and its call returns the conversation. So solvers that read the answer, such as `multiple_choice`, work.
     """
 
     task: Task
     use_solver: bool = True
-    """Whether the solver is run. If not, the prompt is the sample's input, and scorers get what the agent said."""
+    """Whether to run the solver. If not, the prompt is the sample's input, and scorers get the conversation as it
+    is."""
     grader: str | None = None
-    """The model that scorers ask, as Inspect names it."""
+    """The model that scorers ask, by Inspect's name."""
 
     @property
     def scorers(self) -> dict[str, Scorer]:
@@ -108,10 +108,10 @@ class LoadedTask:
         return dict(zip(names, self.task.scorer or (), strict=True))
 
     def check(self) -> None:
-        """Check that the task fits.
+        """Check that the task can be run without Inspect's eval.
 
         Raises:
-            DatasetError: it doesn't, and why.
+            DatasetError: it can't; the message has the reason.
             ConfigError: a scorer asks a model, and none is named.
         """
         task = self.task
@@ -125,15 +125,15 @@ class LoadedTask:
                 raise DatasetError(f"the Inspect task {task.name!r} {reason}", hint="run it with Inspect")
         for name, scorer in self.scorers.items():
             asks = registry_unqualified_name(scorer).startswith("model_graded")
-            told = self.grader or task.model_roles or registry_params(scorer).get("model")
-            if asks and not told:
+            model = self.grader or task.model_roles or registry_params(scorer).get("model")
+            if asks and not model:
                 raise ConfigError(f"the scorer {name!r} asks a model", hint="name one: --env.grader=openai/MODEL")
 
     async def place(self, sample: Sample) -> HermesSandboxConfig | None:
-        """Return what the sample says about its sandbox; None if it has no sandbox.
+        """Return the settings of the sample's sandbox; None if it has no sandbox.
 
         Raises:
-            ConfigError: it asks for something that a slot can't be, such as several containers.
+            ConfigError: the settings demand something that a slot can't be, such as several containers.
         """
         spec = await resolve_sandbox(resolve_task_sandbox(self.task, None), sample, self.task.name)
         if spec is None:
@@ -143,10 +143,10 @@ class LoadedTask:
         return read_config(spec.config)
 
     async def prompt(self, sample: Sample) -> list[dict[str, Any]]:
-        """Return the conversation that the agent begins with, in the OpenAI form.
+        """Return the agent's prompt, as messages in the OpenAI form.
 
         Raises:
-            DatasetError: the solver did not get as far as `generate`.
+            DatasetError: the solver never calls `generate`, or the prompt is not only text.
         """
         messages: list[dict[str, Any]] = await messages_to_openai((await self._run_to_generate(sample)).messages)
         for message in messages:
@@ -160,29 +160,29 @@ class LoadedTask:
         return messages
 
     async def rehearse(self, sample: Sample) -> None:
-        """Score an empty answer as far as the solver goes, to see whether it asks the model once.
+        """Run the solver with an empty answer, to check that it asks the model only once.
 
         Raises:
-            DatasetError: it asks the model again.
+            DatasetError: the solver asks the model again.
         """
         state = await self._run_to_generate(sample)
         try:
             await self.state(sample, [*await messages_to_openai(state.messages), {"role": "assistant", "content": ""}])
         except VerifierError as error:
             raise DatasetError(f"{self._label(sample)}: {error.message}", hint=error.hint) from error
-        except PrerequisiteError as error:  # of `get_model()`
+        except PrerequisiteError as error:  # raised by `get_model()`, as there is no model
             raise DatasetError(f"{self._label(sample)}: its solver asks the model itself", hint=REPLACE) from error
-        except Exception:  # it may well stumble over an empty answer
+        except Exception:  # a solver may fail on an empty answer, and work with the agent's
             pass
 
     async def state(self, sample: Sample, conversation: Sequence[Mapping[str, Any]], model: str = "none") -> TaskState:
-        """Return the state that scorers get, with this conversation (in the OpenAI form).
+        """Return the state for scorers after this conversation, which is in the OpenAI form.
 
         Raises:
             VerifierError: the solver does not end with one answer of the model.
             Exception: whatever the solver raises.
         """
-        messages = await messages_from_openai(copy.deepcopy(list(conversation)), model)  # it changes what it reads
+        messages = await messages_from_openai(copy.deepcopy(list(conversation)), model)  # it changes its argument
         answers = [message for message in messages if message.role == "assistant"]
         expected = await self._run_to_generate(sample)
         answered = False
@@ -206,10 +206,10 @@ class LoadedTask:
         return state
 
     async def score(self, state: TaskState) -> dict[str, Score]:
-        """Return the score of each scorer. They may ask models; solvers may not.
+        """Return the score of each scorer. Unlike solvers, scorers may ask models.
 
         Raises:
-            VerifierError: a scorer gave none.
+            VerifierError: a scorer gave no score.
             Exception: whatever a scorer raises.
         """
         init_task_context(get_model(self.grader or NO_MODEL), self.task.model_roles)
@@ -228,11 +228,11 @@ class LoadedTask:
             return state
         try:
             await self._solve(state, _stop)
-        except _GenerateCalled as asked:
-            return asked.state
+        except _GenerateCalled as called:
+            return called.state
         except Exception as error:  # the task's own code
-            said = f"{self._label(sample)}: its solver failed before `generate`: {error}"
-            raise DatasetError(said, hint=REPLACE) from error
+            message = f"{self._label(sample)}: its solver failed before `generate`: {error}"
+            raise DatasetError(message, hint=REPLACE) from error
         raise DatasetError(f"{self._label(sample)}: its solver never calls `generate`", hint=REPLACE)
 
     async def _solve(self, state: TaskState, answer: Answer) -> TaskState:
@@ -243,20 +243,20 @@ class LoadedTask:
         return solved
 
     def _begin(self, sample: Sample, model: str) -> TaskState:
-        """Return the state of a sample that nobody has worked on, and make it the one of the running asyncio task."""
-        given = copy.deepcopy(sample)
+        """Return the initial state of a sample, and make it the state of the running asyncio task."""
+        fresh = copy.deepcopy(sample)
         messages: list[ChatMessage] = (
-            given.input if isinstance(given.input, list) else [ChatMessageUser(content=given.input)]
+            fresh.input if isinstance(fresh.input, list) else [ChatMessageUser(content=fresh.input)]
         )
         state = TaskState(
             model=ModelName(f"hermes/{model}"),
             sample_id=sample.id,
             epoch=1,
-            input=given.input,
+            input=fresh.input,
             messages=messages,
-            target=Target(given.target),
-            choices=given.choices,
-            metadata=given.metadata,
+            target=Target(fresh.target),
+            choices=fresh.choices,
+            metadata=fresh.metadata,
         )
         init_task_context(get_model(NO_MODEL))
         init_subtask_store(state.store)
@@ -280,17 +280,17 @@ def _texts(messages: Sequence[ChatMessage]) -> list[tuple[str, str]]:
 
 
 def enter(sandbox: SandboxEnvironment | None) -> None:
-    """Let `sandbox()` return this one in the running asyncio task; with None there is no sandbox."""
+    """Make this sandbox the result of `sandbox()` in the running asyncio task; None means no sandbox."""
     sandbox_environments_context_var.set({} if sandbox is None else {"default": SandboxEnvironmentProxy(sandbox)})
     sandbox_with_environments_context_var.set({})
     sandbox_default_context_var.set("default")
 
 
 async def prepare(sample: Sample, sandbox: SandboxEnvironment) -> None:
-    """Copy the sample's files into its sandbox, and run its setup script there, as Inspect does.
+    """Copy the sample's files into its sandbox, and run its setup script there, with Inspect's own functions.
 
     Raises:
-        RuntimeError, OSError: as Inspect raises them.
+        RuntimeError, OSError: a copy or the script failed.
     """
     enter(sandbox)
     init_transcript(Transcript())
@@ -302,7 +302,7 @@ async def prepare(sample: Sample, sandbox: SandboxEnvironment) -> None:
 
 
 async def _read(sample: Sample) -> tuple[dict[str, bytes], bytes | None]:
-    """Return the contents of the sample's files, which may be anywhere, and of its setup script. Blocks."""
+    """Return the contents of the sample's files, which may be URLs, and of its setup script. Blocks."""
     files = {
         path: await read_sandboxenv_file(contents)
         for path, contents in resolve_sample_files(sample.files or {}).items()
@@ -316,13 +316,13 @@ async def _read(sample: Sample) -> tuple[dict[str, bytes], bytes | None]:
 # ------------------------------------------------------------------ rewards
 
 
-def reward(scores: Mapping[str, Score], wanted: str | None) -> float:
-    """Return the reward: the one score, or the one that `wanted` names as SCORER or SCORER/KEY.
+def reward(scores: Mapping[str, Score], choice: str | None) -> float:
+    """Return the reward: the only score, or the one that `choice` names as SCORER or SCORER/KEY.
 
     Raises:
-        VerifierError: it is not one number or one of the words of `GRADES`.
+        VerifierError: the score is neither a finite number nor a word of `GRADES`.
     """
-    name, _, key = (wanted or next(iter(scores))).partition("/")
+    name, _, key = (choice or next(iter(scores))).partition("/")
     score = scores[name]
     value = score.value
     if isinstance(value, Mapping):

@@ -1,18 +1,16 @@
-"""Builds and compares a task's trees in a private bare repository. Sent into the sandbox as source.
+"""Builds and compares a task's trees in a private bare repository. This module is sent into the sandbox as source.
 
-Standard library and git, Python >= 3.8. It runs as the preparation user, who shares nothing with the slots. There is
-never a working tree: trees are made in temporary indexes, an agent's work arrives as a tar whose members are hashed and
-never unpacked, and what leaves is a tar again. So nothing that an agent wrote (configuration, attributes, hooks, links,
-odd names) ever takes effect. Everything made from an agent's work, including git's objects, lies in a directory of its
-own, which the caller removes. Whatever the work contains, no process of ours uses more processor time or memory for
-it than `confine` allows.
+It needs the standard library, git, and Python >= 3.8, and runs as the preparation user, who shares nothing with the
+slots. It never has a working tree: it makes trees in temporary indexes, hashes the members of the tar of an agent's
+work without unpacking them, and writes a tar again. So configuration, attributes, hooks, links and odd names that an
+agent wrote never take effect. Everything made of an agent's work, also git's objects, is in one directory, which the
+caller removes. `confine` limits the processor time and the memory of every process that handles an agent's work.
 
-Files are the repository's bytes: no line-end conversion, no filter, no keyword, no `export-ignore`.
+Files are the repository's bytes, without line-end conversion, filters, keywords or `export-ignore`.
 
-Called with an operation's name as the last argument; standard input is a JSON line of arguments, then a payload.
-Prints one JSON line of limited length, or `{"error": code, "message": text}` for what the caller has to handle. The
-code `failed` means that git failed for an unknown reason.
-"""
+The last argument is the name of an operation. Standard input is a JSON line of arguments, then a payload. The output is
+one JSON line of limited length, which may be `{"error": code, "message": text}`. The code `failed` means that git
+failed for an unknown reason."""
 
 # ruff: noqa: PTH102, PTH103, PTH104, PTH108, PTH118, PTH119, PTH120, PTH123
 # (pathlib would be one import more)
@@ -49,16 +47,16 @@ if TYPE_CHECKING:  # annotations are not evaluated, so the newer spellings do no
 BLOCK = 1 << 20
 
 ATTRIBUTES = "* -text -crlf !eol -ident !filter !working-tree-encoding -export-ignore -export-subst\n"
-"""Overrides a tree's own .gitattributes: git looks no further for any of these."""
+"""Attributes that take precedence over a tree's own .gitattributes."""
 
 MEMORY = 2 << 30
-"""What each of our processes may use for an agent's work."""
+"""Maximum number of bytes of memory of each process that handles an agent's work."""
 MAX_PATH = 1024
-"""The longest path of a file below the checkout, in bytes: far below the kernel's limit, wherever the checkout lies."""
+"""Maximum length in bytes of a file's path below the checkout, far below the kernel's limit for the whole path."""
 MAX_GITIGNORES = 4 << 20
 """The largest total size of a checkout's .gitignore files, in bytes."""
 NAMED = 50
-"""The most restored or removed files that an answer lists."""
+"""Maximum number of restored files, and of removed files, in an answer."""
 
 LEFT_BEHIND = """__pycache__/
 *.py[co]
@@ -71,11 +69,11 @@ LEFT_BEHIND = """__pycache__/
 .nox/
 *.egg-info/
 """
-"""What a test run leaves in a checkout. It is not part of an agent's work, unless the tree has it already."""
+"""Files that a test run leaves in a checkout. They are no part of an agent's work, unless the tree had them before."""
 NOT_BUILT = frozenset(
     (".git", ".venv", "venv", "build", "dist", "__pycache__", "node_modules", ".tox", ".nox", ".eggs", "r2e_tests")
 )
-"""Directories of a checkout that have no files of its own modules."""
+"""Directories of a checkout without modules of the project."""
 
 
 BASE = "refs/hermes/base"
@@ -89,7 +87,7 @@ OWN_CONFIGURATION_ONLY = {
     "GIT_LFS_SKIP_SMUDGE": "1",
     "LC_ALL": "C.UTF-8",
 }
-"""Stops git from reading anybody else's configuration, and from asking questions."""
+"""Variables that keep git from reading other configuration than the repository's, and from asking questions."""
 
 SETTINGS = (
     "core.protectNTFS=false",
@@ -100,11 +98,12 @@ SETTINGS = (
     "core.packedGitLimit=256m",
     "core.bigFileThreshold=32m",
 )
-"""How git writes names, and its memory limit: it streams larger files, and does not treat them as text."""
+"""Settings for the names that git writes, and for its memory: it streams large files, and does not treat them as
+text."""
 
 
 class TreeError(Exception):
-    """Something that the caller has to handle: a code and a message."""
+    """An error that the caller of the program handles, by its code."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -112,10 +111,10 @@ class TreeError(Exception):
 
 
 class BareRepository:
-    """A bare repository, used by a git that reads nobody's configuration.
+    """A bare repository.
 
     Args:
-        objects: a directory for new objects, instead of the repository.
+        objects: a directory for new objects; empty puts them into the repository.
     """
 
     def __init__(self, path: str, objects: str = "") -> None:
@@ -137,10 +136,10 @@ class BareRepository:
     def git(
         self, *words: str, data: bytes = b"", ok: tuple[int, ...] = (0,), most: int | None = None, **env: str
     ) -> bytes:
-        """Run git and give what it prints; another status than `ok` raises `subprocess.CalledProcessError`.
+        """Run git, and return its output. Raises `subprocess.CalledProcessError` for any status that is not in `ok`.
 
         Args:
-            most: bytes of output; more end it with SIGXFSZ.
+            most: maximum number of bytes of output; SIGXFSZ ends a git that writes more.
         """
         options = [word for setting in SETTINGS for word in ("-c", setting)]
         limit = None if most is None else partial(resource.setrlimit, resource.RLIMIT_FSIZE, (most, most))
@@ -162,7 +161,7 @@ class BareRepository:
         return printed
 
     def read(self, tree: str) -> Tree:
-        """Return every file of a tree."""
+        """Return the files of a tree."""
         files = {}
         for record in self.git("ls-tree", "-r", "-z", tree).split(b"\0")[:-1]:
             head, path = record.split(b"\t", 1)
@@ -209,10 +208,14 @@ class BareRepository:
         return found
 
     def diff(self, before: str, after: str, but: Iterable[str] = (), most: int | None = None) -> str:
-        """Return a patch from one tree to the other that `git apply` accepts, without some files. It is always text.
+        """Return the patch from one tree to another, as UTF-8 text that `git apply` accepts.
+
+        Args:
+            but: files to leave out.
+            most: maximum number of bytes.
 
         Raises:
-            Refused: it has more than `most` bytes in UTF-8.
+            TreeError: the patch is larger than `most`.
         """
         try:
             return self._diff(before, after, but, most)
@@ -226,7 +229,7 @@ class BareRepository:
         words = ["diff-tree", *options, before, after, "--", *(f":(exclude,literal){path}" for path in but)]
         try:
             return self.git(*words, most=most).decode("utf-8")
-        except UnicodeDecodeError:  # a text file in another encoding: git's binary form is plain ASCII
+        except UnicodeDecodeError:  # a text file has another encoding, so use git's binary form, which is ASCII
             with tempfile.TemporaryDirectory() as scratch:
                 attributes = os.path.join(scratch, "attributes")
                 with open(attributes, "w", encoding="ascii") as file:
@@ -235,8 +238,8 @@ class BareRepository:
                 return self.git("-c", setting, *words, most=most).decode("utf-8")
 
     def find_ignored(self, paths: Iterable[str], gitignores: dict[str, bytes]) -> set[str]:
-        """Return which of the paths the given .gitignore files, and `LEFT_BEHIND`, exclude."""
-        # "./" keeps a leading colon from being taken for pathspec magic.
+        """Return the paths that these .gitignore files, or `LEFT_BEHIND`, exclude."""
+        # Behind "./", git does not take a leading colon for pathspec magic.
         listing = b"".join(b"./" + os.fsencode(path) + b"\0" for path in paths)
         if not listing:
             return set()
@@ -255,7 +258,7 @@ class BareRepository:
         descriptor, path = tempfile.mkstemp(suffix=".tar", dir=directory)
         os.close(descriptor)
         try:
-            # Behind an entry of ours: the first bytes of an archive are a name, from which some programs guess.
+            # With "./" in front of each name, because some programs guess an archive's format by its first bytes.
             self.git("-c", "tar.umask=0022", "archive", "--format=tar", "--prefix=./", "-o", path, tree)
         except BaseException:
             os.unlink(path)
@@ -264,10 +267,10 @@ class BareRepository:
 
 
 class Blobs:
-    """Puts the contents of files into a directory of objects, piece by piece.
+    """Stores contents of files in a directory of git objects, piece by piece.
 
     Args:
-        known: names of blobs that are in the repository already.
+        known: names of blobs that the repository has already.
     """
 
     def __init__(self, directory: str, known: set[str]) -> None:
@@ -276,9 +279,9 @@ class Blobs:
         self._known = known
 
     def add(self, source: IO[bytes], size: int) -> str:
-        """Store the next `size` bytes of a stream; the blob's name."""
+        """Store the next `size` bytes of a stream. Return the blob's name."""
         pieces: Iterable[bytes] = _pieces(source, size)
-        if size <= BLOCK:  # as most are, and most of those are as they were, which needs no writing
+        if size <= BLOCK:  # hash small contents first, because most are known and need no writing
             pieces = [b"".join(pieces)]
         name = manifest.blob_name(size, pieces) if isinstance(pieces, list) else ""
         if name not in self._known:
@@ -287,7 +290,7 @@ class Blobs:
         return name
 
     def _store(self, size: int, pieces: Iterable[bytes]) -> str:
-        """Write a loose object, uncompressed: it is read once or twice and then removed."""
+        """Write a loose object. It is not compressed, because it is read only once or twice."""
         head = b"blob %d\0" % size
         name, packer = hashlib.sha1(head), zlib.compressobj(0)
         incoming = os.path.join(self._directory, "incoming")
@@ -314,9 +317,9 @@ def _pieces(source: IO[bytes], size: int) -> Iterator[bytes]:
 
 
 def make_repository(arguments: dict[str, Any], stream: IO[bytes]) -> dict[str, Any]:
-    """Make the bare repository `repo`, note its base commit, and give some files' texts.
+    """Make the bare repository `repo` with its base commit, and return the texts of the files `read`.
 
-    It is made from a bundle, a URL, or a checkout in the image.
+    Its source is a bundle, a URL, or a checkout in the image.
     """
     repo = BareRepository(arguments["repo"])
     os.makedirs(repo.path)
@@ -340,17 +343,17 @@ def make_repository(arguments: dict[str, Any], stream: IO[bytes]) -> dict[str, A
 
 
 def _texts(repo: BareRepository, paths: list[str]) -> dict[str, str]:
-    """Return the texts of those of these files that exist; `*` stands for one part of a path."""
-    found = {}
+    """Return the texts of the base's files with these paths, in which `*` matches within one part of a path."""
+    texts = {}
     for path, (mode, name) in repo.read(BASE).items():
-        wanted = any(path.count("/") == each.count("/") and fnmatch.fnmatchcase(path, each) for each in paths)
-        if wanted and mode in (FILE, PROGRAM):
-            found[path] = repo.git("cat-file", "blob", name).decode("utf-8", "replace")
-    return found
+        matches = any(path.count("/") == each.count("/") and fnmatch.fnmatchcase(path, each) for each in paths)
+        if matches and mode in (FILE, PROGRAM):
+            texts[path] = repo.git("cat-file", "blob", name).decode("utf-8", "replace")
+    return texts
 
 
 def _fetch(repo: BareRepository, url: str, commit: str | None) -> str:
-    """Fetch one commit and its parent, or everything if the server gives out nothing less. Gives the commit's name."""
+    """Fetch a commit and its parent, or all branches if the server refuses that. Return the commit's name."""
     try:
         repo.git("fetch", "-q", "--no-tags", "--depth=2", url, commit or "HEAD")
         return commit or "FETCH_HEAD"
@@ -360,13 +363,13 @@ def _fetch(repo: BareRepository, url: str, commit: str | None) -> str:
 
 
 def _copy(repo: BareRepository, checkout: str, commit: str | None) -> str:
-    """Copy one commit of a checkout's repository, without its history, and return a commit of the same tree.
+    """Copy the tree of a checkout's commit, without history. Return a new commit of the tree.
 
-    Where the tests run, modules that were compiled or generated there are needed too. So the tree gets those of the
-    checkout that git does not know.
+    The tests also need modules that were compiled or generated in the checkout and that git does not track. So these
+    are added to the tree.
 
     Args:
-        commit: None is the one that is checked out.
+        commit: the commit; None is the one that is checked out.
     """
     theirs = os.path.join(checkout, ".git")
     alternates = os.path.join(repo.path, "objects", "info", "alternates")
@@ -375,7 +378,7 @@ def _copy(repo: BareRepository, checkout: str, commit: str | None) -> str:
     os.makedirs(os.path.dirname(alternates), exist_ok=True)
     with open(alternates, "w", encoding="utf-8") as file:
         file.write(os.path.join(theirs, "objects") + "\n")
-    # Given the directory, git does not ask whose it is.
+    # With GIT_DIR set, git does not check who owns the directory.
     plain = ("-c", "core.fsmonitor=false", "-c", "core.hooksPath=" + os.devnull)
     found = repo.git(*plain, "rev-parse", "--verify", f"{commit or 'HEAD'}^{{commit}}", GIT_DIR=theirs).decode().strip()
     files = repo.read(found)
@@ -395,7 +398,7 @@ def _copy(repo: BareRepository, checkout: str, commit: str | None) -> str:
 
 
 def _is_built(path: str) -> bool:
-    """Return whether an untracked file is a module, or metadata, that an installation in place leaves in a checkout."""
+    """Return whether an untracked file may come from an editable installation: a module, or metadata."""
     *folders, name = path.split("/")
     return not NOT_BUILT.intersection(folders) and (
         name.endswith((".py", ".so", ".pyd")) or any(folder.endswith(".egg-info") for folder in folders)
@@ -403,10 +406,10 @@ def _is_built(path: str) -> bool:
 
 
 def import_project(arguments: dict[str, Any], stream: IO[bytes]) -> dict[str, Any]:
-    """Make the bundle `bundle` of one commit, with the tree that `ref` names in `source`: a URL, a bundle, or a git
+    """Make the bundle `bundle` of one new commit, with the tree of `ref` in `source`: a URL, a bundle, or a git
     directory.
 
-    The commit is the same for the same tree and `message`. `upstream` is the name of the commit that had the tree.
+    Equal trees and messages give equal commits. The answer's `upstream` is the name of the original commit.
     """
     repo = BareRepository(arguments["repo"])
     os.makedirs(repo.path)
@@ -432,7 +435,7 @@ def import_project(arguments: dict[str, Any], stream: IO[bytes]) -> dict[str, An
 
 
 def pack_sources(arguments: dict[str, Any], stream: IO[bytes]) -> dict[str, Any]:
-    """Write a tar of the base's Python files in the directory `to`, and return its path."""
+    """Write a tar of the base's Python files to the directory `to`, and return the tar's path."""
     repo = BareRepository(arguments["repo"])
     files = repo.read(BASE)
     kept = {path: entry for path, entry in files.items() if path.endswith(".py") and entry[0] in (FILE, PROGRAM)}
@@ -440,7 +443,7 @@ def pack_sources(arguments: dict[str, Any], stream: IO[bytes]) -> dict[str, Any]
 
 
 def _fetch_ref(repo: BareRepository, source: str, ref: str) -> str:
-    """Fetch a commit by its name, its abbreviation, a branch or a tag, and return its name."""
+    """Fetch a commit by its id, an abbreviation, a branch or a tag. Return its id."""
     try:
         repo.git("fetch", "-q", "--no-tags", "--depth=1", "--", source, ref)
         found = "FETCH_HEAD"
@@ -464,11 +467,10 @@ def _is_commit(repo: BareRepository, name: str) -> bool:
 
 
 def make_patch(arguments: dict[str, Any], stream: IO[bytes]) -> dict[str, Any]:
-    """Return the patch that gives some files of the base's tree new contents, and the places of these in the payload.
+    """Return the patch that gives some files of the base's tree new contents.
 
-    `files` has a path and a length for each; the payload has the contents, one after the other. The patch is applied,
-    and taken back again, before it is given out.
-    """
+    `files` has a path and a length for each file; the payload has the contents, one after the other. The patch is
+    tested in both directions."""
     repo = BareRepository(arguments["repo"])
     clean = repo.git("rev-parse", BASE + "^{tree}").decode().strip()
     files = repo.read(clean)
@@ -483,11 +485,11 @@ def make_patch(arguments: dict[str, Any], stream: IO[bytes]) -> dict[str, Any]:
 
 
 def make_trees(arguments: dict[str, Any], stream: IO[bytes]) -> dict[str, Any]:
-    """Make the task's trees; files go to `trees.json` in the directory `task`, id and digest of the agent's to `agent`.
+    """Make the task's trees: `clean`, which passes every test, `buggy`, and `agent`, which is `buggy` without the
+    hidden files.
 
-    `clean` passes every test. `buggy` has the bug. `agent` is `buggy` without the hidden files. What makes `clean` of
-    it, those files aside, is the reference solution, `fix.patch`.
-    """
+    The directory `task` gets `trees.json` with the trees' files, `agent` with the id and the digest of the agent's
+    tree, and `fix.patch`, the reference solution: the difference from `agent` to `clean` without the hidden files."""
     repo = BareRepository(arguments["repo"])
     patches = json.load(stream)
     listed = {*arguments["test_files"], *arguments["doctests"]}
@@ -532,7 +534,8 @@ def make_trees(arguments: dict[str, Any], stream: IO[bytes]) -> dict[str, Any]:
 
 
 def _check_that_the_bug_stays(guard: Guard, bug: set[str], tests: set[str], unseen: dict[str, list[str]]) -> None:
-    """Refuse a task whose tests would be run without the bug whatever the agent does, or be the agent's."""
+    """Refuse a task whose tests would run without the bug, whatever the agent does, or whose tests the agent could
+    change."""
     mixed = sorted(path for path in bug & tests if path.endswith(".py") and not guard.belongs(path))
     if mixed and mixed[0] in unseen:
         names = ", ".join(unseen[mixed[0]][:5])
@@ -556,7 +559,7 @@ def _check_that_the_bug_stays(guard: Guard, bug: set[str], tests: set[str], unse
 def _examples(
     repo: BareRepository, clean: Tree, doctests: dict[str, list[str]]
 ) -> tuple[dict[str, tuple[str, int]], dict[str, list[str]]]:
-    """Return the clean tree's docstring of each doctest by node id, and the names without one, by file."""
+    """Return the docstrings of doctests in the clean tree, by node id, and the names without a docstring, by file."""
     found: dict[str, tuple[str, int]] = {}
     unseen: dict[str, list[str]] = {}
     for path, names in doctests.items():
@@ -575,7 +578,8 @@ def _examples(
 
 
 def _with_removed_tests(repo: BareRepository, listed: set[str]) -> str:
-    """Return the base's tree with the tests' files of its parent: SWE-smith's branches end by removing some."""
+    """Return the base's tree with the tests' files of the parent commit, because SWE-smith's last commit removes
+    some."""
     files = repo.read(BASE)
     try:
         before = repo.read(BASE + "^1")
@@ -598,9 +602,9 @@ def check_out(arguments: dict[str, Any], stream: IO[bytes]) -> dict[str, Any]:
 
 
 def take_work(arguments: dict[str, Any], stream: IO[bytes]) -> dict[str, Any]:
-    """Return the agent's work, from a tar of its checkout, as a patch to the agent's tree; and the `_pack_tested` tree.
+    """Make a patch and a tree under test of the agent's work, which is the payload, as a tar of the checkout.
 
-    Everything made for it lies in the directory `work`; the patch is its file `patch`.
+    The directory `work` gets everything, and the patch as its file `patch`. The answer is that of `_pack_tested`.
     """
     trees = _Trees(arguments)
     repo, before = trees.repo, trees.files("agent")
@@ -621,15 +625,15 @@ def take_work(arguments: dict[str, Any], stream: IO[bytes]) -> dict[str, Any]:
 
 
 def _read_work(stream: IO[bytes], blobs: Blobs, most: int) -> Tree:
-    """Store the files of a plain tar that git can keep, and return them. None is unpacked or held in memory.
+    """Store those files of a plain tar that git can keep, and return them. No file is unpacked or held in memory.
 
-    Each hard link counts as a file with its full content, as a tested tree has no hard links.
+    Each hard link becomes a file with the whole content, and counts as such towards `most` bytes.
     """
     seen: Tree = {}
     left = most
     with tarfile.open(fileobj=stream, mode="r|", bufsize=BLOCK, encoding="utf-8", errors="surrogateescape") as tar:
         for member in tar:
-            tar.members = []  # type: ignore[attr-defined]  # else it keeps every one
+            tar.members = []  # type: ignore[attr-defined]  # or the memory of all headers would grow without bound
             path = _path(member.name)
             if member.islnk():
                 entry = seen[_path(member.linkname)]
@@ -659,15 +663,16 @@ def _read_work(stream: IO[bytes], blobs: Blobs, most: int) -> Tree:
 
 
 def _not_in_patches(repo: BareRepository, files: Tree) -> Tree:
-    """Return the files that stay as they are, because no patch that is text can hold them: of links git makes no binary
-    form."""
+    """Return the files that a text patch can't change, so that they stay as they are: modules, and links whose target
+    is not UTF-8, as git has no binary form for links."""
     targets = repo.contents({name for mode, name in files.values() if mode == LINK})
     odd = {name for name, target in targets.items() if not _is_text(target)}
     return {path: (mode, name) for path, (mode, name) in files.items() if mode == MODULE or name in odd}
 
 
 def _path(name: str) -> str:
-    """Return the path of an archive's member, or "" for the top. Raises ValueError for paths that we never write."""
+    """Return the path of an archive's member, or "" for the top. Raises ValueError for paths that our archives never
+    have."""
     path = "" if name == "." else name[2:] if name.startswith("./") else name
     if path and (not {"", ".", ".."}.isdisjoint(path.split("/")) or "\0" in path):
         raise ValueError(f"not the path of a file: {name!r}")
@@ -683,13 +688,13 @@ def _is_text(data: bytes) -> bool:
 
 
 def _can_be_kept(path: str, mode: str) -> bool:
-    """Return whether git accepts such an entry. Inner repositories count as files, without their `.git`."""
+    """Return whether git accepts an entry. Files of inner repositories are kept, but not their `.git`."""
     parts = path.casefold().split("/")
     return ".git" not in parts and not (mode == LINK and ".gitmodules" in parts)
 
 
 def _gitignores(repo: BareRepository, files: Tree, blobs: Blobs) -> dict[str, bytes]:
-    """Return the contents of the .gitignore files."""
+    """Return the contents of the .gitignore files, by path."""
     names = {
         path: name for path, (mode, name) in files.items() if os.path.basename(path) == ".gitignore" and mode != LINK
     }
@@ -704,17 +709,18 @@ def _too_large(what: str, most: int) -> TreeError:
 
 
 def give_tests(arguments: dict[str, Any], stream: IO[bytes]) -> dict[str, Any]:
-    """Return the tested tree of a recorded patch, which is the payload."""
+    """Make the tree under test of a recorded patch, which is the payload. The answer is that of `_pack_tested`."""
     trees = _Trees(arguments)
     work = trees.repo.apply(trees.agent, stream.read().decode("utf-8", "surrogateescape"), "the patch")
     return _pack_tested(arguments, trees, trees.repo.read(work))
 
 
 def _pack_tested(arguments: dict[str, Any], trees: _Trees, work: Tree) -> dict[str, Any]:
-    """Make a tar of what is tested: the agent's work, and the original tests, without files that would replace these.
+    """Make a tar of the tree under test: the agent's work with the original tests, without files that would hide
+    others.
 
-    `restored` and `removed` name what was undone of the work. `digest` is that of the unpacked tar. `doctests` has the
-    docstrings whose doctests are run. The argument `more` has the texts of other files of tests.
+    In the answer, `restored` and `removed` list the agent's changes that were undone, `digest` is that of the unpacked
+    tar, and `doctests` has the docstrings. The argument `more` has texts of additional files, by path.
     """
     clean, start = trees.files("clean"), trees.files("agent")
     guard = trees.guard
@@ -738,13 +744,13 @@ def _pack_tested(arguments: dict[str, Any], trees: _Trees, work: Tree) -> dict[s
 
 
 def _modules(path: str) -> set[str]:
-    """Return the top-level modules of the test environment, as `dependencies.py` noted them."""
+    """Return the top-level modules of the test environment, from the notes of `dependencies.py`."""
     with open(path, encoding="utf-8") as file:
         return set(json.load(file)["modules"])
 
 
 class _Trees:
-    """What `make_trees` noted of a task."""
+    """A task's trees, as `make_trees` wrote them."""
 
     def __init__(self, arguments: dict[str, Any]) -> None:
         with open(os.path.join(arguments["task"], "trees.json"), encoding="utf-8") as file:
@@ -779,7 +785,7 @@ OPERATIONS = {
 
 
 def confine(work: str, cpu_s: int) -> None:
-    """Make later steps with an agent's work run in the new directory `work`, with limits for each process."""
+    """Make the directory `work` for an agent's work, and limit the processor time and the memory of each process."""
     os.mkdir(work, 0o700)
     tempfile.tempdir = work
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
