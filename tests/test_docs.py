@@ -26,6 +26,7 @@ from hermes_core.tools.base import CallContext
 from hermes_core.tools.registry import ToolRegistry
 
 ROOT = Path(__file__).resolve().parents[1]
+CHECKOUT_URL = "https://github.com/hermes-rl/hermes-rl/blob/main/"
 
 
 def blocks(document: str, language: str) -> list[str]:
@@ -113,6 +114,19 @@ def test_every_link_between_the_documents_leads_to_a_file_of_a_checkout() -> Non
     assert [
         f"{document.relative_to(ROOT)}: {link}" for document, link in links if not (document.parent / link).exists()
     ] == []
+    absolute = [
+        link
+        for document in documents
+        for link in re.findall(rf"\]\({re.escape(CHECKOUT_URL)}([^)#\s]+)", document.read_text())
+    ]
+    assert absolute and [link for link in absolute if not (ROOT / link).exists()] == []
+
+
+def test_no_link_of_a_plugin_s_readme_is_dead_on_a_package_index() -> None:
+    readmes = [*ROOT.glob("plugins/*/README.md")]
+    assert len(readmes) > 10
+    for readme in readmes:
+        assert re.findall(r"\]\((?!https?://|#)[^)]*\)", readme.read_text()) == [], readme
 
 
 def test_the_parsers_page_shows_what_happens(capsys: pytest.CaptureFixture[str]) -> None:

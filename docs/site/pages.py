@@ -3,6 +3,7 @@
 import posixpath
 import re
 import sys
+import tomllib
 from pathlib import Path
 
 from mkdocs.structure.files import File
@@ -54,6 +55,10 @@ NOT_IN_NAV = {"benchmark-results.md"}
 generated = set()
 """The pages of the reference that have no document. Their links are those of pages already."""
 
+_URLS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]
+CHECKOUT_URL = _URLS["Changelog"].removesuffix("CHANGELOG.md")
+"""The address of the checkout's files. READMEs of plugins have links to it, which also work on a package index."""
+
 _LINK = re.compile(r"(\]\()([^)#:\s]+)(#[^)\s]*)?(\))")
 
 
@@ -73,11 +78,19 @@ def linked_files():
     """Return the files to which documents lead and for which there is no page."""
     found = set()
     for document in [*COPIED, *(path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/*/*.md"))]:
-        for _, target, *_ in _LINK.findall((ROOT / document).read_text(encoding="utf-8")):
+        for _, target, *_ in _LINK.findall(
+            with_relative_links((ROOT / document).read_text(encoding="utf-8"), document)
+        ):
             path = posixpath.normpath(posixpath.join(posixpath.dirname(document), target))
             if path not in PAGES and not path.startswith("docs/") and (ROOT / path).is_file():
                 found.add(path)
     return found
+
+
+def with_relative_links(markdown, document):
+    """Return the text of a document with relative links in place of those to `CHECKOUT_URL`."""
+    top = posixpath.relpath(".", posixpath.dirname(document) or ".")
+    return markdown.replace(f"]({CHECKOUT_URL}", f"]({top}/")
 
 
 def add(files, config, page, text):
@@ -101,4 +114,4 @@ def on_page_markdown(markdown, page, config, files):
         link = posixpath.relpath(there, posixpath.dirname(here) or ".")
         return f"{opening}{link}{anchor or ''}{closing}"
 
-    return markdown if here in generated else _LINK.sub(adapted, markdown)
+    return markdown if here in generated else _LINK.sub(adapted, with_relative_links(markdown, source))
