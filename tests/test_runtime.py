@@ -292,12 +292,6 @@ async def test_a_wrong_profile_is_refused(arguments: dict[str, Any], error: type
             runtime.tool_backend("paper", **arguments)
 
 
-async def test_a_default_profile_that_does_not_exist_is_refused() -> None:
-    async with new_runtime(default_profile="bgi", profiles={"big": {}}) as runtime:
-        with pytest.raises(UnknownNameError, match=r"unknown profile 'bgi'.*did you mean 'big'"):
-            runtime.tool_backend("paper")
-
-
 async def test_environments_check_their_settings() -> None:
     async with new_runtime() as runtime:
         environment = runtime.environment("paper", {"pages": "3", "max_items": 2})

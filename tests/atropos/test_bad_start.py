@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hermes_testing.scripted_server import ScriptedServer
 
-from hermes_core.errors import ConfigError, DatasetError, ModelError, UnknownNameError, UsageError
+from hermes_core.errors import ConfigError, DatasetError, ModelError, UsageError
 
 NOWHERE = "http://127.0.0.1:9/v1"
 
@@ -28,31 +27,6 @@ def test_a_server_that_can_not_be_used(make_env: Any) -> None:
         make_env(NOWHERE, "trl")
     with pytest.raises(ConfigError, match="extra_body is for servers of type openai"):
         make_env(NOWHERE, "vllm", extra_body={"top_p": 0.9})
-
-
-async def test_a_parser_that_does_not_exist(make_env: Any) -> None:
-    with pytest.raises(UnknownNameError, match="did you mean 'hermes'"):
-        await make_env(NOWHERE, "vllm", tool_call_parser="hermess").process_manager()
-
-
-@pytest.mark.parametrize(
-    ("template", "said"),
-    [
-        ("", "has no chat template"),
-        ("{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>{% endfor %}", "ignores `tools`"),
-    ],
-)
-async def test_a_chat_template_that_can_not_be_used(
-    make_env: Any, tokenizers: Callable[[str], Any], tmp_path: Path, template: str, said: str
-) -> None:
-    import copy
-
-    tokenizer = copy.deepcopy(tokenizers("chatml"))
-    tokenizer.chat_template = template or None
-    tokenizer.save_pretrained(str(tmp_path / "tok"))
-    env = make_env(NOWHERE, "vllm", tokenizer_name=str(tmp_path / "tok"))
-    with pytest.raises(ConfigError, match=said):
-        await env.process_manager()
 
 
 async def test_a_server_that_gives_no_logprobs(make_env: Any, token_server: Any) -> None:

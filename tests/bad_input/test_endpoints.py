@@ -109,24 +109,6 @@ def test_an_endpoint_that_refuses_everybody_ends_the_run_at_once(hermes, tasks, 
     assert all(word in done.out for word in words), done.out
 
 
-PASSING = {"500": Fault(500), "429": Fault(429), "nonsense": Fault(body=b"nonsense"), "cut off": Fault(cut=True)}
-
-
-def test_an_endpoint_that_recovers_is_no_failure(hermes, tasks, serve, level):
-    asked: Counter[str] = Counter()
-
-    def recover(request: dict[str, Any]) -> Fault | Reply:
-        name = prompt_of(request)
-        asked[name] += 1
-        return PASSING[name] if asked[name] <= 2 else Reply("Done.")
-
-    rows = [{"id": name, "prompt": name, "check": "true"} for name in PASSING]
-    done = hermes("rollout", "tasks", tasks(*rows), *serve(recover), *level)
-    assert (done.code, "4 solved" in done.out) == (0, True), done.out
-    assert set(asked.values()) == {3}
-    done.has_no_noise()
-
-
 def test_what_the_endpoint_does_not_have_is_found_before_the_first_sandbox(hermes, tasks, serve, level):
     for options in ({"api_key": "another"}, {"models": ["scripted-2"]}):
         done = hermes("rollout", "tasks", tasks(), *serve(**options), *level)

@@ -23,21 +23,6 @@ def test_rows_come_with_their_places_and_empty_lines_count(tmp_path: Path) -> No
     assert list(read_jsonl(path)) == [(f"{path}, line 1", {"id": "a"}), (f"{path}, line 3", {"id": "b"})]
 
 
-@pytest.mark.parametrize(
-    ("text", "said"), [("{", r"not JSON: .* at character \d+ \("), ("[1]", "list instead of an object")]
-)
-def test_a_line_that_is_no_object_is_named(tmp_path: Path, text: str, said: str) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_text('{"id": "a"}\n' + text)
-    with pytest.raises(DatasetError, match=f"rows.jsonl, line 2: {said}"):
-        list(read_jsonl(path))
-
-
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(DatasetError, match=r"can't read .*none\.jsonl: No such file"):
-        list(read_jsonl(tmp_path / "none.jsonl"))
-
-
 def test_a_row_is_checked_and_its_field_is_named() -> None:
     assert checked_row(Row, {"id": "a"}, "rows.jsonl, line 1").id == "a"
     with pytest.raises(DatasetError, match=r"rows\.jsonl, line 2, field 'files\.a\.py' must be a text, not 1") as wrong:

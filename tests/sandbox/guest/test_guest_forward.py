@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import os
-import random
 import sys
 from contextlib import asynccontextmanager
 
@@ -54,31 +52,6 @@ async def until(condition, what):
             await asyncio.sleep(0.01)
 
 
-async def test_a_program_gets_its_answer(own_rig):
-    slot = await own_rig.slot()
-    async with slot.forward(upper) as forward:
-        assert forward.url == f"http://127.0.0.1:{forward.port}"
-        done = await client(slot, forward.port, "s.sendall(b'hello'); s.shutdown(1); print(rest(s))")
-        assert (done.text, done.error_text) == ("b'HELLO'\n", "")
-
-
-async def test_each_side_may_end_first(own_rig):
-    slot = await own_rig.slot()
-
-    async def speak_first(connection):
-        await connection.write(b"greeting")
-        await connection.finish()
-        await connection.finish()
-        heard.append(await rest(connection))
-
-    heard = []
-    async with slot.forward(speak_first) as forward:
-        done = await client(slot, forward.port, "print(rest(s)); s.sendall(b'after the end'); s.close()")
-        assert done.text == "b'greeting'\n"
-        await until(lambda: heard, "the program's end")
-    assert heard == [b"after the end"]
-
-
 async def test_a_connection_is_closed_when_it_has_been_served(own_rig):
     """A program that keeps its end open, or sends on and on, does not keep the connection open."""
     slot = await own_rig.slot()
@@ -98,33 +71,6 @@ except OSError as error: print(type(error).__name__)
 """
         done = await client(slot, forward.port, endless)
         assert done.text.split() in (["b'abc'", "ConnectionResetError"], ["b'abc'", "BrokenPipeError"])
-
-
-async def test_bytes_are_exact_both_ways(own_rig):
-    slot = await own_rig.slot()
-    data = random.Random(7).randbytes(10_000_000)
-
-    async def serve(connection):
-        async with asyncio.TaskGroup() as tasks:
-            got = tasks.create_task(rest(connection))
-            for start in range(0, len(data), 700_001):
-                await connection.write(data[start : start + 700_001])
-            await connection.finish()
-        heard.append(got.result())
-
-    heard = []
-    program = """
-import hashlib, threading
-mine = open("mine", "rb").read()
-threading.Thread(target=lambda: (s.sendall(mine), s.shutdown(1))).start()
-print(hashlib.sha256(rest(s)).hexdigest())
-"""
-    await slot.write_file("mine", data[::-1])
-    async with slot.forward(serve) as forward:
-        done = await client(slot, forward.port, program)
-        assert done.text.strip() == hashlib.sha256(data).hexdigest()
-        await until(lambda: heard, "all that it sent")
-    assert heard == [data[::-1]]
 
 
 async def test_a_slow_reader_gets_all_of_an_answer(own_rig):
@@ -194,30 +140,6 @@ input()
         go.set()
         await until(lambda: heard, "the end")
         assert heard == [sent]
-
-
-async def test_connections_are_limited(own_rig):
-    slot = await own_rig.slot()
-    running, most = 0, 0
-    go = asyncio.Event()
-
-    async def serve(connection):
-        nonlocal running, most
-        running += 1
-        most = max(most, running)
-        await connection.write(b"x")
-        await go.wait()
-        running -= 1
-
-    program = "cs = [s] + [connected(s.getpeername()[1]) for _ in range(9)]; print(sum(len(rest(c)) for c in cs))"
-    async with slot.forward(serve, most=3) as forward:
-        working = asyncio.ensure_future(client(slot, forward.port, program))
-        await until(lambda: running == 3, "three connections")
-        await asyncio.sleep(0.2)
-        assert running == 3
-        go.set()
-        assert (await working).text == "10\n"
-    assert most == 3
 
 
 async def test_an_error_resets_its_connection_alone(own_rig, caplog):
@@ -327,7 +249,7 @@ async def test_the_end_of_the_lease_resets(own_rig, reset):
 async def test_each_forward_has_a_port_and_wrong_ones_are_refused(own_rig):
     slot = await own_rig.slot()
     async with slot.forward(upper) as one, slot.forward(upper) as other:
-        assert one.port != other.port
+        assert one.port != other.port and one.url == f"http://127.0.0.1:{one.port}"
         with pytest.raises(CommandError) as caught:
             async with slot.forward(upper, port=one.port):
                 pass
