@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
-from hermes_core import DrivenRollout, Rolled, RolloutEnded, RunOptions, TrainerRun, open_trainer_session, validated
+from hermes_core import DrivenRollout, Rolled, RolloutEnded, RunOptions, TrainerRun, open_trainer_session, validate_data
 
 WORDS = ("ant", "bee", "cow", "fox")
 TASKS = [{"id": "animal", "prompt": "Write an animal to out.txt.", "check": "grep -qx fox out.txt"}]
@@ -27,7 +27,7 @@ class Rollouts:
     """
 
     def __init__(self, environment: str, *, env: Mapping[str, Any] | None = None, **options: Any) -> None:
-        checked = validated(RunOptions, options, "the options of Rollouts")
+        checked = validate_data(RunOptions, options, "the options of Rollouts")
         self._run = TrainerRun(partial(open_trainer_session, environment, checked, env=env)).start()
         self.item_ids = list(self._run.items)
 

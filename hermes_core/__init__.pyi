@@ -47,7 +47,7 @@ from hermes_core.agents.loop import (
 from hermes_core.agents.model import (
     ExactSettings as ExactSettings,
     ModelAgent as ModelAgent,
-    derived_seed as derived_seed,
+    derive_seed as derive_seed,
 )
 from hermes_core.agents.parsers.base import (
     ParsedCall as ParsedCall,
@@ -71,16 +71,16 @@ from hermes_core.cheats import (
     Cheat as Cheat,
     shell_cheat as shell_cheat,
     file_cheats as file_cheats,
-    named_files as named_files,
+    find_file_names as find_file_names,
     shell_cheats as shell_cheats,
     usual_cheats as usual_cheats,
 )
-from hermes_core.cli.options import given_settings as given_settings, setting_option as setting_option
+from hermes_core.cli.options import collect_settings as collect_settings, setting_option as setting_option
 from hermes_core.cli.progress import progress_for as progress_for, progress_option as progress_option
-from hermes_core.cli.run_command import RunCommand as RunCommand, carry_out as carry_out, chosen_agent as chosen_agent
+from hermes_core.cli.run_command import RunCommand as RunCommand, carry_out as carry_out, choose_agent as choose_agent
 from hermes_core.datasets.files import read_rows as read_rows
 from hermes_core.datasets.intake import DatasetConfig as DatasetConfig, Intake as Intake
-from hermes_core.datasets.rows import checked_row as checked_row, load_rows as load_rows, read_jsonl as read_jsonl
+from hermes_core.datasets.rows import validate_row as validate_row, load_rows as load_rows, read_jsonl as read_jsonl
 from hermes_core.environment import (
     CanScorePatch as CanScorePatch,
     Environment as Environment,
@@ -146,7 +146,7 @@ from hermes_core.records.summary import (
 from hermes_core.records.tokens import TokenSequence as TokenSequence
 from hermes_core.rollout.leased_slot import LeasedSlot as LeasedSlot
 from hermes_core.rollout.rollout import RolloutContext as RolloutContext
-from hermes_core.rollout.starved import watched as watched
+from hermes_core.rollout.starvation import watch_for_starvation as watch_for_starvation
 from hermes_core.rollout.tool_context import ToolContext as ToolContext
 from hermes_core.runs.external_agent import DrivenRollout as DrivenRollout
 from hermes_core.runs.group import Group as Group, GroupRoller as GroupRoller, Rolled as Rolled
@@ -215,7 +215,7 @@ from hermes_core.terminal import cleanup_vm as cleanup_vm, terminal_tool as term
 from hermes_core.tool_backend import ToolBackend as ToolBackend
 from hermes_core.tools.base import CallContext as CallContext, Tool as Tool, ToolParams as ToolParams
 from hermes_core.tools.functions import function_tool as function_tool
-from hermes_core.validation import validated as validated
+from hermes_core.validation import validate_data as validate_data
 from hermes_core.version import (
     PLUGIN_API as PLUGIN_API,
     __version__ as __version__,

@@ -121,10 +121,10 @@ class TaskSet:
         finish_at_end(asyncio.get_running_loop())
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._on_end)
         return task
 
-    def _ended(self, task: asyncio.Task[Any]) -> None:
+    def _on_end(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.debug("background task %s failed: %s", task.get_name(), error, exc_info=error)
@@ -205,7 +205,7 @@ class SingleFlight(Generic[T]):
 
     def _begin(self, work: TaskSet, begin: Callable[[], Awaitable[T]], key: Hashable) -> _Attempt[T]:
         if work.closing:
-            raise self._broken_off()
+            raise self._error()
         name = self._what if key is None else f"{self._what} {key}"
         attempt = self._attempts[key] = _Attempt(work.spawn(self._run(begin, key), name))
         # This can't be at the end of `_run`: a task that is cancelled before its first step never gets there.
@@ -231,10 +231,10 @@ class SingleFlight(Generic[T]):
         finally:
             attempt.waiting -= 1
         if attempt.task.cancelled():
-            raise self._broken_off()
+            raise self._error()
         return attempt.task.result()
 
-    def _broken_off(self) -> BrokenOff:
+    def _error(self) -> BrokenOff:
         return BrokenOff(
             f"{self._what} was broken off, as its owner was closed",
             hint="use it inside the `async with` block that owns it",
@@ -363,7 +363,7 @@ class LoopThread:
         """Start work. Return its outcome, and a function that cancels it when called in the loop."""
         tasks: list[asyncio.Task[Any]] = []
 
-        async def noted() -> T:
+        async def remember_task() -> T:
             current = asyncio.current_task()
             assert current is not None
             tasks.append(current)
@@ -375,7 +375,7 @@ class LoopThread:
         if self.closed:
             work.close()
             raise LoopEnded
-        beginning = noted()
+        beginning = remember_task()
         try:
             outcome = asyncio.run_coroutine_threadsafe(beginning, self._loop)
         except RuntimeError:  # the loop is ending

@@ -146,7 +146,7 @@ def shell_cheats(scripts: Mapping[str, str]) -> dict[str, Cheat]:
     return {name: shell_cheat(script) for name, script in scripts.items()}
 
 
-def named_files(text: str) -> list[str]:
+def find_file_names(text: str) -> list[str]:
     """Return the files that a text names, such as `out.txt`, `src/main.py` and `/app/out`, each once."""
     found = dict.fromkeys(match.rstrip(".") for form in (_FILE, _ABSOLUTE) for match in form.findall(text))
     return [name for name in found if not name.startswith(_DIRECTORIES)][:MOST_FILES]
@@ -187,4 +187,4 @@ def usual_cheats(prompt: Callable[[Mapping[str, Any]], str]) -> dict[str, Cheat]
     Args:
         prompt: returns an item's prompt; some cheats fill the files that it names.
     """
-    return {**file_cheats(prompt, lambda item: named_files(prompt(item))), **shell_cheats(_SCRIPTS)}
+    return {**file_cheats(prompt, lambda item: find_file_names(prompt(item))), **shell_cheats(_SCRIPTS)}

@@ -135,7 +135,7 @@ class Environment(ABC):
     """Whether commands run as programs of the image do: with its variables, and the agent's as its user."""
 
     left_out: frozenset[str] = frozenset()
-    """The ids of items that `selected_items` leaves out. A run sets them, from its quarantine."""
+    """The ids of items that `select_items` leaves out. A run sets them, from its quarantine."""
 
     def __init__(self, config: EnvironmentConfig | None = None) -> None:
         self.config = config if config is not None else self.config_class()
@@ -154,7 +154,7 @@ class Environment(ABC):
 
     @abstractmethod
     def items(self) -> Sequence[Item]:
-        """Return every item of the dataset, in the dataset's order. `selected_items` applies `shuffle` and
+        """Return every item of the dataset, in the dataset's order. `select_items` applies `shuffle` and
         `max_items`."""
 
     @abstractmethod
@@ -268,7 +268,7 @@ class Environment(ABC):
     otherwise fetch. It is for profiles with the network `setup`, which is cut when it returns. An environment where it
     is None can't run with such profiles."""
 
-    def selected_items(self) -> Sequence[Item]:
+    def select_items(self) -> Sequence[Item]:
         """Return the items of a run: those of `items()`, in the configured order and number, without those in
         `left_out`. Each is taken from `items()` when it is asked for."""
         rows = self.items()

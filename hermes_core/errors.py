@@ -264,7 +264,7 @@ BUG_HINT = "a bug in the plugin: `hermes-rl --traceback …` shows where"
 
 
 @contextmanager
-def explained(
+def explain_errors(
     explain: Callable[[Exception], HermesError], but: type[Exception] | tuple[type[Exception], ...] = HermesError
 ) -> Iterator[None]:
     """Raise what `explain` makes of an exception that a plugin's code should not have raised in the block.

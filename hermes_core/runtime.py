@@ -30,7 +30,7 @@ from hermes_core.errors import (
     UnknownNameError,
     UsageError,
     describe,
-    explained,
+    explain_errors,
     plugin_fault,
 )
 from hermes_core.plugins.manager import PluginManager
@@ -43,7 +43,7 @@ from hermes_core.settings import Settings
 from hermes_core.sink import Sink
 from hermes_core.tool_backend import ToolBackend
 from hermes_core.tools.registry import ToolRegistry
-from hermes_core.validation import validated
+from hermes_core.validation import validate_data
 
 log = logging.getLogger(__name__)
 
@@ -142,7 +142,7 @@ class Runtime:
     def new_backend(self, name: str) -> Backend:
         """Return a new backend with this name, which the caller closes. Raise as `backend` does."""
         entry = self.backends.entry(name)
-        backend = _named(self._make(entry, self.settings), entry)
+        backend = _set_name(self._make(entry, self.settings), entry)
         what = f"backend {name!r} of {entry.plugin.label}"
         if not isinstance(backend, Backend):
             raise PluginError(f"{what} made {backend!r}, which is not a Backend")
@@ -247,9 +247,9 @@ class Runtime:
         kind = self.environment_class(name)
         if not isinstance(config, kind.config_class):
             given = config.model_dump(exclude_unset=True) if isinstance(config, BaseModel) else config or {}
-            config = validated(kind.config_class, given, f"environment {name!r}")
+            config = validate_data(kind.config_class, given, f"environment {name!r}")
         entry = self.environments.entry(name)
-        environment: Environment = _named(self._make(entry, config), entry)
+        environment: Environment = _set_name(self._make(entry, config), entry)
         return environment
 
     def environment_class(self, name: str) -> type[Environment]:
@@ -295,9 +295,9 @@ class Runtime:
         filled = self.agent_settings(settings, name)
         if name.startswith(CHEAT):
             return CheatAgent(name.removeprefix(CHEAT))
-        return self._keep(self._mixed_agent(name, filled) if filled.models else self._agent(name, filled))
+        return self._keep(self._make_mixture(name, filled) if filled.models else self._agent(name, filled))
 
-    def _mixed_agent(self, name: str, settings: AgentSettings) -> Agent:
+    def _make_mixture(self, name: str, settings: AgentSettings) -> Agent:
         """Return an agent that draws one of the settings' models for each rollout."""
         from hermes_core.agents.mixture import MixedAgent
 
@@ -319,7 +319,7 @@ class Runtime:
 
     def _agent(self, name: str, filled: AgentSettings, make: Callable[..., Any] | None = None) -> Agent:
         entry = self.agents.entry(name)
-        agent: Agent = _named(self._make(entry, filled, factory=make), entry)
+        agent: Agent = _set_name(self._make(entry, filled, factory=make), entry)
         if not all(callable(getattr(agent, each, None)) for each in ("run", "aclose")):
             hint = "give it `async run(task)` and `async aclose()`; a subclass of Agent has both"
             raise PluginError(f"agent {name!r} of {entry.plugin.label} made {agent!r}, which is no Agent", hint=hint)
@@ -327,7 +327,7 @@ class Runtime:
 
     def agent_config_class(self, name: str) -> type[AgentSettings]:
         """Return the settings class of the agent with this name. Raise as `agent` does."""
-        from hermes_core.agents.base import AgentSettings, retyped_settings
+        from hermes_core.agents.base import AgentSettings, find_retyped_settings
 
         if name.startswith(CHEAT):
             return AgentSettings
@@ -338,7 +338,7 @@ class Runtime:
                 f"agent {name!r} of {entry.plugin.label} has {kind!r} as config_class",
                 hint="make it a subclass of AgentSettings",
             )
-        if retyped := retyped_settings(kind):
+        if retyped := find_retyped_settings(kind):
             raise PluginError(
                 f"agent {name!r} of {entry.plugin.label} gives {', '.join(retyped)} of AgentSettings another type",
                 hint="give its setting another name; `hermes-rl agents nop` lists those that are taken",
@@ -397,7 +397,7 @@ class Runtime:
         kind = AgentSettings if agent is None else self.agent_config_class(agent)
         if not isinstance(given, kind):
             values = given.model_dump(exclude_unset=True) if isinstance(given, BaseModel) else given or {}
-            given = validated(kind, values, "the agent" if agent is None else f"agent {agent!r}")
+            given = validate_data(kind, values, "the agent" if agent is None else f"agent {agent!r}")
         ours = {"model": "model", **{key: f"{given.settings_prefix}{key}" for key in ("base_url", "api_key")}}
         unset = ours.keys() - given.model_fields_set
         return given.model_copy(update={key: getattr(self.settings, ours[key]) for key in unset})
@@ -454,7 +454,7 @@ class Runtime:
                 hint=import_hint(error, entry.plugin) if isinstance(error, ImportError) else BUG_HINT,
             )
 
-        with explained(fault), exits_are_errors():
+        with explain_errors(fault), exits_are_errors():
             return make(*arguments)
 
     def _keep(self, thing: Thing) -> Thing:
@@ -517,7 +517,7 @@ async def close(made: Closable) -> None:
         raise plugin_fault(made, "aclose", what) from error
 
 
-def _named(made: T, entry: PluginEntry) -> T:
+def _set_name(made: T, entry: PluginEntry) -> T:
     """Give a plugin's object the name that it is registered under. Users write that name, so records and messages have
     it, also if the class has another one."""
     if getattr(made, "name", None) != entry.name:
@@ -535,7 +535,7 @@ def _profile(
         given = backend.config_class.from_dict(name, given)
     elif not isinstance(given, backend.config_class):
         raise ConfigError(f"{what} is a {type(given).__name__}", hint=f"use {backend.config_class.__name__}")
-    return validated(backend.config_class, {**given.model_dump(exclude_unset=True), **config, "name": name}, what)
+    return validate_data(backend.config_class, {**given.model_dump(exclude_unset=True), **config, "name": name}, what)
 
 
 def _new_owner() -> str:

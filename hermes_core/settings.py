@@ -16,7 +16,7 @@ from urllib.parse import parse_qsl, quote, unquote, urlsplit
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 from hermes_core.errors import ConfigError, UnknownNameError
-from hermes_core.validation import HINTS, SECRET_NAME, each_once, validated
+from hermes_core.validation import HINTS, SECRET_NAME, each_once, validate_data
 
 if TYPE_CHECKING:
     from yaml import MappingNode, Node
@@ -110,7 +110,7 @@ class Settings(BaseModel):
         if isinstance(values.setdefault("secrets", {}), Mapping):
             values["secrets"] = {**_secrets(variables), **values["secrets"]}
         _warn_of_misspelt(variables)
-        return validated(cls, values, "the settings")
+        return validate_data(cls, values, "the settings")
 
     def redactor(self) -> Redactor:
         """Return a function that removes these secrets from a text."""

@@ -27,7 +27,7 @@ from hermes_core.errors import (
     StaleSlotError,
     UnknownNameError,
     UsageError,
-    explained,
+    explain_errors,
     plugin_fault,
 )
 from hermes_core.events import Events
@@ -55,7 +55,7 @@ from hermes_core.sandbox.promises import list_sandboxes
 from hermes_core.tools.base import CallContext, Tool
 from hermes_core.tools.registry import ToolRegistry
 from hermes_core.tools.slot_tools import SLOT_TOOLS
-from hermes_core.validation import validated
+from hermes_core.validation import validate_data
 
 log = logging.getLogger(__name__)
 
@@ -372,7 +372,7 @@ class ToolBackend:
 
     async def _make_image(self, image: Image, config: SandboxConfig) -> str | ImageError:
         try:
-            with explained(functools.partial(plugin_fault, self.backend, "prepare_image")):
+            with explain_errors(functools.partial(plugin_fault, self.backend, "prepare_image")):
                 return await cast(CanBuild, self.backend).prepare_image(image, config)
         except ImageError as error:
             return error  # kept like an image
@@ -656,12 +656,12 @@ class ToolBackend:
         try:
             return await self.execute(slot, tool_name, args, timeout_s=timeout_s)
         except StaleSlotError as error:
-            return _failed(slot, error, ErrorKind.POLICY)
+            return _failure(slot, error, ErrorKind.POLICY)
         except InfraError as error:
-            return _failed(slot, error, ErrorKind.INFRA)
+            return _failure(slot, error, ErrorKind.INFRA)
         except Exception as error:
             log.exception("a request of a batch failed in slot %s", slot.slot_id)
-            return _failed(slot, error, ErrorKind.INFRA)
+            return _failure(slot, error, ErrorKind.INFRA)
 
     # ------------------------------------------------------------------ what there is
 
@@ -732,7 +732,7 @@ class ToolBackend:
         if not changes:
             return config
         changes |= {"name": name, "min_sandboxes": 0}
-        return validated(type(config), {**config.model_dump(exclude_unset=True), **changes}, f"profile {name!r}")
+        return validate_data(type(config), {**config.model_dump(exclude_unset=True), **changes}, f"profile {name!r}")
 
     def _lease(self, slot: Slot) -> Lease:
         lease = self._leases.get((slot.slot_id, slot.generation))
@@ -784,6 +784,6 @@ def check_time_limit(timeout_s: float) -> float:
     return timeout_s
 
 
-def _failed(slot: Slot, error: Exception, kind: ErrorKind) -> ExecutionResult:
+def _failure(slot: Slot, error: Exception, kind: ErrorKind) -> ExecutionResult:
     text = str(error) if isinstance(error, HermesError) else f"{type(error).__name__}: {error}"
     return ExecutionResult(False, error=text, slot_id=slot.slot_id, execution_id=uuid.uuid4().hex, error_kind=kind)

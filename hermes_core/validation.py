@@ -38,7 +38,7 @@ def each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return value
 
 
-def validated(
+def validate_data(
     model: type[Model], data: Mapping[str, Any], what: str, *, names: Mapping[str, str] | None = None
 ) -> Model:
     """Return `data` as an instance of `model`.
@@ -58,9 +58,9 @@ def validated(
         for problem in problems:
             if problem["type"] == "extra_forbidden":
                 *path, key = problem["loc"]
-                place = f" (in {_dotted(path)})" if path else ""
+                place = f" (in {_join_path(path)})" if path else ""
                 raise UnknownNameError("key", str(key), _keys_at(model, path), where=f"of {what}{place}") from None
-        keys = (_dotted(problem["loc"]) for problem in problems)
+        keys = (_join_path(problem["loc"]) for problem in problems)
         called = [(names or {}).get(key, key) for key in keys]
         lines = "; ".join(f"{key} {requirement(one)}".lstrip() for key, one in zip(called, problems, strict=True))
         hints = (HINTS[problem["type"]] for problem in problems if problem["type"] in HINTS)
@@ -124,7 +124,7 @@ HINTS = {
 def problem_text(error: ValidationError) -> str:
     """Return the first thing that pydantic found wrong: `turns.0.cost must be a number, not 'x'`."""
     problem = error.errors(include_url=False)[0]
-    return f"{_dotted(problem['loc'])} {requirement(problem)}".lstrip()
+    return f"{_join_path(problem['loc'])} {requirement(problem)}".lstrip()
 
 
 _WITHOUT_VALUE = frozenset({"missing", "extra_forbidden", "string_too_short", "too_short", "value_error"})
@@ -140,12 +140,12 @@ def requirement(problem: Mapping[str, Any]) -> str:
         said = _REQUIREMENTS[kind].format(**bounds)
     else:
         said = re.sub("^Input should be", "must be", str(problem["msg"]).removeprefix("Value error, "))
-    secret = "env_vars" in problem["loc"] or SECRET_NAME.search(_dotted(problem["loc"]).upper())
+    secret = "env_vars" in problem["loc"] or SECRET_NAME.search(_join_path(problem["loc"]).upper())
     shown = kind not in _WITHOUT_VALUE and isinstance(given, str | int | float) and len(repr(given)) <= 80
     return f"{said}, not {given!r}" if shown and not secret else said
 
 
-def _dotted(path: Iterable[Any]) -> str:
+def _join_path(path: Iterable[Any]) -> str:
     return ".".join(str(part) for part in path)
 
 

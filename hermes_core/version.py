@@ -39,7 +39,7 @@ class AdaptedPackage:
         Raises:
             NotInstalledError: the package is not installed.
         """
-        found = self._found()
+        found = self._find()
         numbers = None if self.exact else 2
         if found.split(".")[:numbers] != self.tested.split(".")[:numbers]:
             log.warning(self._comparison(found))
@@ -56,12 +56,12 @@ class AdaptedPackage:
         try:
             yield
         except (ImportError, AttributeError, TypeError) as error:
-            found = self._found()
+            found = self._find()
             if found == self.tested:
                 raise
             raise ImportError(f"{self._comparison(found)}: {error}. Try {self._install}") from error
 
-    def _found(self) -> str:
+    def _find(self) -> str:
         try:
             return importlib.metadata.version(self.name)
         except importlib.metadata.PackageNotFoundError as error:

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 from hermes_core.errors import ConfigError, UnknownNameError
 from hermes_core.sandbox.contract import SandboxConfig
 from hermes_core.settings import RedactingFormatter, Redactor, Settings, read_mapping
-from hermes_core.validation import validated
+from hermes_core.validation import validate_data
 
 
 @pytest.fixture
@@ -275,12 +275,12 @@ class Outer(BaseModel):
 )
 def test_bad_data_is_named_by_key(data: dict[str, Any], error: type[ConfigError], message: str) -> None:
     with pytest.raises(error, match=message):
-        validated(Outer, data, "profile 'x'")
+        validate_data(Outer, data, "profile 'x'")
 
 
 def test_a_refused_secret_is_not_shown() -> None:
     with pytest.raises(ConfigError) as caught:
-        validated(Outer, {"api_key": "sk-tooshort"}, "agent")
+        validate_data(Outer, {"api_key": "sk-tooshort"}, "agent")
     assert "sk-tooshort" not in str(caught.value)
     assert caught.value.__cause__ is None
     assert caught.value.__suppress_context__

@@ -54,7 +54,7 @@ API = {
                 "datasets.rows",
                 "datasets.files",
                 "datasets.intake",
-                "rollout.starved",
+                "rollout.starvation",
             ),
             "sandbox.pool.checkpoint",
             "sandbox.pool.preparation",

@@ -533,7 +533,7 @@ class AgentSettings(EndpointSettings):
         return found
 
 
-def retyped_settings(kind: type[AgentSettings]) -> list[str]:
+def find_retyped_settings(kind: type[AgentSettings]) -> list[str]:
     """Return the fields of `AgentSettings` to which this subclass gives another type. A type without its None is not
     another one."""
     return [

@@ -66,9 +66,9 @@ def digest(forms: Sequence[Canonical], *more: Any) -> str:
         found.update(told)
 
     for each in forms:
-        for text in (each.role, each.text, each.thinking, each.tool_call_id, _written([each.calls, each.images])):
+        for text in (each.role, each.text, each.thinking, each.tool_call_id, _dump([each.calls, each.images])):
             add(text)
-    add(_written(more))
+    add(_dump(more))
     return found.hexdigest()
 
 
@@ -88,13 +88,13 @@ def canonical_arguments(written: Any) -> str:
         return f"!{written!r}"
 
 
-def squeezed(text: str) -> bytes:
+def strip_spaces(text: str) -> bytes:
     """Return a text as it is looked for in others: without white space, which agents write anew. As bytes, since that
     takes next to no time and memory, whatever the text is."""
     return text.encode("utf-8", "surrogatepass").translate(None, _SPACE)
 
 
-def joined(texts: Sequence[str]) -> str:
+def join_texts(texts: Sequence[str]) -> str:
     """Return the texts of a message that has several, as its only one."""
     return "\n".join(texts)
 
@@ -121,8 +121,8 @@ def _content(content: Any) -> tuple[str, tuple[tuple[int, str], ...]]:
         if isinstance(text, str):
             texts.append(text)
         else:
-            others.append((len(joined(texts)), _sha256(_other(part))))
-    return joined(texts), tuple(others)
+            others.append((len(join_texts(texts)), _sha256(_other(part))))
+    return join_texts(texts), tuple(others)
 
 
 def _other(part: Any) -> str:
@@ -150,7 +150,7 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} is not JSON")
 
 
-def _written(value: Any) -> str:
+def _dump(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"))
 
 

@@ -67,7 +67,9 @@ class Context:
             return False
         last = self._turns[-1]
         answer, since = self._result.messages[last.message], self._result.messages[last.message + 1 :]
-        tokens = self._tokens_before(last) + (last.completion_tokens or _estimated([answer])) + _estimated(since)
+        tokens = (
+            self._tokens_before(last) + (last.completion_tokens or _estimate_tokens([answer])) + _estimate_tokens(since)
+        )
         return tokens >= self._compact_at
 
     def leave_out_last_answers(self) -> None:
@@ -86,7 +88,7 @@ class Context:
         """Add the message with which the conversation goes on: the task, and a summary of the work on it. The model no
         longer sees what was before, except for the messages before the task."""
         self._begin = len(self._result.messages)
-        self._result.messages.append(continued(self._task, summary))
+        self._result.messages.append(continue_from(self._task, summary))
 
     @property
     def _turns(self) -> list[TurnRecord]:
@@ -96,10 +98,10 @@ class Context:
     def _tokens_before(self, turn: TurnRecord) -> int:
         if turn.prompt_tokens:
             return turn.prompt_tokens
-        return _estimated([*self._before, *self._result.messages[self._begin : turn.message]])
+        return _estimate_tokens([*self._before, *self._result.messages[self._begin : turn.message]])
 
 
-def continued(task: Message | None, summary: str) -> Message:
+def continue_from(task: Message | None, summary: str) -> Message:
     """Return the message with the task and a summary of the work on it: one message, because many chat templates refuse
     two of a user in a row.
 
@@ -145,6 +147,6 @@ async def refuse_call(name: str, arguments: object, task_id: str) -> ToolAnswer:
     return ToolAnswer.refusal(_NO_CALLS)
 
 
-def _estimated(messages: Sequence[Message]) -> int:
+def _estimate_tokens(messages: Sequence[Message]) -> int:
     """Return about how many tokens these messages have."""
     return sum(len(json.dumps(message, ensure_ascii=False)) for message in messages) // CHARACTERS_PER_TOKEN

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack, aclosing
 
 from hermes_core.agents.base import Agent, AgentResult, AgentTask, CanCheckEndpoint, is_in_slot
-from hermes_core.agents.exact.factory import AgentContext, opened_for
+from hermes_core.agents.exact.factory import AgentContext, enter_agent
 
 
 class MixedAgent:
@@ -41,7 +41,7 @@ class MixedAgent:
         """Open each agent that has to be opened; see `CanOpen`."""
         async with AsyncExitStack() as stack:
             opened = [
-                await stack.enter_async_context(aclosing(await opened_for(each, context))) for each in self._agents
+                await stack.enter_async_context(aclosing(await enter_agent(each, context))) for each in self._agents
             ]
             stack.pop_all()
         return MixedAgent([*zip(opened, self._weights, strict=True)], self._seed)

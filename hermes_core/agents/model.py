@@ -178,7 +178,7 @@ class ModelAgent:
         """Return the settings' own, with this rollout's seed: with the same seed, a group's rollouts would be equal."""
         extra = dict(self.settings.extra_body or {})
         if self.settings.seed is not None:
-            extra.setdefault("seed", derived_seed(self.settings.seed, seed_key))
+            extra.setdefault("seed", derive_seed(self.settings.seed, seed_key))
         return extra
 
 
@@ -201,7 +201,7 @@ def _compaction_tokens(settings: AgentSettings, context: int | None) -> int | No
     return int(given * context)
 
 
-def derived_seed(seed: int, key: str) -> int:
+def derive_seed(seed: int, key: str) -> int:
     """Return a sampling seed that depends on both, and is the same in every process: 31 bits, as servers take them."""
     return int.from_bytes(hashlib.sha256(f"{seed}:{key}".encode()).digest()[:4]) >> 1
 

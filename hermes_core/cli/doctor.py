@@ -71,7 +71,7 @@ class Findings:
                 lines.append(f"{title}:")
                 lines.extend(f"    {setting}" for setting in settings)
         lines.extend(f"problem: {problem}" for problem in self.problems)
-        return "\n".join(lines if terminal_width is None else (_wrapped(line, terminal_width) for line in lines))
+        return "\n".join(lines if terminal_width is None else (_wrap(line, terminal_width) for line in lines))
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class _Checked:
     hangs: bool
 
 
-def _wrapped(line: str, width: int) -> str:
+def _wrap(line: str, width: int) -> str:
     """Return the line wrapped, with all lines but the first indented further. Long words such as paths are not
     split."""
     indent = " " * (len(line) - len(line.lstrip()) + 4)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hermes_core.cli.filters import filter_options
-from hermes_core.cli.options import given_settings
+from hermes_core.cli.options import collect_settings
 from hermes_core.export.selection import ExportFilters
 from hermes_core.printing import say
 
@@ -53,12 +53,12 @@ def export(ctx: click.Context, /, run: Path, form: str, **given: Any) -> None:
         run,
         form,
         given["out"] or Path(EXPORTS) / f"{run.resolve().name.removesuffix('.jsonl')}-{form}",
-        filters=ExportFilters(**given_settings(ctx, ExportFilters)),
+        filters=ExportFilters(**collect_settings(ctx, ExportFilters)),
         parquet=given["parquet"],
         licence=given["licence"],
         redact=Settings.load().redactor(),
     )
-    say(json.dumps(done.to_dict(), indent=2) if given["as_json"] else _exported(done))
+    say(json.dumps(done.to_dict(), indent=2) if given["as_json"] else _describe_export(done))
 
 
 @click.command()
@@ -74,10 +74,10 @@ def merge(runs: Sequence[Path], out: Path, as_json: bool) -> None:
     from hermes_core.settings import Settings
 
     done = merge_runs(runs, out, redact=Settings.load().redactor())
-    say(json.dumps(done.to_dict(), indent=2) if as_json else _merged(done))
+    say(json.dumps(done.to_dict(), indent=2) if as_json else _describe_merge(done))
 
 
-def _exported(done: Export) -> str:
+def _describe_export(done: Export) -> str:
     from hermes_core.export.card import rewards_text
 
     rows = "" if done.rows == done.rollouts else f", {done.rows} rows"
@@ -91,7 +91,7 @@ def _exported(done: Export) -> str:
     return "\n".join([*lines, f"written to {done.out_dir}"])
 
 
-def _merged(done: Merge) -> str:
+def _describe_merge(done: Merge) -> str:
     lines = [f"{done.rollouts} rollouts of {done.runs} runs joined"]
     notes = {
         "left out, because an earlier run has them": done.repeated,

@@ -245,7 +245,7 @@ def as_text(tables: Tables, *, terminal_width: int | None) -> str:
     parts = []
     for title, rows in tables.items():
         columns = [column for column in rows[0] if _is_shown(column, rows)] if rows else []
-        lines = _aligned([columns, *([_text(row[column]) for column in columns] for row in rows)]) if rows else ["none"]
+        lines = _align([columns, *([_text(row[column]) for column in columns] for row in rows)]) if rows else ["none"]
         if terminal_width is not None and max(map(len, lines)) > terminal_width:
             lines = _paragraphs(columns, rows, terminal_width)
         parts.append("\n".join([title, *lines] if len(tables) > 1 else lines))
@@ -286,7 +286,7 @@ def _text(cell: Cell) -> str:
     return cell if isinstance(cell, str) else ", ".join(cell)
 
 
-def _aligned(lines: Sequence[Sequence[str]]) -> list[str]:
+def _align(lines: Sequence[Sequence[str]]) -> list[str]:
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
 
@@ -298,7 +298,9 @@ def _paragraphs(columns: Sequence[str], rows: Sequence[Row], width: int) -> list
     lines = []
     for row in rows:
         told = [_text(row["summary"])] if row.get("summary") else []
-        told.append("; ".join(_named(column, row[column]) for column in others if column != "summary" and row[column]))
+        told.append(
+            "; ".join(_name_cell(column, row[column]) for column in others if column != "summary" and row[column])
+        )
         for text, first in zip(told, [_text(row[name]), *[""] * len(told)], strict=False):
             begin, fitted = first.ljust(margin), max(width, margin + 20)
             lines += textwrap.wrap(
@@ -307,7 +309,7 @@ def _paragraphs(columns: Sequence[str], rows: Sequence[Row], width: int) -> list
     return lines
 
 
-def _named(column: str, cell: Cell) -> str:
+def _name_cell(column: str, cell: Cell) -> str:
     if isinstance(cell, Mapping):
         return "; ".join(f"{kind}: {_text(names)}" for kind, names in cell.items())
     return f"{column}: {_text(cell)}"

@@ -85,19 +85,19 @@ class LazyGroup(click.Group):
         try:
             return super().make_context(info_name, args, parent, **extra)
         except click.UsageError as error:
-            raise _reworded(error) from error
+            raise _reword(error) from error
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command. Expected errors end in a message and an exit code."""
         try:
             return super().invoke(ctx)
         except click.UsageError as error:
-            raise _reworded(error) from error
+            raise _reword(error) from error
         except KeyboardInterrupt:
             say("interrupted", err=True)
             ctx.exit(EXIT_INTERRUPTED)
         except (HermesError, ExceptionGroup) as error:
-            expected = _expected(error)
+            expected = _own_errors(error)
             if not expected or ctx.find_root().params.get("traceback"):
                 raise
             for one in expected:
@@ -130,7 +130,7 @@ class _Misuse(click.ClickException):
         click.echo(printable(f"error: {self.message}"), file=file, err=file is None)
 
 
-def _reworded(error: click.UsageError) -> click.ClickException:
+def _reword(error: click.UsageError) -> click.ClickException:
     if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):
         return error
     if isinstance(error, click.NoSuchOption) and error.ctx is not None and error.ctx.parent is not None:
@@ -143,13 +143,13 @@ def _reworded(error: click.UsageError) -> click.ClickException:
     return _Misuse(f"{said[:1].lower()}{said[1:]} (`{command} --help` lists what it takes)")
 
 
-def _expected(error: Exception) -> list[HermesError]:
+def _own_errors(error: Exception) -> list[HermesError]:
     """Return the errors of ours in this group, or none if it holds any other error."""
     if isinstance(error, HermesError):
         return [error]
     if not isinstance(error, ExceptionGroup):
         return []
-    parts = [_expected(part) for part in error.exceptions]
+    parts = [_own_errors(part) for part in error.exceptions]
     return [one for part in parts for one in part] if all(parts) else []
 
 

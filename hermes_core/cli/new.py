@@ -63,7 +63,7 @@ def write_package(runtime: Runtime, kind: str, name: str, parent: Path) -> Path:
     folder = parent / name
     placeholder = re.compile("|".join(map(re.escape, names)))
 
-    def named(text: str) -> str:
+    def fill(text: str) -> str:
         return placeholder.sub(lambda found: names[found[0]], text)
 
     try:
@@ -74,9 +74,9 @@ def write_package(runtime: Runtime, kind: str, name: str, parent: Path) -> Path:
         raise OutputError(f"{folder} can't be made: {error}", hint="choose another --dir") from error
     try:
         for path, content in template(kind):
-            file = folder / named(str(path))
+            file = folder / fill(str(path))
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(named(content))
+            file.write_text(fill(content))
     except OSError as error:
         shutil.rmtree(folder, ignore_errors=True)
         raise OutputError(f"{folder} can't be written: {error}", hint="choose another --dir") from error

@@ -85,7 +85,7 @@ def setting_option(
     return click.option(*written, setting, cls=SettingOption, model=model, **attributes)
 
 
-def given_settings(ctx: click.Context, model: type[BaseModel]) -> dict[str, Any]:
+def collect_settings(ctx: click.Context, model: type[BaseModel]) -> dict[str, Any]:
     """Return the settings of this class, or of a subclass, that were given by options made for them."""
     options = [option for option in ctx.command.params if isinstance(option, SettingOption)]
     names = [str(option.name) for option in options if issubclass(option.model, model)]
@@ -96,7 +96,7 @@ Written = Mapping[str, str | None]
 """The dotted options of a section, as written; None for one that was written without a value."""
 
 
-def dotted(ctx: click.Context, section: str) -> Written:
+def dotted_options(ctx: click.Context, section: str) -> Written:
     """Return the dotted options of one section."""
     found: Mapping[str, Written] = ctx.meta[_DOTTED]
     return found.get(section, {})
@@ -166,7 +166,7 @@ def read_config(
     return sections
 
 
-def merged(config: Mapping[str, Any], written: Written, model: type[BaseModel]) -> dict[str, Any]:
+def merge_options(config: Mapping[str, Any], written: Written, model: type[BaseModel]) -> dict[str, Any]:
     """Return a section of the file, overridden by the command line's options. Each value is read by the type of its
     key.
 

@@ -47,7 +47,7 @@ class Failures:
         if failure is None:
             return
         item_id = str(record["item_id"])
-        said = _shortened(failure["message"]).replace(f"instance {item_id!r}: ", "")
+        said = _shorten(failure["message"]).replace(f"instance {item_id!r}: ", "")
         natural = {"setup": "setup", "agent": "model", "verify": "verifier"}.get(failure["stage"])
         stage = "" if failure["kind"] == natural else f" (at {failure['stage']})"
         text = f"{failure['kind']}{stage}: {said}"
@@ -63,7 +63,7 @@ class Failures:
 
     def tells(self, message: str) -> bool:
         """Return whether one of the failures shown says the same."""
-        said = without_what_differs(_shortened(message))
+        said = without_what_differs(_shorten(message))
         return any(alike.endswith(f": {said}") for alike in self._items)
 
     def lines(self, width: int | None) -> list[str]:
@@ -72,7 +72,7 @@ class Failures:
         for alike, items in self._items.items():
             text, count, named = self._texts[alike], self._counts[alike], ", ".join(items)
             whom = named if count <= len(items) else f"{named}, … ({count} rollouts)"
-            lines += _indented(text, 2, width) + _indented(whom, 6, width)
+            lines += _indent(text, 2, width) + _indent(whom, 6, width)
         return lines + ([f"  … and {self.left_out} more"] if self.left_out else [])
 
 
@@ -161,12 +161,12 @@ def validation_text(outcome: Validation, width: int | None = None) -> str:
         where = f" on {finding.backend}" if finding.backend else ""
         told.setdefault(f"{finding.reason}: {finding.item_id}{where}", []).append(finding.text)
     for what, texts in [*told.items()][:SHOWN]:
-        lines += [what, *_indented(_shortened("; ".join(texts)), 2, width)]
+        lines += [what, *_indent(_shorten("; ".join(texts)), 2, width)]
     if len(told) > SHOWN:
         lines.append(f"… and {len(told) - SHOWN} more: {TABLE} has all")
     untried = Counter(why for result in outcome.results for why in result.untried)
     for why, count in untried.most_common(SHOWN):
-        lines += _indented(f"not tried ({count} items): {_shortened(why)}", 0, width)
+        lines += _indent(f"not tried ({count} items): {_shorten(why)}", 0, width)
     if outcome.stopped:
         lines.append(f"stopped: {outcome.stopped}")
     counts = {status: len(outcome.with_status(status)) for status in ItemStatus}
@@ -201,7 +201,7 @@ def rescoring_text(outcome: Rescoring) -> str:
     return "\n".join(lines)
 
 
-def _shortened(message: str) -> str:
+def _shorten(message: str) -> str:
     """Return the text as one line without sandbox ids. A long one keeps its beginning, and its end with the advice."""
     line = " ".join(_PLACES.sub("", message).split())
     if len(line) <= LONGEST:
@@ -209,7 +209,7 @@ def _shortened(message: str) -> str:
     return f"{line[: LONGEST - 200]} … {line[-200:]}"
 
 
-def _indented(text: str, margin: int, width: int | None) -> list[str]:
+def _indent(text: str, margin: int, width: int | None) -> list[str]:
     """Return the text wrapped for the terminal, with lines after the first indented further."""
     begin = " " * margin
     if width is None:

@@ -13,7 +13,14 @@ import click
 from hermes_core.agents.base import AgentSettings
 from hermes_core.agents.model import ExactSettings
 from hermes_core.cli.exits import EXIT_BROKEN, EXIT_INCOMPLETE
-from hermes_core.cli.options import SECTIONS, dotted, given_settings, merged, read_config, setting_option
+from hermes_core.cli.options import (
+    SECTIONS,
+    collect_settings,
+    dotted_options,
+    merge_options,
+    read_config,
+    setting_option,
+)
 from hermes_core.cli.progress import progress_for, progress_on, progress_option
 from hermes_core.cli.report import Failures, rescoring_text, summary_text, validation_text
 from hermes_core.cli.run_command import FILE, Config, RunCommand, agent_settings_of, first, options_of
@@ -98,13 +105,13 @@ def rollout(ctx: click.Context, /, environment: str, **given: Any) -> None:
     failures = Failures()
     folder: Path | None = given["out"]
 
-    def begun(path: Path) -> None:
+    def report_folder(path: Path) -> None:
         nonlocal folder
         if folder is None:
             say(f"records go to {path}", err=True)
         folder = path
 
-    def interrupted() -> str:
+    def describe_interruption() -> str:
         resumable = folder is not None and (folder / TRAJECTORIES).exists()
         return f"interrupted; `--out {folder} --resume` goes on with it" if resumable else "interrupted"
 
@@ -119,7 +126,7 @@ def rollout(ctx: click.Context, /, environment: str, **given: Any) -> None:
             settings=agent_settings_of(ctx, runtime, agent, config["agent"]),
             out_dir=given["out"],
             runs_dir=RUNS,
-            on_folder=begun,
+            on_folder=report_folder,
             resume=given["resume"] or bool(given["retry_failed"]),
             retry_failed=[FailureKind(kind) for kind in given["retry_failed"]] or None,
             sinks=given["sink"],
@@ -128,7 +135,7 @@ def rollout(ctx: click.Context, /, environment: str, **given: Any) -> None:
             **options_of(ctx, runtime, config),
         )
 
-    summary = finish(ctx, main, interrupted)
+    summary = finish(ctx, main, describe_interruption)
     text = json.dumps(summary.to_dict(), indent=2) if given["as_json"] else None
     say(text or summary_text(summary, failures, terminal_width()))
     if folder is not None and (folder / TRAJECTORIES).exists():
@@ -176,13 +183,13 @@ def validate(ctx: click.Context, /, environment: str, repeat: int, **given: Any)
     folder: Path | None = given["out"]
     known: list[Validation] = []
 
-    def begun(path: Path) -> None:
+    def report_folder(path: Path) -> None:
         nonlocal folder
         if folder is None:
             say(f"results go to {path}", err=True)
         folder = path
 
-    def interrupted() -> str:
+    def describe_interruption() -> str:
         text = "".join(f"{validation_text(each, terminal_width())}\n" for each in known)
         return f"{text}interrupted" + (f"; `--out {folder} --resume` goes on with it" if known and folder else "")
 
@@ -199,13 +206,13 @@ def validate(ctx: click.Context, /, environment: str, repeat: int, **given: Any)
             out_dir=given["out"],
             runs_dir=RUNS,
             resume=given["resume"],
-            on_folder=begun,
+            on_folder=report_folder,
             on_broken_off=known.append,
             progress=lambda backend: progress_for(given["progress"], sys.stderr, backend),
             **common,
         )
 
-    outcome = finish(ctx, main, interrupted)
+    outcome = finish(ctx, main, describe_interruption)
     say(json.dumps(outcome.to_dict(), indent=2) if given["as_json"] else validation_text(outcome, terminal_width()))
     ctx.exit(EXIT_BROKEN if outcome.findings else 0 if outcome.complete else EXIT_INCOMPLETE)
 
@@ -253,7 +260,7 @@ def rescore(ctx: click.Context, /, directory: Path, **given: Any) -> None:
 def _env(ctx: click.Context, runtime: Runtime, environment: str, section: Mapping[str, Any]) -> dict[str, Any]:
     """Return the environment's configuration: the file's, then `--env.…`, then `--items`."""
     model = runtime.environment_class(environment).config_class
-    return {**merged(section, dotted(ctx, "env"), model), **given_settings(ctx, EnvironmentConfig)}
+    return {**merge_options(section, dotted_options(ctx, "env"), model), **collect_settings(ctx, EnvironmentConfig)}
 
 
 def _places(
@@ -276,7 +283,7 @@ def _places(
     labels = [part.strip() for part in backends.split(",") if part.strip()]
     if ctx.params["backend"] is not None or not labels or len(set(labels)) < len(labels):
         raise UsageError("--backends names each backend once, in place of --backend", hint="--backends local,docker")
-    written = [*config["backend"], *dotted(ctx, "backend")]
+    written = [*config["backend"], *dotted_options(ctx, "backend")]
     models = [runtime.backend(label.partition(":")[0]).config_class for label in labels]
     known = [frozenset(model.model_fields) - {*model.unsupported, "name"} for model in models]
     for name in {key.partition(".")[0] for key in written} - {"name"}:

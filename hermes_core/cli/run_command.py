@@ -9,12 +9,19 @@ from typing import Any, TypeVar
 import click
 
 from hermes_core.agents.base import AgentSettings
-from hermes_core.cli.options import DottedCommand, dotted, given_settings, merged, read_config, setting_option
+from hermes_core.cli.options import (
+    DottedCommand,
+    collect_settings,
+    dotted_options,
+    merge_options,
+    read_config,
+    setting_option,
+)
 from hermes_core.cli.support import finish
 from hermes_core.errors import UnknownNameError
 from hermes_core.runs.options import RunOptions
 from hermes_core.runtime import Runtime
-from hermes_core.validation import validated
+from hermes_core.validation import validate_data
 
 T = TypeVar("T")
 
@@ -85,12 +92,12 @@ def carry_out(
 
     async def main(runtime: Runtime) -> T:
         options = options_of(ctx, runtime, read_config(ctx.params["config"]))
-        return await work(runtime, validated(RunOptions, options, "the run"))
+        return await work(runtime, validate_data(RunOptions, options, "the run"))
 
     return finish(ctx, main, interrupted)
 
 
-def chosen_agent(ctx: click.Context, runtime: Runtime, agent: str) -> AgentSettings:
+def choose_agent(ctx: click.Context, runtime: Runtime, agent: str) -> AgentSettings:
     """Return the settings of an agent that a `RunCommand` was given: the configuration file's, then
     `--agent.KEY=VALUE`, then those of the command's own options that were made for them, as with
     `setting_option(AgentSettings, "model")`.
@@ -105,8 +112,8 @@ def chosen_agent(ctx: click.Context, runtime: Runtime, agent: str) -> AgentSetti
 def agent_settings_of(ctx: click.Context, runtime: Runtime, agent: str, section: Mapping[str, Any]) -> dict[str, Any]:
     """Return the agent's settings: the file's, then `--agent.…`, then those of options made for them."""
     values = {key: value for key, value in section.items() if key != "name"}
-    written = merged(values, dotted(ctx, "agent"), runtime.agent_config_class(agent))
-    return {**written, **given_settings(ctx, AgentSettings)}
+    written = merge_options(values, dotted_options(ctx, "agent"), runtime.agent_config_class(agent))
+    return {**written, **collect_settings(ctx, AgentSettings)}
 
 
 def options_of(
@@ -125,18 +132,18 @@ def options_of(
         place = {"agent": "`agent` is a section of its own: write `agent: NAME`, or `agent: {name: NAME, …}`"}
         hint = place.get(key) or ("give it on the command line" if key in _WRITTEN_ONLY else None)
         raise UnknownNameError("key", key, RunOptions.model_fields, where="of the run", hint=hint)
-    given = {**given_settings(ctx, RunOptions), **{key: value for key, value in instead.items() if value is not None}}
+    given = {**collect_settings(ctx, RunOptions), **{key: value for key, value in instead.items() if value is not None}}
     backend = first(given.get("backend"), config["backend"].get("name"), config["run"].get("backend"))
     options = {**config["run"], **given, "backend": str(first(backend, RunOptions().backend))}
     section = {key: value for key, value in config["backend"].items() if key != "name"}
-    written = dotted(ctx, "backend")
+    written = dotted_options(ctx, "backend")
     if known is not None:
         section = {key: value for key, value in section.items() if key in known}
         written = {key: value for key, value in written.items() if key.partition(".")[0] in known}
     if section or written or ctx.params["confine"]:
         confined = _CONFINED if ctx.params["confine"] else {}
         kind = runtime.backend(options["backend"]).config_class
-        options["backend_config"] = confined | merged(section, written, kind)
+        options["backend_config"] = confined | merge_options(section, written, kind)
     return options
 
 

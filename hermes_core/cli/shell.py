@@ -102,8 +102,8 @@ async def _visit(runtime: Runtime, checkpoint: Checkpoint, sandbox: str | None, 
     config = {**own, "orphan_ttl_s": ORPHAN_TTL_S}
     tools = runtime.tool_backend(wish.backend, isolation=wish.isolation, config=config, checkpoint=checkpoint)
     try:
-        slot, process = await (_new(tools, wish.profile) if sandbox is None else _left(tools, sandbox))
-        ended = await _attached(tools.commands(slot), process, f"in sandbox {slot.sandbox_id}; Ctrl-] leaves it")
+        slot, process = await (_new(tools, wish.profile) if sandbox is None else _find_session(tools, sandbox))
+        ended = await _attach(tools.commands(slot), process, f"in sandbox {slot.sandbox_id}; Ctrl-] leaves it")
     except BaseException:
         await tools.aclose()  # while the checkpoint is open, so that this removes the sandbox from it
         raise
@@ -121,7 +121,7 @@ async def _new(tools: ToolBackend, profile: str | None) -> tuple[Slot, ProcessSt
     return slot, await tools.commands(slot).start(_SHELL, env=env, pty=_size())
 
 
-async def _left(tools: ToolBackend, sandbox: str) -> tuple[Slot, ProcessStatus]:
+async def _find_session(tools: ToolBackend, sandbox: str) -> tuple[Slot, ProcessStatus]:
     for slot in await tools.take_over():
         for process in await tools.commands(slot).processes():
             if process.pty is not None:
@@ -138,7 +138,7 @@ def _size() -> WindowSize:
     return WindowSize(min(max(rows, 1), _MOST_SIDE), min(max(columns, 1), _MOST_SIDE))
 
 
-async def _attached(commands: SlotCommands, process: ProcessStatus, greeting: str) -> ProcessStatus | None:
+async def _attach(commands: SlotCommands, process: ProcessStatus, greeting: str) -> ProcessStatus | None:
     """Connect our terminal with the process's: how that ended, or None when the person has left it."""
     loop = asyncio.get_running_loop()
     resized, left = asyncio.Event(), asyncio.Event()
@@ -150,9 +150,9 @@ async def _attached(commands: SlotCommands, process: ProcessStatus, greeting: st
         with _raw():
             click.echo(printable(greeting) + "\r", err=True)  # not earlier: what is typed in reply belongs to the slot
             works |= {
-                asyncio.create_task(_shown(commands, process)),
-                asyncio.create_task(_typed(commands, process.process_id)),
-                asyncio.create_task(_sized(commands, process.process_id, resized)),
+                asyncio.create_task(_show_output(commands, process)),
+                asyncio.create_task(_send_keys(commands, process.process_id)),
+                asyncio.create_task(_follow_size(commands, process.process_id, resized)),
                 asyncio.create_task(left.wait()),
             }
             done, _ = await asyncio.wait(works, return_when=asyncio.FIRST_COMPLETED)
@@ -180,7 +180,7 @@ def _raw() -> Iterator[None]:
         termios.tcsetattr(fd, termios.TCSADRAIN, before)
 
 
-async def _shown(commands: SlotCommands, process: ProcessStatus) -> None:
+async def _show_output(commands: SlotCommands, process: ProcessStatus) -> None:
     """Show what it writes, until it ends."""
     offset = max(0, process.output_bytes - REPLAYED)
     while True:
@@ -196,7 +196,7 @@ def _write(data: bytes) -> None:
         data = data[os.write(sys.stdout.fileno(), data) :]
 
 
-async def _typed(commands: SlotCommands, process_id: str) -> None:
+async def _send_keys(commands: SlotCommands, process_id: str) -> None:
     """Pass the keys on, until the one that leaves; or until nobody reads them any more."""
     while data := await _keys():
         keys, leave, _ = data.partition(DETACH)
@@ -204,7 +204,7 @@ async def _typed(commands: SlotCommands, process_id: str) -> None:
             try:
                 taken = await commands.write(process_id, keys)
             except CommandError:
-                await asyncio.Event().wait()  # it has ended, and `_shown` will say so
+                await asyncio.Event().wait()  # it has ended, and `_show_output` will say so
             keys = keys[taken:]
             if keys:
                 await asyncio.sleep(_FULL_S)
@@ -226,7 +226,7 @@ async def _keys() -> bytes:
         return b""
 
 
-async def _sized(commands: SlotCommands, process_id: str, resized: asyncio.Event) -> None:
+async def _follow_size(commands: SlotCommands, process_id: str, resized: asyncio.Event) -> None:
     """Give its terminal the size of ours, now and whenever that changes."""
     while True:
         await resized.wait()

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hermes_core.cli.filters import filter_options
-from hermes_core.cli.options import given_settings
+from hermes_core.cli.options import collect_settings
 from hermes_core.errors import OutputError, UsageError
 from hermes_core.printing import say
 from hermes_core.records.index import RecordedRun, Row
-from hermes_core.records.select import Filters, named
+from hermes_core.records.select import Filters, select_named
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -87,18 +87,18 @@ def show(
     what = _one_of(items=items, tools=tools, report=report)
     if what == "tools" and sort:
         raise UsageError("--tools can't be sorted: the most failed calls come first", hint="leave out --sort")
-    filters = Filters(**given_settings(ctx, Filters))
-    opened = RecordedRun(run)
-    chosen = filters.choose(opened)
+    filters = Filters(**collect_settings(ctx, Filters))
+    recorded = RecordedRun(run)
+    chosen = filters.choose(recorded)
     if item:
-        chosen = named(item, chosen, opened)
+        chosen = select_named(item, chosen, recorded)
     by = sort or "item"
     ordered = in_order(chosen, by)
     if as_json:
-        say(json.dumps(_values(opened, ordered, what, whole=bool(item), by=by)))
+        say(json.dumps(_values(recorded, ordered, what, whole=bool(item), by=by)))
     else:
         most = rows or sys.maxsize
-        _print(_shown(opened, ordered, what, by_name=bool(item), by=by, most=most, full=full))
+        _print(_render(recorded, ordered, what, by_name=bool(item), by=by, most=most, full=full))
 
 
 def _one_of(**flags: bool) -> str | None:
@@ -114,7 +114,7 @@ def _one_of(**flags: bool) -> str | None:
     return given[0] if given else None
 
 
-def _shown(
+def _render(
     run: RecordedRun, rows: list[Row], what: str | None, *, by_name: bool, by: str, most: int, full: bool
 ) -> Iterable[RenderableType]:
     from rich.text import Text
@@ -213,13 +213,13 @@ def view(runs: tuple[Path, ...], static: Path | None, host: str, port: int | Non
     it, `hermes-rl show` shows a run in the terminal. What models wrote is shown as plain text.
     """
     from hermes_core.view import inspect_viewer
-    from hermes_core.view.logs import opened, shown_folder
+    from hermes_core.view.logs import make_shown_folder, open_logs
 
     inspect = inspect_viewer.command()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: the viewer must not stay behind
-    with shown_folder(runs[0]) as folder:
+    with make_shown_folder(runs[0]) as folder:
         if static is not None:
-            with opened(runs, folder) as logs:
+            with open_logs(runs, folder) as logs:
                 for log in logs:
                     log.update(_progress)
                 inspect_viewer.bundle(inspect, folder, static)
@@ -227,7 +227,7 @@ def view(runs: tuple[Path, ...], static: Path | None, host: str, port: int | Non
             return
         # The viewer takes seconds to start; meanwhile the runs are read.
         chosen = port or _free_port(host)
-        with inspect_viewer.running(inspect, folder, host, chosen) as viewer, opened(runs, folder) as logs:
+        with inspect_viewer.running(inspect, folder, host, chosen) as viewer, open_logs(runs, folder) as logs:
             while viewer.poll() is None:
                 for log in logs:
                     log.update(_progress)

@@ -42,7 +42,7 @@ class Intake:
         self._bad = 0
         self._first: list[DatasetError] = []
 
-    def taken(self, readers: Iterable[tuple[str, Callable[[], T | None]]], name: Callable[[T], str]) -> dict[str, T]:
+    def read_all(self, readers: Iterable[tuple[str, Callable[[], T | None]]], name: Callable[[T], str]) -> dict[str, T]:
         """Read each row or folder, and return what was read by its name. Blocking.
 
         Args:

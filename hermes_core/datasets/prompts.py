@@ -177,7 +177,7 @@ class PromptsEnvironment(Environment):
             await rollout.commands.write_file(name, text.encode())
         failed = await run_all(rollout, item["setup"], self.config.setup_timeout_s)
         if failed is not None:
-            raise SetupFailed(f"a set-up command of item {item['id']!r} failed with {described(failed)}")
+            raise SetupFailed(f"a set-up command of item {item['id']!r} failed with {describe_failure(failed)}")
         return {}
 
 
@@ -236,7 +236,7 @@ def tail(result: CommandResult) -> str:
     return result.text.strip()[-OUTPUT_KEPT:]
 
 
-def described(result: CommandResult) -> str:
+def describe_failure(result: CommandResult) -> str:
     """Return how a command failed, with the end of its output."""
     how = "a time-out" if result.timed_out else f"status {result.returncode}"
     return f"{how}: {said}" if (said := tail(result)) else how

@@ -27,7 +27,7 @@ def load_rows(model: type[Row], path: str | Path) -> list[Row]:
         DatasetError: the file can't be read or has no rows, or lines of it are not valid rows; names the first of them
             with the field.
     """
-    return [row for _, row in _checked_rows(model, Path(path).expanduser(), skip=False)]
+    return [row for _, row in _validate_rows(model, Path(path).expanduser(), skip=False)]
 
 
 class RowFile(Sequence[Row]):
@@ -48,7 +48,7 @@ class RowFile(Sequence[Row]):
         self._places = array("Q")
         """The offset and the length of each line, one after the other."""
         self._file = -1
-        for line, _ in _checked_rows(model, self._path, skip=skip):
+        for line, _ in _validate_rows(model, self._path, skip=skip):
             self._places.extend((line.offset, len(line.text)))
         self._file = _open(self._path)
 
@@ -66,7 +66,7 @@ class RowFile(Sequence[Row]):
             return [self[each] for each in range(*index.indices(len(self)))]
         where = f"{self._path}, row {index + 1}"
         try:
-            return checked_row(self._model, _parsed(self.line(index), where), where)
+            return validate_row(self._model, _parse(self.line(index), where), where)
         except DatasetError as error:
             raise DatasetError(error.message, hint="don't change the file while a run reads it") from error
 
@@ -89,13 +89,13 @@ class RowFile(Sequence[Row]):
         self._file = -1
 
 
-def _checked_rows(model: type[Row], path: Path, *, skip: bool) -> Iterator[tuple[_RowLine, Row]]:
+def _validate_rows(model: type[Row], path: Path, *, skip: bool) -> Iterator[tuple[_RowLine, Row]]:
     """Yield each line that is a row, with the row, and raise at the end if there were others."""
     intake, taken = Intake(str(path), skip=skip), 0
     for line in _lines(path):
         where = f"line {line.number}"
         try:
-            row = checked_row(model, _parsed(line.text, where), where)
+            row = validate_row(model, _parse(line.text, where), where)
             if (name := getattr(row, "id", None)) is not None:
                 intake.once(str(name))
         except DatasetError as error:
@@ -118,7 +118,7 @@ def read_jsonl(path: Path, intake: Intake | None = None) -> Iterator[tuple[str, 
     for line in _lines(path):
         where = f"{path}, line {line.number}"
         try:
-            row = _parsed(line.text, where)
+            row = _parse(line.text, where)
         except DatasetError as error:
             if intake is None:
                 raise
@@ -127,7 +127,7 @@ def read_jsonl(path: Path, intake: Intake | None = None) -> Iterator[tuple[str, 
             yield where, row
 
 
-def checked_row(model: type[Row], row: Mapping[str, Any], where: str, hint: Callable[[str], str] | None = None) -> Row:
+def validate_row(model: type[Row], row: Mapping[str, Any], where: str, hint: Callable[[str], str] | None = None) -> Row:
     """Return a row as an instance of `model`.
 
     Args:
@@ -179,7 +179,7 @@ def _unreadable(path: Path, error: OSError) -> DatasetError:
     return DatasetError(f"can't read {path}: {error.strerror or error}", hint="name a JSONL file")
 
 
-def _parsed(line: bytes, where: str) -> dict[str, Any]:
+def _parse(line: bytes, where: str) -> dict[str, Any]:
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:

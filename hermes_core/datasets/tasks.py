@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import Field
 
-from hermes_core.cheats import MOST_FILES, Cheat, file_cheats, named_files, usual_cheats
+from hermes_core.cheats import MOST_FILES, Cheat, file_cheats, find_file_names, usual_cheats
 from hermes_core.datasets.prompts import (
     OUTPUT_KEPT,
     Commands,
@@ -21,7 +21,7 @@ from hermes_core.datasets.prompts import (
     PromptRow,
     PromptsConfig,
     PromptsEnvironment,
-    described,
+    describe_failure,
     run_all,
     tail,
 )
@@ -29,7 +29,7 @@ from hermes_core.environment import Item
 from hermes_core.errors import CommandError, SetupFailed
 from hermes_core.handles import RolloutHandle
 from hermes_core.plugins.hookspecs import hookimpl
-from hermes_core.rollout.starved import watched
+from hermes_core.rollout.starvation import watch_for_starvation
 from hermes_core.sandbox.commands import CommandResult
 
 # The agent is dead. Its directories are not used to make new ones. Prints the values for the check's variables, one per
@@ -109,7 +109,7 @@ class TasksEnvironment(PromptsEnvironment):
         """Return the usual cheats, which here also fill what the check names, and one on the check's own files."""
         return {
             **usual_cheats(self.format_prompt),
-            **file_cheats(self.format_prompt, _named),
+            **file_cheats(self.format_prompt, _find_files),
             **file_cheats(self.format_prompt, lambda item: [*item["files"]], {"check-files": _PLANTED}),
         }
 
@@ -120,7 +120,7 @@ class TasksEnvironment(PromptsEnvironment):
             raise SetupFailed(f"task {item['id']!r} has no solution", hint="give its row the field `solution`")
         failed = await run_all(rollout, item["solution"], self.config.setup_timeout_s)
         if failed is not None:
-            raise SetupFailed(f"the solution of task {item['id']!r} failed with {described(failed)}")
+            raise SetupFailed(f"the solution of task {item['id']!r} failed with {describe_failure(failed)}")
 
     @hookimpl
     async def verify_and_score_trajectory(self, item: Item, rollout: RolloutHandle) -> tuple[float, dict[str, Any]]:
@@ -143,7 +143,7 @@ class TasksEnvironment(PromptsEnvironment):
         env, limit_s = await self._furnish(item, rollout), self.config.check_timeout_s
         for command in item["check"]:
             run = run_all(rollout, [command], limit_s, env)
-            failed, starved = await watched(rollout.commands, run, limit_s)
+            failed, starved = await watch_for_starvation(rollout.commands, run, limit_s)
             if failed is not None:
                 return failed, starved
         return None, None
@@ -168,8 +168,8 @@ class TasksEnvironment(PromptsEnvironment):
         return {**own, "AGENT_HOME": agent_home, "AGENT_TMPDIR": agent_tmp, **_PYTHON}
 
 
-def _named(item: Item) -> list[str]:
+def _find_files(item: Item) -> list[str]:
     """Return what may be a file of the task: the files that its prompt names, those of its workspace, and the words of
     its check."""
     words = [word for command in item["check"] for word in _WORD.findall(command) if not word.isdigit()]
-    return [*dict.fromkeys([*named_files(item["prompt"]), *item["workspace"], *words])][:MOST_FILES]
+    return [*dict.fromkeys([*find_file_names(item["prompt"]), *item["workspace"], *words])][:MOST_FILES]

@@ -82,7 +82,7 @@ class Export:
         return asdict(self)
 
 
-def described(
+def describe_export(
     selection: Selection, filters: ExportFilters, name: str, out: Path, *, rows: int, files: Sequence[ExportedFile]
 ) -> Export:
     """Return what an export holds."""

@@ -71,7 +71,7 @@ class RunLog:
         except OSError as error:
             raise self._unwritable(error) from error
         try:
-            self._zip = self._continued() or self._begun()
+            self._zip = self._continue() or self._begin()
         except OSError as error:
             self._file.close()
             raise self._unwritable(error) from error
@@ -130,20 +130,20 @@ class RunLog:
         """How many bytes of the records are in the log."""
         self._finished = False
 
-    def _begun(self) -> zipfile.ZipFile:
+    def _begin(self) -> zipfile.ZipFile:
         """Begin a new log; what was there is lost."""
         self._forget()
         self._file.begin_at(0)
         log = _writer(self._file)
-        self._put(log, _START, {"version": 2, "eval": _specification(self.run), "plan": _plan(self.run)})
+        self._write_member(log, _START, {"version": 2, "eval": _specification(self.run), "plan": _plan(self.run)})
         self._commit(log)
         return log
 
     def _start_over(self) -> None:
         self._zip.close()
-        self._zip = self._begun()
+        self._zip = self._begin()
 
-    def _continued(self) -> zipfile.ZipFile | None:
+    def _continue(self) -> zipfile.ZipFile | None:
         """Open the log that is here, if it is of the same records; else return None."""
         with suppress(Exception), self._file.reader() as file, zipfile.ZipFile(file) as there:
             # Whatever is wrong with it, then it is not ours.
@@ -171,7 +171,7 @@ class RunLog:
         began = _began(self.run)
         for row in rows:
             sample = eval_sample.sample(self.run.record(row).to_json(), self._epochs[row.key], began)
-            self._put(log, f"samples/{sample['id']}_epoch_{sample['epoch']}.json", sample)
+            self._write_member(log, f"samples/{sample['id']}_epoch_{sample['epoch']}.json", sample)
             summaries.append(eval_sample.summary(sample))
             end = max(end, row.offset + row.size)
         for name in (_HEADER, _SUMMARIES):  # a resumed run: it is no longer finished
@@ -183,7 +183,7 @@ class RunLog:
             self._part = []
             self._parts += 1
         self._part += summaries
-        self._put(log, f"_journal/summaries/{self._parts}.json", self._part)
+        self._write_member(log, f"_journal/summaries/{self._parts}.json", self._part)
         self._commit(log)
 
     def _number(self, row: Row) -> None:
@@ -198,15 +198,15 @@ class RunLog:
     def _finish(self) -> None:
         log, rows = self._zip, list(self.run.rows.values())
         last = {(summary["id"], summary["epoch"]): summary for summary in self._summaries}
-        self._put(log, _SUMMARIES, list(last.values()))
-        self._put(log, "reductions.json", [])
-        self._put(log, _HEADER, _header(self.run, rows))
+        self._write_member(log, _SUMMARIES, list(last.values()))
+        self._write_member(log, "reductions.json", [])
+        self._write_member(log, _HEADER, _header(self.run, rows))
         self._finished = True
         self._commit(log)
 
     # ------------------------------------------------------------------ members
 
-    def _put(self, log: zipfile.ZipFile, name: str, value: Any) -> None:
+    def _write_member(self, log: zipfile.ZipFile, name: str, value: Any) -> None:
         """Write a member; one of the same name is replaced."""
         self._drop(log, name)
         log.writestr(name, json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":")))
@@ -220,7 +220,7 @@ class RunLog:
     def _commit(self, log: zipfile.ZipFile) -> None:
         """Write the directory, so that readers find what was written since the last time."""
         written = {"end": self._done, "checksum": self.run.checksum(self._done), "parts": self._parts}
-        self._put(log, _WRITTEN, written)
+        self._write_member(log, _WRITTEN, written)
         # A copy writes the directory and is closed. The log itself stays open, and overwrites the directory next time.
         copy.copy(log).close()
         self._file.commit(log.start_dir)

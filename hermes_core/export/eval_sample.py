@@ -10,7 +10,7 @@ from typing import Any
 
 from hermes_core.agents.compaction import contexts
 from hermes_core.records.index import LIMITS
-from hermes_core.records.plain_text import arguments_of, failure_name, listed, moment, text_of
+from hermes_core.records.plain_text import arguments_of, failure_name, list_text, moment, text_of
 
 Json = dict[str, Any]
 
@@ -96,7 +96,7 @@ class _Sample:
         self.attachments: dict[str, str] = {}
         self.events: list[Json] = []
         self.messages = [_message(message, index, record["model"]) for index, message in enumerate(record["messages"])]
-        self.attached = [self._attached(message) for message in self.messages]
+        self.attached = [self._attach(message) for message in self.messages]
         """The messages as events name them."""
         self.summaries = {turn["message"]: turn for turn in record["turns"] if turn["compacted"]}
         self.contexts = contexts(self.messages, self.summaries)
@@ -140,7 +140,11 @@ class _Sample:
         record = self.record
         if record["reward"] is None:
             return None
-        report = {"value": record["reward"], "explanation": told(record["details"]), "metadata": record["details"]}
+        report = {
+            "value": record["reward"],
+            "explanation": details_text(record["details"]),
+            "metadata": record["details"],
+        }
         return {"reward": report}
 
     def _ending(self, took: float) -> Json:
@@ -195,21 +199,21 @@ class _Sample:
         if stage == "agent":
             for index, message in enumerate(self.messages):
                 if message["role"] in ("assistant", "tool"):
-                    yield from self._said(index, message, begin, end)
+                    yield from self._event(index, message, begin, end)
                 if index in self.summaries:
                     turn = self.summaries[index]
                     yield self._within(turn["ended"], begin, end), self._compaction(turn)
             if self.record["patch"]:
                 yield end, {"event": "info", "source": "patch", "data": self._text(self.record["patch"])}
         if stage == "verify" and (scores := self._scores()):
-            yield end, {"event": "score", "scorer": "reward", "score": self._attached(scores["reward"])}
+            yield end, {"event": "score", "scorer": "reward", "score": self._attach(scores["reward"])}
 
     @staticmethod
     def _within(at: float | None, begin: float, end: float) -> float:
         """Return when an event began, in its stage's time; the stage's beginning if that is not known."""
         return min(max(at, begin), end) if at else begin
 
-    def _said(self, index: int, message: Json, begin: float, end: float) -> Iterator[tuple[float, Json]]:
+    def _event(self, index: int, message: Json, begin: float, end: float) -> Iterator[tuple[float, Json]]:
         times = self.record["message_times"]
         started, ended = times[index] if index < len(times) and times[index] else (None, None)
         done = {"completed": moment(ended)} if ended else {}
@@ -261,7 +265,7 @@ class _Sample:
             "type": "function",
             "id": message["tool_call_id"],
             "function": message.get("function") or (call["name"] if call else ""),
-            "arguments": self._attached(_arguments(written)[0]),
+            "arguments": self._attach(_arguments(written)[0]),
             "result": self._text(message["content"]),
             "message_id": message["id"],
         }
@@ -292,21 +296,21 @@ class _Sample:
 
     # ------------------------------------------------------------------ texts
 
-    def _attached(self, value: Any) -> Any:
+    def _attach(self, value: Any) -> Any:
         """Return the value with its long texts as references to attachments."""
         if isinstance(value, str):
             return value if len(value) < _ATTACHED_FROM else self._text(value)
         if isinstance(value, list):
-            return [self._attached(part) for part in value]
+            return [self._attach(part) for part in value]
         if isinstance(value, dict):
-            return {key: self._attached(part) for key, part in value.items()}
+            return {key: self._attach(part) for key, part in value.items()}
         return value
 
     def _text(self, text: str) -> str:
         """Return a text that is not long, or a reference to the attachment that has it."""
         if len(text) < _ATTACHED_FROM:
             return text
-        text = bounded(text)
+        text = shorten(text)
         name = hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=16).hexdigest()
         self.attachments[name] = text
         return f"attachment://{name}"
@@ -322,7 +326,7 @@ _METADATA = frozenset(
 """The keys of a record that are a sample's metadata."""
 
 
-def bounded(text: str) -> str:
+def shorten(text: str) -> str:
     """Return a text that a browser can show: the beginning and the end of a very long one."""
     if len(text) <= MAX_TEXT:
         return text
@@ -330,24 +334,24 @@ def bounded(text: str) -> str:
     return f"{text[:half]}\n[… {len(text) - MAX_TEXT} characters left out; the record has them …]\n{text[-half:]}"
 
 
-def told(details: Mapping[str, Any]) -> str:
+def details_text(details: Mapping[str, Any]) -> str:
     """Return a verifier's details as text: a line for each, its texts as they are."""
-    texts = {name: _told(value) for name, value in details.items()}
-    return bounded("\n".join(f"{name}:\n{text}" if "\n" in text else f"{name}: {text}" for name, text in texts.items()))
+    texts = {name: _detail_text(value) for name, value in details.items()}
+    return shorten("\n".join(f"{name}:\n{text}" if "\n" in text else f"{name}: {text}" for name, text in texts.items()))
 
 
-def _told(value: Any) -> str:
+def _detail_text(value: Any) -> str:
     if isinstance(value, str):
         return value
     text = json.dumps(value, ensure_ascii=False)
     if len(text) <= INLINE:
         return text
-    return listed(value) if isinstance(value, list) else json.dumps(value, indent=1, ensure_ascii=False)
+    return list_text(value) if isinstance(value, list) else json.dumps(value, indent=1, ensure_ascii=False)
 
 
 def _message(message: Mapping[str, Any], index: int, model: str | None) -> Json:
     role = _ROLES.get(str(message.get("role")), "user")
-    value: Json = {"id": f"m{index}", "role": role, "content": bounded(text_of(message.get("content")))}
+    value: Json = {"id": f"m{index}", "role": role, "content": shorten(text_of(message.get("content")))}
     if role == "tool":
         return {**value, "tool_call_id": str(message.get("tool_call_id") or ""), "function": message.get("name") or ""}
     if role != "assistant":
@@ -356,7 +360,7 @@ def _message(message: Mapping[str, Any], index: int, model: str | None) -> Json:
     if model:
         value["model"] = model
     if reasoning := text_of(message.get("reasoning_content") or message.get("reasoning")):
-        thought = {"type": "reasoning", "reasoning": bounded(reasoning)}
+        thought = {"type": "reasoning", "reasoning": shorten(reasoning)}
         value["content"] = [thought, {"type": "text", "text": value["content"]}]
     if calls := message.get("tool_calls"):
         value["tool_calls"] = [_tool_call(call) for call in calls]
@@ -379,8 +383,8 @@ def _arguments(written: Any) -> tuple[Json, str | None]:
     """Return arguments as an object, and what is wrong with them if the model wrote none."""
     arguments = arguments_of(written)
     if arguments is None:
-        return {"arguments": bounded(str(written))}, "the arguments are not a JSON object"
-    return {name: bounded(value) if isinstance(value, str) else value for name, value in arguments.items()}, None
+        return {"arguments": shorten(str(written))}, "the arguments are not a JSON object"
+    return {name: shorten(value) if isinstance(value, str) else value for name, value in arguments.items()}, None
 
 
 def _choice(message: Json, stopped: str | None) -> Json:

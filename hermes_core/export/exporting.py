@@ -9,7 +9,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from hermes_core.errors import OutputError, UnknownNameError, UsageError
-from hermes_core.export.card import CARD, Export, card, described, files_of
+from hermes_core.export.card import CARD, Export, card, describe_export, files_of
 from hermes_core.export.formats import FORMATS
 from hermes_core.export.rows import pair_up
 from hermes_core.export.selection import ExportFilters, Selection, open_run, select
@@ -63,7 +63,7 @@ def export_run(
         rows = form.write_to(folder, selection, parquet=parquet) if selection.chosen else 0
         if not rows:
             raise _nothing_to_export(selection, to)
-        done = described(selection, filters, to, out, rows=rows, files=files_of(folder))
+        done = describe_export(selection, filters, to, out, rows=rows, files=files_of(folder))
         (folder / CARD).write_text(card(done, licence, form.columns), encoding="utf-8")
     return done
 

@@ -10,7 +10,7 @@ from hermes_core.agents.base import MASKED, Message
 from hermes_core.export.selection import Candidate, ExportFilters, Selection, best_of_each
 from hermes_core.export.tables import JSON, Columns, Kind, TableRow
 from hermes_core.records.conversation import calls_in, conversations, prompt_length, reasoning_of
-from hermes_core.records.jsonable import json_text, redacted
+from hermes_core.records.jsonable import json_text, redact_value
 from hermes_core.records.plain_text import arguments_of, text_of, what_differs
 from hermes_core.records.record import Record
 
@@ -170,7 +170,7 @@ def preference_rows(selection: Selection, better: Record, worse: Record) -> Iter
     yield {
         "prompt": [_for_template(message) for message in better.messages[:length]],
         "chosen": [_for_template(message) for message in better.messages[length:]],
-        "rejected": redacted([_for_template(message) for message in worse.messages[length:]], rename),
+        "rejected": redact_value([_for_template(message) for message in worse.messages[length:]], rename),
         "tools": _tools(better),
         "score_chosen": better.reward,
         "score_rejected": worse.reward,

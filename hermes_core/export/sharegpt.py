@@ -10,7 +10,7 @@ from hermes_core.agents.base import Message, StopReason
 from hermes_core.export.selection import Selection
 from hermes_core.export.tables import JSON, Columns, TableRow
 from hermes_core.records.conversation import calls_in, calls_of
-from hermes_core.records.plain_text import arguments_of, moment, parsed, text_of
+from hermes_core.records.plain_text import arguments_of, moment, parse_container, text_of
 from hermes_core.records.record import Record
 
 COLUMNS: Columns = {
@@ -138,7 +138,7 @@ def _name(answer: Message, number: int) -> str:
 
 def _result(message: Message, name: str) -> str:
     text = text_of(message["content"])
-    value = parsed(text)
+    value = parse_container(text)
     content = text if value is None else value
     result = {"tool_call_id": message.get("tool_call_id", ""), "name": name, "content": content}
     return f"<tool_response>\n{json.dumps(result, ensure_ascii=False)}\n</tool_response>"

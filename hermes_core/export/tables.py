@@ -97,7 +97,7 @@ def _parquet(path: Path, columns: Columns) -> Iterator[Callable[[TableRow, str],
     with pyarrow.parquet.ParquetWriter(path, typed, compression="zstd") as file:
 
         def add(row: TableRow, line: str) -> None:
-            rows.append({name: _stored(row[name], kind) for name, kind in columns.items()})
+            rows.append({name: _to_arrow(row[name], kind) for name, kind in columns.items()})
             if len(rows) == _ROWS_AT_A_TIME:
                 collect()
                 if sum(each.nbytes for each in tables) >= _ROW_GROUP_BYTES:
@@ -135,14 +135,14 @@ def check_parquet() -> None:
         raise UsageError(f"pyarrow {pa.__version__} has no JSON columns", hint="pip install 'pyarrow>=19'")
 
 
-def _stored(value: Any, kind: Kind) -> Any:
+def _to_arrow(value: Any, kind: Kind) -> Any:
     """Return a value as Arrow takes it: only the keys of its type, and JSON as text."""
     if value is None:
         return None
     if isinstance(kind, list):
-        return value if kind[0] in ("token", "float", "int") else [_stored(part, kind[0]) for part in value]
+        return value if kind[0] in ("token", "float", "int") else [_to_arrow(part, kind[0]) for part in value]
     if isinstance(kind, Mapping):
-        return {name: _stored(value.get(name), part) for name, part in kind.items()}
+        return {name: _to_arrow(value.get(name), part) for name, part in kind.items()}
     if kind == JSON or (kind == "string" and not isinstance(value, str)):
         return json.dumps(value, ensure_ascii=False)
     return value

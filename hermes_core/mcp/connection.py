@@ -100,7 +100,7 @@ class McpConnection:
                 hint="look at what it waits for, or raise its startup_timeout_s",
             ) from error
         if self._failure is not None:
-            raise await self._failed(self._failure) from self._failure
+            raise await self._explain(self._failure) from self._failure
 
     async def reopen(self) -> None:
         """Connect again if the server's program has ended. What it knew is gone; its tools stay as they were.
@@ -121,7 +121,7 @@ class McpConnection:
         """Return whether the server's program has ended. It is asked, as the news of its end may be on its way."""
         if self._transport.ended or self._session is None or self.server.url is not None:
             return self._transport.ended
-        self._transport.asked()
+        self._transport.expect_answer()
         try:
             async with asyncio.timeout(SIGN_S):
                 await self._session.send_ping()
@@ -141,7 +141,7 @@ class McpConnection:
         """
         if self._session is None or self._failure is not None:
             raise await self._gone()
-        self._transport.asked()
+        self._transport.expect_answer()
         request = CallToolRequest(params=CallToolRequestParams(name=tool, arguments=dict(arguments)))
         try:
             # Not `session.call_tool`: it checks the answer by a schema of the server's, which may take for ever.
@@ -197,7 +197,7 @@ class McpConnection:
         found: list[Tool] = []
         cursor: str | None = None
         for _ in range(MAX_PAGES):
-            self._transport.asked()
+            self._transport.expect_answer()
             params = None if cursor is None else PaginatedRequestParams(cursor=cursor)
             page = await session.send_request(ListToolsRequest(params=params), ListToolsResult)
             found += page.tools
@@ -208,7 +208,7 @@ class McpConnection:
                 break
         raise ServerFailed(f"{self} lists tools without an end", hint="leave it out")
 
-    async def _failed(self, error: Exception) -> HermesError:
+    async def _explain(self, error: Exception) -> HermesError:
         """Return the error for a connection that could not be opened."""
         while isinstance(error, ExceptionGroup):  # of the task groups inside the `mcp` package
             error = error.exceptions[0]

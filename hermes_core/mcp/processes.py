@@ -91,7 +91,7 @@ class _OnDriver:
             raise ProgramEnded from error
 
     async def ending(self, wait_s: float) -> str:
-        if not await self._ended(wait_s):
+        if not await self._wait_end(wait_s):
             return ""
         await asyncio.sleep(_LOOK_S)  # for the last of its standard error
         status = self._process.returncode or 0
@@ -107,13 +107,13 @@ class _OnDriver:
         """End its input, then the program and everything that it has started."""
         self._stdin.close()
         async with alongside(self._drain()):
-            if not await self._ended(GRACE_S):
+            if not await self._wait_end(GRACE_S):
                 self._signal(signal.SIGTERM)
-                await self._ended(GRACE_S)
+                await self._wait_end(GRACE_S)
             self._signal(signal.SIGKILL)  # also what it has left running
             with contextlib.suppress(OSError):  # no /proc
                 await asyncio.to_thread(kill_marked, self._mark)  # and what has left its group
-            await self._ended(GRACE_S)
+            await self._wait_end(GRACE_S)
         # A process without the mark may hold the pipes open, and asyncio then would never close them.
         if (transport := getattr(self._process, "_transport", None)) is not None:
             transport.close()
@@ -123,7 +123,7 @@ class _OnDriver:
         while await self._stdout.read(CHUNK_BYTES):
             pass
 
-    async def _ended(self, limit_s: float) -> bool:
+    async def _wait_end(self, limit_s: float) -> bool:
         """Return whether it ends in time. `Process.wait` would also wait for others that hold its pipes open."""
         for _ in range(math.ceil(limit_s / _LOOK_S)):
             if self._process.returncode is not None:

@@ -12,7 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 
 from hermes_core.errors import ConfigError, UsageError, nearest_hint
 from hermes_core.settings import read_dotenv, read_mapping, url_secrets
-from hermes_core.validation import SECRET_NAME, validated
+from hermes_core.validation import SECRET_NAME, validate_data
 
 Transport = Literal["stdio", "streamable-http", "sse"]
 
@@ -105,7 +105,7 @@ class McpServer(BaseModel):
         """Return whether the driver runs or reaches it."""
         return self.url is not None or self.where == "driver"
 
-    def shown(self) -> dict[str, Any]:
+    def without_secrets(self) -> dict[str, Any]:
         """Return what affects a run's records, without values that may be secret."""
         values = self.model_dump(mode="json", exclude_defaults=True)
         return {**values, **{key: sorted(values[key]) for key in ("env", "headers") if key in values}}
@@ -185,7 +185,7 @@ def read_servers(given: Any) -> Any:
         if not isinstance(settings, McpServer):
             if not isinstance(settings, Mapping):
                 raise ConfigError(f"{what} is not a mapping", hint="give it `command` or `url`")
-            server = validated(McpServer, _filled(settings, what), what)
+            server = validate_data(McpServer, _fill(settings, what), what)
         if not server.disabled:
             found[name] = server
     return found
@@ -195,13 +195,13 @@ def _other_key(given: Mapping[str, Any]) -> str:
     return f'write {{"{SERVERS}": {{NAME: …}}}}' + (f"; {nearest_hint(SERVERS, given)}" if given else "")
 
 
-def _filled(value: Any, what: str) -> Any:
+def _fill(value: Any, what: str) -> Any:
     """Return settings with the driver's variables in place of `${VAR}`."""
     if isinstance(value, str):
         return _VARIABLE.sub(lambda found: _variable(found, what), value)
     if isinstance(value, Mapping):
-        return {key: _filled(each, what) for key, each in value.items()}
-    return [_filled(each, what) for each in value] if isinstance(value, list | tuple) else value
+        return {key: _fill(each, what) for key, each in value.items()}
+    return [_fill(each, what) for each in value] if isinstance(value, list | tuple) else value
 
 
 def _variable(found: re.Match[str], what: str) -> str:

@@ -39,7 +39,7 @@ def tools_of(connection: McpConnection) -> dict[str, Tool]:
     Raises:
         ServerFailed: it has too many, lacks one that its settings name, or a schema can't be used.
     """
-    offered = _chosen(connection)
+    offered = _choose(connection)
     if len(offered) > MAX_TOOLS:
         raise ServerFailed(
             f"{connection} has {len(offered)} tools, more than {MAX_TOOLS}", hint="name those to offer in its `tools`"
@@ -74,7 +74,7 @@ def tool_name(server: str, tool: str) -> str:
     return f"{plain}_{digest}"
 
 
-def _chosen(connection: McpConnection) -> Sequence[mcp_types.Tool]:
+def _choose(connection: McpConnection) -> Sequence[mcp_types.Tool]:
     wanted = connection.server.tools
     if wanted is None:
         return connection.listed
@@ -146,14 +146,14 @@ def _texts(content: Sequence[mcp_types.ContentBlock]) -> Iterator[str]:
             case mcp_types.TextContent():
                 yield part.text
             case mcp_types.ImageContent() | mcp_types.AudioContent():
-                yield _left_out(part.type, part.mime_type, part.data)
+                yield _omission_text(part.type, part.mime_type, part.data)
             case mcp_types.ResourceLink():
                 yield f"[link to {part.name}: {part.uri}]"
             case mcp_types.EmbeddedResource(resource=mcp_types.TextResourceContents() as resource):
                 yield resource.text
             case mcp_types.EmbeddedResource(resource=mcp_types.BlobResourceContents() as resource):
-                yield _left_out("file", resource.mime_type or "of unknown type", resource.blob)
+                yield _omission_text("file", resource.mime_type or "of unknown type", resource.blob)
 
 
-def _left_out(kind: str, mime_type: str, data: str) -> str:
+def _omission_text(kind: str, mime_type: str, data: str) -> str:
     return f"[{kind}, {mime_type}, {len(data) * 3 // 4} bytes: left out, as only text is shown]"

@@ -65,7 +65,7 @@ class ProgramTransport:
         self.ended = True
         outgoing.close()
 
-    def asked(self) -> None:
+    def expect_answer(self) -> None:
         """Note that a request is sent now."""
         self._inbox.allow()
 
@@ -138,7 +138,7 @@ class HttpTransport:
                 way = streamable_http_client(server.url, http_client=client, max_sse_event_size=MAX_MESSAGE)
             yield await stack.enter_async_context(way)
 
-    def asked(self) -> None:
+    def expect_answer(self) -> None:
         """Note that a request is sent now."""
 
     async def fault(self, wait_s: float = 0) -> str:
@@ -156,7 +156,7 @@ class HttpTransport:
             headers=dict(headers or {}) | {"accept-encoding": "identity"},
             timeout=timeout or httpx2.Timeout(_CONNECT_S, read=_READ_S),
             auth=auth,
-            event_hooks={"response": [self._note, _bounded]},
+            event_hooks={"response": [self._note, _bound_body]},
         )
 
     async def _note(self, response: httpx2.Response) -> None:
@@ -175,7 +175,7 @@ def transport_to(server: McpServer, commands: SlotCommands | None) -> ProgramTra
     return ProgramTransport(server, None if server.on_driver else commands)
 
 
-async def _bounded(response: httpx2.Response) -> None:
+async def _bound_body(response: httpx2.Response) -> None:
     """Bound an answer that is no stream of events; the `mcp` package bounds each event by itself.
 
     Raises:

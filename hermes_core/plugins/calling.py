@@ -55,7 +55,7 @@ def adapt(plugin: object) -> SimpleNamespace:
         PluginError: a hook or an argument that does not exist, or an implementation of a kind that can't work.
     """
     adapted = SimpleNamespace()
-    for name, hook, function, options in _marked(plugin):
+    for name, hook, function, options in _find_hooks(plugin):
         if hook not in SPECS:
             raise PluginError(f"{name} implements no hook of hermes-rl", hint=nearest_hint(hook, SPECS))
         _check_kind(hook, function, options)
@@ -73,7 +73,7 @@ def caller(*adapted: object) -> Any:
     return manager.hook
 
 
-def observed(registered: Iterable[tuple[str, object]]) -> Events:
+def make_events(registered: Iterable[tuple[str, object]]) -> Events:
     """Return the events for the observers among these plugins. A failing observer does not affect the others."""
     events = Events()
     for label, adapted in registered:
@@ -84,7 +84,7 @@ def observed(registered: Iterable[tuple[str, object]]) -> Events:
     return events
 
 
-def _marked(plugin: object) -> Iterator[tuple[str, str, Callable[..., Any], dict[str, Any]]]:
+def _find_hooks(plugin: object) -> Iterator[tuple[str, str, Callable[..., Any], dict[str, Any]]]:
     """Yield each thing with `hookimpl` in a module or object: its name, its hook, the function, the marker's
     options."""
     for name in dir(plugin):
@@ -223,8 +223,8 @@ class EnvironmentHooks:
         self.can_solve = hasattr(own, "solve_trajectory")
         """Whether there is a reference solution to apply."""
         self._environment = environment
-        own.cheat_trajectory = hookimpl(self._adapted(CHEAT_HOOK, self._cheat))
-        self.events = observed([*registered, (f"environment {self.name!r}", own)])
+        own.cheat_trajectory = hookimpl(self._adapt(CHEAT_HOOK, self._cheat))
+        self.events = make_events([*registered, (f"environment {self.name!r}", own)])
         """Events for the observers of plugins and of the environment itself."""
         self._call = caller(*(adapted for _, adapted in registered), own)
 
@@ -303,7 +303,7 @@ class EnvironmentHooks:
         for hook in ENVIRONMENT_HOOKS:
             if callable(method := getattr(environment, hook, None)):
                 own[hook] = {hook: method}
-        for name, hook, function, options in _marked(environment):
+        for name, hook, function, options in _find_hooks(environment):
             if hook not in (*ENVIRONMENT_HOOKS, *OBSERVERS):
                 hint = nearest_hint(hook, [*ENVIRONMENT_HOOKS, *OBSERVERS])
                 raise PluginError(f"{name} is not a hook that an environment can implement", hint=hint)
@@ -326,7 +326,7 @@ class EnvironmentHooks:
                     hint="keep one of them",
                 )
         return SimpleNamespace(
-            **{hook: hookimpl(self._adapted(hook, *named.values())) for hook, named in own.items()},
+            **{hook: hookimpl(self._adapt(hook, *named.values())) for hook, named in own.items()},
         )
 
     @functools.cached_property
@@ -354,7 +354,7 @@ class EnvironmentHooks:
     def _cheat(self, cheat: str, **arguments: Any) -> Any:
         return self.cheats[cheat](cheat, *arguments.values())
 
-    def _adapted(self, hook: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _adapt(self, hook: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return an observer unchanged; return another hook, sync or async, as one that returns an awaitable."""
         start = _with_arguments_of(hook, function)
         if hook in OBSERVERS:

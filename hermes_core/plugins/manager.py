@@ -9,7 +9,7 @@ from importlib import metadata
 
 from hermes_core.errors import PluginError, UsageError, describe, nearest_hint
 from hermes_core.plugins import builtin
-from hermes_core.plugins.calling import adapt, caller, observed
+from hermes_core.plugins.calling import adapt, caller, make_events
 from hermes_core.plugins.hookspecs import PROJECT
 from hermes_core.plugins.registry import (
     PluginEntry,
@@ -65,7 +65,7 @@ class PluginManager:
                 self._add(info, plugin)
             except PluginError as error:
                 raise PluginError(f"{info.label}: {error.message}", hint=error.hint) from error
-        self.events = observed(self.registered)
+        self.events = make_events(self.registered)
         """Events for the plugins' observers."""
 
     def observe(self, entry: PluginEntry, observer: object) -> None:
@@ -81,7 +81,7 @@ class PluginManager:
                 hint="mark its methods with @hookimpl",
             )
         self.registered.append((entry.plugin.label, adapted))
-        self.events = observed(self.registered)
+        self.events = make_events(self.registered)
 
     def registry(self, kind: str) -> Registry:
         """Return the names of one kind: one of `KINDS`, `tool`, `toolset` or `distribution`."""
@@ -114,30 +114,30 @@ class PluginManager:
             infos = [_info(entry_point) for entry_point in entry_points]
             if allow is not None and name not in allow:
                 reason, hint = "is installed but left out by HERMES_PLUGINS", f"add {name!r} to HERMES_PLUGINS"
-                self.plugins += [info.unused(PluginStatus.EXCLUDED, reason, hint) for info in infos]
+                self.plugins += [info.as_unused(PluginStatus.EXCLUDED, reason, hint) for info in infos]
             elif len(namesakes := [*infos, *([CORE] if name == CORE.name else [])]) > 1:
                 for info in infos:
                     others = " and ".join(other.label for other in namesakes if other is not info)
-                    self._failed(info, f"its name is also claimed by {others}", "uninstall one of them")
+                    self._add_failed(info, f"its name is also claimed by {others}", "uninstall one of them")
             else:
                 self._load(infos[0], entry_points[0])
         for name in sorted(set(allow or ()) - set(found) - {CORE.name}):
             reason, hint = "is named in HERMES_PLUGINS but not installed", nearest_hint(name, found)
-            self.plugins.append(PluginInfo(name).unused(PluginStatus.MISSING, reason, hint))
+            self.plugins.append(PluginInfo(name).as_unused(PluginStatus.MISSING, reason, hint))
 
     def _load(self, info: PluginInfo, entry_point: metadata.EntryPoint) -> None:
         """Load an installed plugin. Errors are recorded in `plugins`, not raised."""
         try:
             self._add(info, entry_point.load())
         except PluginError as error:
-            self._failed(info, error.message, error.hint)
+            self._add_failed(info, error.message, error.hint)
             log.debug("loading %s", info.label, exc_info=True)
         except (Exception, SystemExit) as error:
-            self._failed(info, describe(error), f"{import_hint(error, info)}; `hermes-rl -vv plugins` shows where")
+            self._add_failed(info, describe(error), f"{import_hint(error, info)}; `hermes-rl -vv plugins` shows where")
             log.debug("loading %s", info.label, exc_info=True)
 
-    def _failed(self, info: PluginInfo, reason: str, hint: str | None) -> None:
-        self.plugins.append(info.unused(PluginStatus.FAILED, f"failed to load: {reason}", hint or ""))
+    def _add_failed(self, info: PluginInfo, reason: str, hint: str | None) -> None:
+        self.plugins.append(info.as_unused(PluginStatus.FAILED, f"failed to load: {reason}", hint or ""))
 
     def _add(self, info: PluginInfo, plugin: object) -> None:
         """Check and register one plugin, completely or not at all.

@@ -83,7 +83,7 @@ class PluginInfo:
         origin = f"{self.distribution} {self.version}".strip() or "given to the runtime"
         return f"plugin {self.name!r} ({origin})"
 
-    def unused(self, status: PluginStatus, reason: str, hint: str) -> PluginInfo:
+    def as_unused(self, status: PluginStatus, reason: str, hint: str) -> PluginInfo:
         """Return the same plugin as one that is not in use, with the reason."""
         return replace(self, status=status, reason=reason, hint=hint)
 
@@ -102,7 +102,7 @@ class PluginEntry:
     requires: tuple[str, ...] = ()
 
     @property
-    def described(self) -> str:
+    def label(self) -> str:
         """Return what an error calls it, to tell it from another claim on the same name."""
         return repr(self.summary or self.value)
 
@@ -156,7 +156,7 @@ class Claims:
         for earlier in self.entries:
             if earlier.kind == entry.kind and (taken := names & {earlier.name, *earlier.aliases}):
                 raise PluginError(
-                    f"{entry.kind} {min(taken)!r} is registered twice: as {earlier.described} and as {entry.described}",
+                    f"{entry.kind} {min(taken)!r} is registered twice: as {earlier.label} and as {entry.label}",
                     hint="give one of them another name",
                 )
 
@@ -282,9 +282,9 @@ class Registry:
             return self._clash(name, entries)
         if entries:
             return None
-        wanted, distribution = _folded(name), BROUGHT_BY.get(self.kind, {}).get(_folded(name))
+        wanted, distribution = _fold(name), BROUGHT_BY.get(self.kind, {}).get(_fold(name))
         for plugin in self.absent:
-            if _folded(plugin.name) == wanted or (distribution and plugin.distribution == distribution):
+            if _fold(plugin.name) == wanted or (distribution and plugin.distribution == distribution):
                 return self._absent(name, f"{plugin.label} {plugin.reason}", plugin.hint)
         if distribution:
             return self._absent(name, f"{distribution} is not installed", f"pip install {distribution}")
@@ -311,7 +311,7 @@ class Registry:
         error = UnknownNameError(self.kind, name, known)
         misspelt = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
         if self.kind in _PLUGIN_KINDS and not misspelt and _DISTRIBUTION.fullmatch(name):
-            error.hint = f"{error.hint}; if a plugin provides it, install that: hermes-rl-{_folded(name)}"
+            error.hint = f"{error.hint}; if a plugin provides it, install that: hermes-rl-{_fold(name)}"
         failed = [plugin.label for plugin in self.absent if plugin.wrong]
         if failed:
             error.hint = f"{error.hint}; not loaded: {', '.join(failed)}, see `hermes-rl plugins`"
@@ -325,5 +325,5 @@ def import_hint(error: BaseException, plugin: PluginInfo) -> str:
     return f"repair or uninstall {plugin.distribution or plugin.name}"
 
 
-def _folded(name: str) -> str:
+def _fold(name: str) -> str:
     return name.lower().replace("_", "-")

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from hermes_core.errors import DISTURBANCES, CommandError, Disturbed, VerifierError
 from hermes_core.pytest_runner import report as pytest_report
-from hermes_core.rollout.starved import watched
+from hermes_core.rollout.starvation import watch_for_starvation
 from hermes_core.sandbox.commands import CommandResult, SlotCommands
 
 GRACE_S = 15.0
@@ -131,7 +131,7 @@ async def run_pytest(
     argv = [python, "-I", "-S", "-c", pytest_report.LOADER, _source()]
     try:
         run = commands.run(argv, stdin=json.dumps(config).encode(), timeout_s=timeout_s + GRACE_S)
-        done, starved = await watched(commands, run, timeout_s)
+        done, starved = await watch_for_starvation(commands, run, timeout_s)
     except CommandError as error:
         if error.code in DISTURBANCES:
             raise Disturbed(f"the tests could not be started: {error.message}") from error
@@ -146,7 +146,7 @@ async def run_pytest(
 
 
 def _report(done: CommandResult, node_ids: Sequence[str], python: str) -> PytestReport:
-    lines = [_parsed(line) for line in done.stdout.splitlines()]
+    lines = [_parse(line) for line in done.stdout.splitlines()]
     killed = "the supervisor of the tests was killed" if done.signal == signal.SIGKILL and not done.timed_out else None
     if not lines or "supervisor" not in lines[0]:
         if killed is not None:
@@ -161,7 +161,7 @@ def _report(done: CommandResult, node_ids: Sequence[str], python: str) -> Pytest
             f"pytest can't be imported by {python}: {answer.get('broken')}",
             hint="the requirements of the repository must name pytest 7 or later",
         )
-    status, codes = _ended(answer), answer.get("outcomes")
+    status, codes = _read_status(answer), answer.get("outcomes")
     if (
         status is None
         or not isinstance(codes, str)
@@ -184,7 +184,7 @@ def _report(done: CommandResult, node_ids: Sequence[str], python: str) -> Pytest
 _SAID = (ReportStatus.FINISHED, ReportStatus.CUT, ReportStatus.TIMED_OUT)
 
 
-def _ended(answer: Mapping[str, Any]) -> ReportStatus | None:
+def _read_status(answer: Mapping[str, Any]) -> ReportStatus | None:
     """Return how the run ended according to the report; None if the report is not valid."""
     word = answer.get("report")
     return ReportStatus(word) if word in _SAID else None
@@ -208,7 +208,7 @@ def _of_kind(value: object, kind: type[T]) -> T | None:
     return value if isinstance(value, kind) else None
 
 
-def _parsed(line: bytes) -> dict[str, Any]:
+def _parse(line: bytes) -> dict[str, Any]:
     try:
         value = json.loads(line)
     except (ValueError, RecursionError):

@@ -9,7 +9,7 @@ from typing import Any
 
 from hermes_core.agents.base import CallError, CallErrorKind, CallRecord, Message
 from hermes_core.agents.compaction import contexts
-from hermes_core.records.plain_text import parsed, text_of
+from hermes_core.records.plain_text import parse_container, text_of
 from hermes_core.records.record import Record
 
 
@@ -87,7 +87,7 @@ def _calls_in_messages(messages: Sequence[Message]) -> Iterator[CallRecord]:
 
 def _error_in(answer: str) -> CallError | None:
     """Return the error that a tool's answer reports. With an exit code, it is the answer of a command that ran."""
-    value = parsed(answer)
+    value = parse_container(answer)
     if not isinstance(value, dict) or not value.get("error") or value.get("exit_code") is not None:
         return None
     return CallError(CallErrorKind.FAILED, str(value["error"]))

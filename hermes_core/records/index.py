@@ -20,7 +20,7 @@ from pydantic import ConfigDict, Field, TypeAdapter
 from hermes_core.agents.base import CallError, CallRecord
 from hermes_core.errors import UsageError
 from hermes_core.records.conversation import calls_of
-from hermes_core.records.jsonable import Redact, json_line, redacted
+from hermes_core.records.jsonable import Redact, json_line, redact_value
 from hermes_core.records.record import Record, parse_outline
 from hermes_core.records.run_files import open_to_read, open_to_write
 from hermes_core.records.store import TRAJECTORIES, read_run, record_in, runs_below
@@ -152,7 +152,7 @@ class RecordedRun:
             about = read_run(self.records.parent) if self.records.name == TRAJECTORIES else {}
         except UsageError:
             return {}
-        return about if self._redact is None else cast("dict[str, Any]", redacted(about, self._redact))
+        return about if self._redact is None else cast("dict[str, Any]", redact_value(about, self._redact))
 
     @property
     def configuration(self) -> dict[str, Any]:
@@ -241,7 +241,7 @@ class RecordedRun:
             return value
         tokens = {key: value[key] for key in _TOKENS if key in value}
         texts = {key: part for key, part in value.items() if key not in tokens}
-        clean: dict[str, Any] = redacted(texts, self._redact)
+        clean: dict[str, Any] = redact_value(texts, self._redact)
         changed = clean != texts or _REDACTED in json.dumps(texts.get("messages"))
         if not (changed and any(tokens.values())):
             return {**clean, **tokens}

@@ -28,14 +28,14 @@ Redact = Callable[[str], str]
 """Removes the secrets from a text."""
 
 
-def redacted(value: Any, redact: Redact) -> Any:
+def redact_value(value: Any, redact: Redact) -> Any:
     """Return JSON values without secrets. Unlike `plain`, it cuts nothing."""
     if isinstance(value, str):
         return redact(value)
     if isinstance(value, dict):
-        return {redact(key): redacted(part, redact) for key, part in value.items()}
+        return {redact(key): redact_value(part, redact) for key, part in value.items()}
     if isinstance(value, list):
-        return [redacted(part, redact) for part in value]
+        return [redact_value(part, redact) for part in value]
     return value
 
 
@@ -100,7 +100,7 @@ def short_fields(value: Mapping[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def changed_fields(kept: Mapping[str, Any], value: Mapping[str, Any], redact: Redact | None = None) -> list[str]:
+def find_changed_fields(kept: Mapping[str, Any], value: Mapping[str, Any], redact: Redact | None = None) -> list[str]:
     """Return the names of fields that are not as they were when the short fields of a mapping were kept as plain JSON.
 
     Fields that are new, and values that are not plain JSON themselves, are left out: these may have another text in

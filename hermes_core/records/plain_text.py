@@ -42,12 +42,12 @@ def text_of(content: Any) -> str:
     )
 
 
-def listed(values: list[Any]) -> str:
+def list_text(values: list[Any]) -> str:
     """Return the parts of a list as lines of text, also those of lists in it."""
-    return "\n".join(listed(part) if isinstance(part, list) else text_of(part) for part in values)
+    return "\n".join(list_text(part) if isinstance(part, list) else text_of(part) for part in values)
 
 
-def parsed(text: str) -> dict[str, Any] | list[Any] | None:
+def parse_container(text: str) -> dict[str, Any] | list[Any] | None:
     """Return the JSON object or list that a text is; None if it is neither, or has what not every reader takes."""
     try:
         value = json_value(text.encode()) if text.lstrip().startswith(("{", "[")) else None

@@ -197,7 +197,7 @@ class Record:
             whole = value if value.get("version", 1) > 1 else _from_version_1(value)
             whole = {"program": None, "forks": {}, **whole}
             read = {each.name: whole[each.name] for each in fields(cls)}
-            return _checked().validate_python({**read, "messages": [_message(each) for each in read["messages"]]})
+            return _adapter().validate_python({**read, "messages": [_message(each) for each in read["messages"]]})
         except ValidationError as error:
             raise ValueError(problem_text(error)) from error
         except (KeyError, TypeError, AttributeError, OverflowError) as error:
@@ -213,7 +213,7 @@ _AS_THEY_ARE = (
 
 
 @cache
-def _checked() -> TypeAdapter[Record]:
+def _adapter() -> TypeAdapter[Record]:
     return TypeAdapter(Record)
 
 

@@ -116,7 +116,7 @@ def _check(did: str, name: str | None, there: Iterable[str], known: Iterable[str
     )
 
 
-def named(names: Sequence[str], rows: Sequence[Row], run: RecordedRun) -> list[Row]:
+def select_named(names: Sequence[str], rows: Sequence[Row], run: RecordedRun) -> list[Row]:
     """Return those of the rows that the arguments name, each once.
 
     A name is an item, one rollout of it (`ITEM/INDEX`), the beginning of a rollout's id, or a pattern (`leap-*`).
@@ -125,11 +125,11 @@ def named(names: Sequence[str], rows: Sequence[Row], run: RecordedRun) -> list[R
         UnknownNameError: one of them names no rollout of the run.
         UsageError: one of them names some, but the filters leave none.
     """
-    found = {row.key: row for name in names for row in _named(name, rows, run)}
+    found = {row.key: row for name in names for row in _select(name, rows, run)}
     return list(found.values())
 
 
-def _named(name: str, rows: Sequence[Row], run: RecordedRun) -> list[Row]:
+def _select(name: str, rows: Sequence[Row], run: RecordedRun) -> list[Row]:
     if found := _matching(name, rows):
         return found
     if _matching(name, list(run.rows.values())):

@@ -62,8 +62,8 @@ def totals(rows: Iterable[Row]) -> Totals:
         scored=len(rewards),
         solved=sum(row.solved for row in rows),
         mean_reward=math.fsum(rewards) / len(rewards) if rewards else None,
-        failures=_counted(row.failure_kind for row in rows),
-        limits=_counted(row.stop_reason for row in rows if row.stop_reason in LIMITS),
+        failures=_count(row.failure_kind for row in rows),
+        limits=_count(row.stop_reason for row in rows if row.stop_reason in LIMITS),
         turns=sum(row.turns for row in rows),
         prompt_tokens=sum(row.prompt_tokens for row in rows),
         completion_tokens=sum(row.completion_tokens for row in rows),
@@ -74,7 +74,7 @@ def totals(rows: Iterable[Row]) -> Totals:
     )
 
 
-def _counted(names: Iterable[str | None]) -> dict[str, int]:
+def _count(names: Iterable[str | None]) -> dict[str, int]:
     return dict(Counter(name for name in names if name is not None).most_common())
 
 

@@ -102,7 +102,7 @@ def _own_sequences(managed_state: Mapping[str, Any]) -> Tokens:
         fields = [_field(node, name) for name in ("tokens", "masked_tokens", "logprobs")]
         try:
             sequence = TokenSequence.of(*fields)
-            reason = _refuse(sequence) or _changed(node, sequence, managed_state)
+            reason = _refuse(sequence) or _find_change(node, sequence, managed_state)
         except (TypeError, ValueError, OverflowError) as error:
             reason = f"its tokens, masks and logprobs are not all numbers: {error}"
         if reason is not None:
@@ -137,7 +137,7 @@ def _refuse(sequence: TokenSequence) -> str | None:
     return None
 
 
-def _ended_twice(last: int, following: int, end_tokens: Collection[int]) -> bool:
+def _has_two_ends(last: int, following: int, end_tokens: Collection[int]) -> bool:
     """Return whether an answer's last token and the next one are the same, or both end an answer and begin nothing.
 
     The text after an answer begins with an end token, unless the answer has one; so the same token twice is one too
@@ -146,7 +146,7 @@ def _ended_twice(last: int, following: int, end_tokens: Collection[int]) -> bool
     return last == following or (last in end_tokens and following in end_tokens)
 
 
-def _changed(node: Any, sequence: TokenSequence, state: Mapping[str, Any]) -> str | None:
+def _find_change(node: Any, sequence: TokenSequence, state: Mapping[str, Any]) -> str | None:
     """Return how the sequence differs from what was asked and sampled, turn by turn, or None. Without turns, nothing is
     checked."""
     turns = _field(node, "turns")
@@ -163,7 +163,7 @@ def _changed(node: Any, sequence: TokenSequence, state: Mapping[str, Any]) -> st
             return f"the tokens of answer {number} are not those that the server sampled"
         if checksum != turn.prompt_checksum:
             return f"the tokens before answer {number} are not those that the server was asked with"
-        if turn.stop < len(tokens) and _ended_twice(tokens[turn.stop - 1], tokens[turn.stop], end_tokens):
+        if turn.stop < len(tokens) and _has_two_ends(tokens[turn.stop - 1], tokens[turn.stop], end_tokens):
             return f"answer {number} ends with two end tokens"
         expected[turn.start : turn.stop] = turn.sampled
     if masks != expected:

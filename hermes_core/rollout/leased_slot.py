@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from hermes_core.errors import CommandError, HermesError, InfraError, ModelError, ToolArgumentError, UsageError
 from hermes_core.handles import MAX_DIFF_BYTES, MAX_FILES_BYTES
 from hermes_core.rollout.command_log import CommandLog
-from hermes_core.rollout.unawaited import Calls, Pending, awaited
+from hermes_core.rollout.unawaited import Calls, Pending, must_await
 from hermes_core.sandbox.as_user import AsUser, is_root
 from hermes_core.sandbox.commands import Call, CommandResult, ExecutionResult, Operation, Slot, SlotCommands
 from hermes_core.sandbox.pool.preparation import Build, as_build
@@ -106,7 +106,7 @@ class LeasedSlot:
     @functools.cached_property
     def commands(self) -> SlotCommands:
         """Return the commands of the slot, run as the slot's user."""
-        return self._observed("commands", self._backend.commands(self.slot), self.origin)
+        return self._observe("commands", self._backend.commands(self.slot), self.origin)
 
     def as_user(self, user: str) -> SlotCommands:
         """Implement `SlotHandle.as_user`."""
@@ -120,9 +120,9 @@ class LeasedSlot:
     @functools.cached_property
     def preparation(self) -> SlotCommands:
         """Return the preparation user's commands on this slot's sandbox."""
-        return self._observed("preparation", self._backend.preparation(self.slot), ErrorOrigin.PREPARATION)
+        return self._observe("preparation", self._backend.preparation(self.slot), ErrorOrigin.PREPARATION)
 
-    @awaited()
+    @must_await()
     async def exec_tool(
         self,
         tool_name: str,
@@ -140,17 +140,17 @@ class LeasedSlot:
             raise ToolArgumentError(result.error, slot_id=self.slot.slot_id, trajectory_id=self.slot.trajectory_id)
         return result
 
-    @awaited()
+    @must_await()
     async def kill_everything(self) -> None:
         """Implement `SlotHandle.kill_everything`."""
         await self._watch(self._backend.kill_everything(self.slot))
 
-    @awaited()
+    @must_await()
     async def empty(self) -> None:
         """Implement `SlotHandle.empty`."""
         await self._watch(self._backend.empty(self.slot))
 
-    @awaited()
+    @must_await()
     async def prepare(self, key: str, build: Build | str | Sequence[str], *, private: bool = False) -> str:
         """Implement `SlotHandle.prepare`."""
         fill = as_build(build)
@@ -189,12 +189,12 @@ class LeasedSlot:
         finally:
             limit.reschedule(due + clock() - began)
 
-    @awaited()
+    @must_await()
     async def files(self, path: str = ".", *, max_bytes: int = MAX_FILES_BYTES) -> bytes:
         """Implement `SlotHandle.files`."""
         return await self.commands.tar_out(path, max_bytes=max_bytes)
 
-    @awaited()
+    @must_await()
     async def diff(self, path: str = ".", *, base: str = "HEAD", max_bytes: int = MAX_DIFF_BYTES) -> str:
         """Implement `SlotHandle.diff`."""
         try:
@@ -221,7 +221,7 @@ class LeasedSlot:
             raise CommandError(f"the diff of {path!r} has {size}", code="too_large", slot_id=self.slot.slot_id)
         return done.stdout
 
-    def _observed(self, name: str, commands: SlotCommands, origin: ErrorOrigin, *, log: bool = True) -> SlotCommands:
+    def _observe(self, name: str, commands: SlotCommands, origin: ErrorOrigin, *, log: bool = True) -> SlotCommands:
         """Return commands, known to hooks as `name`, that must be awaited and whose errors are noted."""
 
         def observe(call: Call, operation: Operation[T], /) -> Pending[T]:

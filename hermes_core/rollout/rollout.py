@@ -51,7 +51,7 @@ from hermes_core.mcp.opening import OpenServers, open_servers
 from hermes_core.mcp.servers import McpServer, check_server_name
 from hermes_core.plugins.calling import EnvironmentHooks, HookArguments
 from hermes_core.records.jsonable import Redact, plain
-from hermes_core.rollout.decided import WorkAtFault, decided
+from hermes_core.rollout.attribution import WorkAtFault, attribute_failure
 from hermes_core.rollout.leased_slot import AgentTime, ErrorOrigin, Fresh, LeasedSlot, ModelTime
 from hermes_core.rollout.limits import Limits
 from hermes_core.rollout.running import RunningRollouts
@@ -125,7 +125,7 @@ class Rollout(LeasedSlot):
     """
 
     def __init__(self, context: RolloutContext, trajectory: Trajectory, slot: Slot | None) -> None:
-        super().__init__(context.backend, slot, self._met, group=trajectory.group, log=trajectory.commands)
+        super().__init__(context.backend, slot, self._note_error, group=trajectory.group, log=trajectory.commands)
         self.unclean: SlotUnclean | None = None
         self.overran = False
         self.trajectory_id = trajectory.trajectory_id
@@ -142,7 +142,7 @@ class Rollout(LeasedSlot):
         self.servers = OpenServers()
         """The MCP servers of the rollout."""
 
-    def _met(self, error: BaseException, origin: ErrorOrigin) -> None:
+    def _note_error(self, error: BaseException, origin: ErrorOrigin) -> None:
         """Record who caused an error."""
         if isinstance(error, SlotUnclean) and origin is ErrorOrigin.AGENT:
             self.unclean = self.unclean or error
@@ -178,7 +178,7 @@ class Rollout(LeasedSlot):
             return call(operation)
 
         commands = self._backend.commands(self.slot).around(mark_used)
-        commands = self._observed("commands", commands, ErrorOrigin.AGENT, log=False)
+        commands = self._observe("commands", commands, ErrorOrigin.AGENT, log=False)
         user = self.agent_user
         return AgentSlot(commands if user is None else AsUser(commands, user), prepare)
 
@@ -256,7 +256,9 @@ class Rollout(LeasedSlot):
         )
         slot = await self._watch(lease.__aenter__())
         try:
-            fresh = Fresh(self._context.backend, slot, self._met, group=self.group, calls=self.calls, log=self.log)
+            fresh = Fresh(
+                self._context.backend, slot, self._note_error, group=self.group, calls=self.calls, log=self.log
+            )
             fresh.limit = self.limit
             fresh.alone = fresh.sandbox_id == apart_from
             yield fresh
@@ -274,7 +276,7 @@ class Rollout(LeasedSlot):
         async with self.fresh_slot() as fresh:
             place = fresh.sandbox_id
             try:
-                outcome = await _checked(lay_out, check, fresh)
+                outcome = await _lay_out_and_check(lay_out, check, fresh)
             except Disturbed as error:
                 reason = error.message
             else:
@@ -286,7 +288,7 @@ class Rollout(LeasedSlot):
         with suppress(SlotLost):  # it is then quarantined, or has a sandbox of its own; nothing here needs it
             await self._backend.empty(self.slot)
         async with self.fresh_slot(apart_from=place) as fresh:
-            return await self._watch(_checked(lay_out, check, fresh))
+            return await self._watch(_lay_out_and_check(lay_out, check, fresh))
 
     async def check_again(self, leased: SlotHandle, reason: str, check: Callable[[], Awaitable[T]]) -> T:
         """Implement `RolloutHandle.check_again`."""
@@ -321,7 +323,7 @@ def _answer(result: ExecutionResult, redact: Redact | None) -> ToolAnswer:
     return ToolAnswer(text, error, exit_code, result.metadata.get("bytes_dropped", 0))
 
 
-async def _checked(
+async def _lay_out_and_check(
     lay_out: Callable[[Fresh], Awaitable[object]], check: Callable[[Fresh], Awaitable[T]], fresh: Fresh
 ) -> T:
     try:
@@ -376,7 +378,7 @@ async def run_rollout(context: RolloutContext, item: Item, trajectory: Trajector
         before, lost_in = lost_in, trajectory.lost_in
         lost_again = context.environment.scored and lost_in is not None and lost_in == before
         with suppress(HermesError):
-            if lost_again and await _verified_untouched(context, item, trajectory, ends):
+            if lost_again and await _verify_untouched(context, item, trajectory, ends):
                 trajectory.blame_work(f"its sandbox was lost twice in stage {lost_in!r}, while an untouched one lasts")
 
     return await _by_deadline(context, trajectory, attempt)
@@ -452,7 +454,7 @@ async def _attempt(
     hooks = context.hooks
     trajectory.tool_schemas = context.tool_schemas
     with trajectory.records_failure():
-        leased = _leased(context, item, trajectory, verification=verification)
+        leased = _lease(context, item, trajectory, verification=verification)
         async with leased as rollout, AsyncExitStack() as servers:
             arguments = HookArguments(item, rollout, rollout.exec_tool)
             with trajectory.stage("setup"):
@@ -476,7 +478,7 @@ async def _attempt(
                             await rollout.kill_everything()
                         try:
                             verify = partial(hooks.verify, arguments, trajectory.result)
-                            score = await _decided(context, item, trajectory, rollout, verify, ends=ends)
+                            score = await _verify_or_blame(context, item, trajectory, rollout, verify, ends=ends)
                         except WorkAtFault as fault:
                             score = 0.0, {"reason": fault.message}
                         trajectory.score(*score)
@@ -494,17 +496,19 @@ async def _score_patch(context: RolloutContext, item: Item, patch: str, trajecto
     """Lease a slot and verify a patch in it."""
     environment = check_scores_patches(context.environment)
     with trajectory.records_failure():
-        async with _leased(context, item, trajectory) as rollout:
+        async with _lease(context, item, trajectory) as rollout:
             with trajectory.stage("verify"):
                 try:
                     limit_s = ends.of_verification(context.limits.verify_timeout)
-                    score = await _verified(rollout, partial(environment.score_patch, item, patch, rollout), limit_s)
+                    score = await _run_verification(
+                        rollout, partial(environment.score_patch, item, patch, rollout), limit_s
+                    )
                 except WorkAtFault as fault:
                     score = 0.0, {"reason": fault.message}
                 trajectory.score(*score)
 
 
-async def _verified(rollout: Rollout, hook: Callable[[], Awaitable[T]], limit_s: float) -> T:
+async def _run_verification(rollout: Rollout, hook: Callable[[], Awaitable[T]], limit_s: float) -> T:
     """Return what a hook says of the agent's work.
 
     Raises:
@@ -524,7 +528,7 @@ async def _verified(rollout: Rollout, hook: Callable[[], Awaitable[T]], limit_s:
         raise WorkAtFault(f"the verification of what the agent left was {error.message}") from error
 
 
-async def _decided(
+async def _verify_or_blame(
     context: RolloutContext,
     item: Item,
     trajectory: Trajectory,
@@ -541,17 +545,17 @@ async def _decided(
     """
 
     async def verify() -> T:
-        return await _verified(rollout, hook, ends.of_verification(context.limits.verify_timeout))
+        return await _run_verification(rollout, hook, ends.of_verification(context.limits.verify_timeout))
 
     async def untouched() -> bool:
         if not rollout.used or rollout.emptied or trajectory.is_infra:
             return False
-        return await _verified_untouched(context, item, trajectory, ends)
+        return await _verify_untouched(context, item, trajectory, ends)
 
-    return await decided(verify, untouched)
+    return await attribute_failure(verify, untouched)
 
 
-async def _verified_untouched(context: RolloutContext, item: Item, trajectory: Trajectory, ends: _Ends) -> bool:
+async def _verify_untouched(context: RolloutContext, item: Item, trajectory: Trajectory, ends: _Ends) -> bool:
     """Return whether the verification gives a result in a slot of its own where no agent has worked.
 
     Raises:
@@ -593,7 +597,7 @@ async def _work(
         await rollout.calls.all_awaited(context.hooks.solve(arguments))
 
     async def follow_up() -> Message | None:
-        said = await _followed_up(context, trajectory, rollout, arguments, ends)
+        said = await _follow_up(context, trajectory, rollout, arguments, ends)
         if said is None:
             return None
         with rollout.clock_stopped():
@@ -652,7 +656,7 @@ async def _work(
         return task.result
 
 
-async def _followed_up(
+async def _follow_up(
     context: RolloutContext, trajectory: Trajectory, rollout: Rollout, arguments: HookArguments, ends: _Ends
 ) -> FollowUp | None:
     """Ask the environment what the user says now that the agent is done. The agent's clock stands still meanwhile.
@@ -667,7 +671,7 @@ async def _followed_up(
     try:
         with rollout.clock_stopped():
             ask = partial(context.hooks.follow_up, arguments, trajectory.result)
-            said = await _decided(context, arguments.item, trajectory, rollout, ask, ends=ends)
+            said = await _verify_or_blame(context, arguments.item, trajectory, rollout, ask, ends=ends)
     except WorkAtFault:
         return None
     finally:
@@ -681,7 +685,7 @@ async def _followed_up(
 
 
 @asynccontextmanager
-async def _leased(
+async def _lease(
     context: RolloutContext, item: Item, trajectory: Trajectory, *, verification: bool = False
 ) -> AsyncIterator[Rollout]:
     """Lease the rollout's slot and release it, and time both. If the slot can't be reset, the pool handles it; the

@@ -15,7 +15,7 @@ from typing import IO, Any
 
 from hermes_core.errors import CommandError
 from hermes_core.handles import RolloutHandle
-from hermes_core.rollout.unawaited import Calls, awaited
+from hermes_core.rollout.unawaited import Calls, must_await
 from hermes_core.sandbox.commands import MAX_FILE_BYTES
 
 _NO_SUCH_NAME = (errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL, errno.EEXIST, errno.ENOTDIR, errno.EISDIR)
@@ -33,7 +33,7 @@ PIECE = 1 << 20
 MAX_NAMES = 1000
 """Maximum number of names in the report of what was left out of a directory."""
 
-_awaited = awaited("ctx.")
+_awaited = must_await("ctx.")
 
 
 class ToolContext:
@@ -78,24 +78,24 @@ class ToolContext:
     async def write_file(self, path: str, content: str | bytes) -> dict[str, Any]:
         """Replace a file, making its directories. Return `success` and `bytes`; or `error`."""
         data = content.encode() if isinstance(content, str) else content
-        return await _told(self._write(path, data))
+        return await _result_of(self._write(path, data))
 
     @_awaited
     async def upload_file(self, local: str | Path, remote: str) -> dict[str, Any]:
         """Copy a file of this host into the slot. Return `success` and `bytes`; or `error`."""
-        return await _told(self._write(remote, await asyncio.to_thread(Path(local).read_bytes)))
+        return await _result_of(self._write(remote, await asyncio.to_thread(Path(local).read_bytes)))
 
     @_awaited
     async def upload_dir(self, local: str | Path, remote: str) -> dict[str, Any]:
         """Copy a directory of this host into the slot, with links as links. Return `success` and `bytes`; or
         `error`."""
-        packed = await asyncio.to_thread(_packed, Path(local))
-        return await _told(self._unpack(remote, packed))
+        packed = await asyncio.to_thread(_pack, Path(local))
+        return await _result_of(self._unpack(remote, packed))
 
     @_awaited
     async def download_file(self, remote: str, local: str | Path) -> dict[str, Any]:
         """Copy a file of the slot to this host. Return `success` and `bytes`; or `error`."""
-        return await _told(self._fetch(remote, Path(local)))
+        return await _result_of(self._fetch(remote, Path(local)))
 
     @_awaited
     async def download_dir(self, remote: str, local: str | Path) -> dict[str, Any]:
@@ -112,7 +112,7 @@ class ToolContext:
 
             try:
                 size = await self.rollout.commands.tar_out_to(keep, remote, max_bytes=MAX_DIR_BYTES)
-                left_out = await asyncio.to_thread(_unpacked, packed, folder)
+                left_out = await asyncio.to_thread(_unpack_into, packed, folder)
             except (CommandError, tarfile.TarError, ValueError, OverflowError) as error:
                 return {"success": False, "error": str(error)}
         return {"success": True, "bytes": size, "left_out": left_out}
@@ -163,7 +163,7 @@ class ToolContext:
                 return
 
 
-async def _told(work: Any) -> dict[str, Any]:
+async def _result_of(work: Any) -> dict[str, Any]:
     try:
         return {"success": True, "bytes": await work}
     except CommandError as error:
@@ -176,7 +176,7 @@ def _write(path: Path, data: bytes, *, append: bool = False) -> None:
         file.write(data)
 
 
-def _packed(folder: Path) -> bytes:
+def _pack(folder: Path) -> bytes:
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as archive:
         archive.add(folder, arcname=".")
@@ -189,7 +189,7 @@ def _scratch_beside(folder: Path) -> IO[bytes]:
     return tempfile.TemporaryFile(dir=there)
 
 
-def _unpacked(packed: IO[bytes], folder: Path) -> list[str]:
+def _unpack_into(packed: IO[bytes], folder: Path) -> list[str]:
     """Unpack files and directories. Return the names of other things (links, devices), or of what would land
     outside."""
     left_out: list[str] = []

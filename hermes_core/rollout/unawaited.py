@@ -127,7 +127,7 @@ Method = Callable[Concatenate[S, P], Coroutine[Any, Any, T]]
 """A method whose calls must be awaited."""
 
 
-def awaited(prefix: str = "") -> Callable[[Method[S, P, T]], Callable[Concatenate[S, P], Pending[T]]]:
+def must_await(prefix: str = "") -> Callable[[Method[S, P, T]], Callable[Concatenate[S, P], Pending[T]]]:
     """Decorate a method so that each call is remembered in the object's `calls` until it is awaited.
 
     Args:

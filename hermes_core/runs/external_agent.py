@@ -64,7 +64,7 @@ class DrivenRollout:
             work = run_rollout(self._context, self._item, self._trajectory)
             self._running = self._tasks.spawn(work, f"rollout {self._trajectory.trajectory_id}")
             try:
-                if await self._asked(self._running):
+                if await self._wait_for_call(self._running):
                     return True
                 self._running.result()
             except BaseException:
@@ -77,7 +77,7 @@ class DrivenRollout:
         self._caller.close(failure.message if failure is not None else "it could not begin")
         return False
 
-    async def _asked(self, running: asyncio.Task[Any]) -> bool:
+    async def _wait_for_call(self, running: asyncio.Task[Any]) -> bool:
         """Wait until the agent loop asks for the first call. Return whether it does so before the rollout ends."""
         asked = self._tasks.spawn(self._caller.asked.wait(), "the first call")
         await asyncio.wait([running, asked], return_when=asyncio.FIRST_COMPLETED)
@@ -106,14 +106,14 @@ class DrivenRollout:
         self._caller.say(text)
         if self._running is not None:
             await asyncio.wait([self._running])
-        return self._finished()
+        return self._finish()
 
     async def aclose(self) -> None:
         """End the rollout as cancelled, unless it has ended; the slot is released. Idempotent."""
         await self._tasks.aclose()
-        self._finished()
+        self._finish()
 
-    def _finished(self) -> Record:
+    def _finish(self) -> Record:
         if self._record is None:
             self._record = self._trajectory.to_record(self._context.redact)
             self._context.hooks.events.emit(

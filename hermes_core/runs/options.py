@@ -16,7 +16,7 @@ from hermes_core.mcp.servers import McpServer, read_servers
 from hermes_core.rollout.limits import Limits
 from hermes_core.runtime import Runtime
 from hermes_core.sandbox.contract import Backend, Isolation, SandboxConfig, SlotUser
-from hermes_core.validation import validated
+from hermes_core.validation import validate_data
 
 BASELINES = frozenset({"oracle", "nop"})
 """Agents that run only what the environment itself provides."""
@@ -88,7 +88,7 @@ class RunOptions(RolloutOptions):
     needs the agent's `prices`. Rollouts that run then are finished."""
 
 
-def granted_isolation(options: RunOptions, environment: Environment, backend: Backend, agent: str) -> Isolation:
+def choose_isolation(options: RunOptions, environment: Environment, backend: Backend, agent: str) -> Isolation:
     """Return the isolation level of the run.
 
     Raises:
@@ -159,7 +159,7 @@ class PoolSize:
         """
         defaults = self.defaults if warm else {**self.defaults, "min_sandboxes": 0}
         settings = {**defaults, **profile.model_dump(exclude_unset=True), **self.given, "name": profile.name}
-        return validated(type(profile), settings, f"profile {profile.name!r}")
+        return validate_data(type(profile), settings, f"profile {profile.name!r}")
 
 
 def pool_size(

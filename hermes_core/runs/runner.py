@@ -27,22 +27,22 @@ from hermes_core.errors import (
     UnknownNameError,
     UsageError,
     describe,
-    explained,
+    explain_errors,
 )
-from hermes_core.records.jsonable import Redact, changed_fields, json_line
+from hermes_core.records.jsonable import Redact, find_changed_fields, json_line
 from hermes_core.records.store import TRAJECTORIES, Changes, OutputFolder
 from hermes_core.records.summary import Key, NoProgress, Progress, RunSummary, Tally
 from hermes_core.rollout.rollout import RolloutContext, begin, run_rollout
 from hermes_core.rollout.trajectory import Trajectory
 from hermes_core.runs.image_prefetch import Prefetch
 from hermes_core.runs.options import RunOptions, agent_settings, check_price
-from hermes_core.runs.session import ITEMS, Session, Tools, broken, open_session, versions
+from hermes_core.runs.session import ITEMS, Session, Tools, broken_environment, open_session, versions
 from hermes_core.runs.stall_watchdog import STALLS
 from hermes_core.runtime import Runtime
 from hermes_core.sandbox.pool.cost import CostLimitReached, SandboxUsage
 from hermes_core.sink import Sink
 from hermes_core.tool_backend import ToolBackend, check_builds
-from hermes_core.validation import validated
+from hermes_core.validation import validate_data
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +107,7 @@ async def run_rollouts(
         ModelError: the model's endpoint is unreachable, or refuses the key or the model; raised before a sandbox is
             made.
     """
-    chosen = validated(RunOptions, options, "the run")
+    chosen = validate_data(RunOptions, options, "the run")
     filled = agent_settings(runtime, agent, settings, chosen.seed)
     check_price(agent, filled, chosen.max_cost)
     async with AsyncExitStack() as stack:
@@ -222,8 +222,8 @@ class Jobs:
         """The items' places in the dataset by their ids, in order."""
         self.need_slots = is_in_slot(session.agent)
         """Whether one of them needs a slot."""
-        with explained(functools.partial(broken, environment, ITEMS)):
-            self._items = environment.selected_items()
+        with explain_errors(functools.partial(broken_environment, environment, ITEMS)):
+            self._items = environment.select_items()
             self._check(environment, session.tools, session.slots)
 
     def _check(self, environment: Environment, tools: Tools, slots: ToolBackend) -> None:
@@ -281,7 +281,7 @@ class Jobs:
 
         def changed(item_id: str, kept: Mapping[str, Any]) -> list[str] | None:
             number = self.item_ids.get(item_id)
-            return None if number is None else changed_fields(kept, item(number), redact)
+            return None if number is None else find_changed_fields(kept, item(number), redact)
 
         return changed
 
@@ -327,7 +327,7 @@ class Run:
         prefetch = Prefetch(context.environment, context.backend, context.profile, items, self.options.prefetch)
         try:
             async with alongside(self._show()), aclosing(prefetch):
-                await each(self._left(prefetch), lambda job: self._one(context, job), concurrency)
+                await each(self._iter_left(prefetch), lambda job: self._one(context, job), concurrency)
         except STOPPING as error:
             self._stopped = str(error)
         except BaseException as error:
@@ -357,7 +357,7 @@ class Run:
         """Return how many rollouts are to be done."""
         return self.jobs.count(self.tally.was_done_before)
 
-    def _left(self, prefetch: Prefetch) -> Iterator[Job]:
+    def _iter_left(self, prefetch: Prefetch) -> Iterator[Job]:
         item_id: str | None = None
         for job in itertools.takewhile(lambda _: self._may_begin(), self.jobs.left(self.tally.was_done_before)):
             if job.item_id != item_id:

@@ -17,13 +17,13 @@ from hermes_core.agents.base import Agent, AgentSettings, CanCheckEndpoint, is_i
 from hermes_core.agents.baselines import CHEAT, OracleAgent
 from hermes_core.agents.exact.agent import ExactAgent
 from hermes_core.agents.exact.chat import Chat
-from hermes_core.agents.exact.factory import AgentContext, opened_for
+from hermes_core.agents.exact.factory import AgentContext, enter_agent
 from hermes_core.agents.exact.generate import TokenServer
 from hermes_core.agents.model import ModelAgent
 from hermes_core.agents.parsers.base import Parser
 from hermes_core.aio import exits_are_errors
 from hermes_core.environment import Environment, Item
-from hermes_core.errors import ConfigError, PluginError, UsageError, describe, explained
+from hermes_core.errors import ConfigError, PluginError, UsageError, describe, explain_errors
 from hermes_core.mcp.opening import check_installed, check_servers
 from hermes_core.mcp.servers import McpServer, secrets_of
 from hermes_core.plugins.calling import EnvironmentHooks
@@ -37,7 +37,7 @@ from hermes_core.runs.options import (
     PoolSize,
     RunOptions,
     check_slot_user,
-    granted_isolation,
+    choose_isolation,
     pool_size,
 )
 from hermes_core.runs.quarantine import Quarantine
@@ -116,7 +116,9 @@ class Session:
             "setup_timeout": options.setup_timeout,
             "verify_timeout": options.verify_timeout,
             **({"deadline": options.deadline} if options.deadline else {}),
-            **({"mcp": {name: server.shown() for name, server in options.mcp.items()}} if options.mcp else {}),
+            **(
+                {"mcp": {name: server.without_secrets() for name, server in options.mcp.items()}} if options.mcp else {}
+            ),
             **({"quarantine": self.quarantine.to_configuration()} if self.quarantine else {}),
         }
         kept: dict[str, Any] = plain(configuration, self.redact)
@@ -224,7 +226,7 @@ async def open_session(
                 f"agent {worker.name!r} is a program with tools of its own, and can't be given MCP servers",
                 hint="leave out --mcp, or use another agent: `hermes-rl agents NAME` says whether it takes them",
             )
-        isolation = granted_isolation(options, made, runtime.backend(options.backend), work_of or worker.name)
+        isolation = choose_isolation(options, made, runtime.backend(options.backend), work_of or worker.name)
         if is_in_slot(worker) and isolation is Isolation.SHARED:
             raise UsageError(
                 f"agent {worker.name!r} asks its model at a port of its slot, and at level shared nothing keeps others "
@@ -249,7 +251,7 @@ async def open_session(
         made.left_out = quarantine.item_ids if quarantine else frozenset()  # known before the items are selected
         async with set_up(made, load):
             if quarantine is not None:
-                await _checked(quarantine, session.name, made)
+                await _check_quarantine(quarantine, session.name, made)
             yield session
 
 
@@ -287,29 +289,29 @@ async def set_up(environment: Environment, load: Callable[[], Awaitable[None]] |
         PluginError: its `setup` is broken.
     """
     try:
-        with explained(partial(broken, environment, "setup()")):
+        with explain_errors(partial(broken_environment, environment, "setup()")):
             await (load or environment.setup)()
         yield
     finally:
         await environment.aclose()
 
 
-async def _checked(quarantine: Quarantine, name: str, environment: Environment) -> None:
+async def _check_quarantine(quarantine: Quarantine, name: str, environment: Environment) -> None:
     """Check that the quarantine is of the environment's dataset.
 
     Raises:
         ConfigError: it is not.
         PluginError: the environment is broken.
     """
-    with explained(partial(broken, environment, ITEMS)):
+    with explain_errors(partial(broken_environment, environment, ITEMS)):
         await asyncio.to_thread(quarantine.check, name, environment)
 
 
 ITEMS = "items() or item_id()"
-"""Where an environment fails whose items can't be read, for `broken`."""
+"""Where an environment fails whose items can't be read, for `broken_environment`."""
 
 
-def broken(environment: Environment, where: str, error: Exception) -> PluginError:
+def broken_environment(environment: Environment, where: str, error: Exception) -> PluginError:
     """Return the error for an environment that fails in an unexpected way."""
     return PluginError(
         f"environment {environment.name!r} failed in {where}: {describe(error)}",
@@ -390,7 +392,7 @@ async def open_agent(
         made = agent if not isinstance(agent, str) else runtime.agent(agent, settings)
         if isinstance(agent, str):
             stack.push_async_callback(runtime.close, made)
-        opened = await opened_for(made, AgentContext(partial(parsers_with, runtime), tools, system, server))
+        opened = await enter_agent(made, AgentContext(partial(parsers_with, runtime), tools, system, server))
         if opened is not made:
             await stack.enter_async_context(aclosing(opened))
         yield opened
@@ -435,7 +437,7 @@ async def check_endpoint(agent: Agent) -> None:
         said = f"agent {agent.name!r} failed in check_endpoint(): {describe(error)}"
         return PluginError(said, hint="report this to its author; `hermes-rl --traceback …` shows where")
 
-    with explained(fault), exits_are_errors():
+    with explain_errors(fault), exits_are_errors():
         await agent.check_endpoint()
 
 

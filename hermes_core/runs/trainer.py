@@ -206,7 +206,7 @@ class TrainerRun:
         Raises:
             LoopEnded: the run is closed.
         """
-        return self._started.call(work)
+        return self._running_thread.call(work)
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Await `work`, which runs in the run's thread, in any other event loop. It is cancelled with the caller.
@@ -214,7 +214,7 @@ class TrainerRun:
         Raises:
             LoopEnded: the run is closed.
         """
-        return await self._started.run(work)
+        return await self._running_thread.run(work)
 
     async def spawn(self, work: Coroutine[Any, Any, T], what: str) -> asyncio.Task[T]:
         """Begin `work` in the run's loop and return it at once. It is cancelled when the run is closed."""
@@ -231,7 +231,7 @@ class TrainerRun:
         return self._thread is None or self._thread.closed
 
     @property
-    def _started(self) -> LoopThread:
+    def _running_thread(self) -> LoopThread:
         if self._thread is None:
             raise UsageError("the run has no thread", hint="use `start`, or the block `with`")
         return self._thread
@@ -259,7 +259,7 @@ class TrainerRun:
     def items(self) -> Mapping[str, Item]:
         """Return the items of the environment by id."""
         environment = self.session.environment
-        return {environment.item_id(item): item for item in environment.selected_items()}
+        return {environment.item_id(item): item for item in environment.select_items()}
 
     def item(self, item_id: str) -> Item:
         """Return an item of the environment.

@@ -235,11 +235,11 @@ class SandboxConfig(BaseModel):
         Raises:
             ConfigError, UnknownNameError: names the profile and the key.
         """
-        from hermes_core.validation import validated
+        from hermes_core.validation import validate_data
 
         if not isinstance(data, Mapping):
             raise ConfigError(f"profile {name!r} is not a mapping", hint="write `key: value` lines below it")
-        return validated(cls, {**data, "name": name}, f"profile {name!r}")
+        return validate_data(cls, {**data, "name": name}, f"profile {name!r}")
 
     @field_validator("env_vars")
     @classmethod

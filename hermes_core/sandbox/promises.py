@@ -10,7 +10,7 @@ from enum import Enum
 from functools import partial
 
 from hermes_core.aio import exits_are_errors
-from hermes_core.errors import HermesError, PluginError, describe, explained, plugin_fault, wrong_answer
+from hermes_core.errors import HermesError, PluginError, describe, explain_errors, plugin_fault, wrong_answer
 from hermes_core.sandbox.contract import (
     Backend,
     Capabilities,
@@ -71,7 +71,7 @@ def _check_config_class(backend: Backend, what: str) -> None:
 def _capabilities(backend: Backend, what: str) -> Capabilities:
     hint = "write capabilities = Capabilities(isolation=frozenset({Isolation.SHARED})), with the levels that it gives"
     unread = f"{what}: its capabilities can't be read"
-    with explained(lambda error: PluginError(f"{unread}: {describe(error)}", hint=hint)):
+    with explain_errors(lambda error: PluginError(f"{unread}: {describe(error)}", hint=hint)):
         can: object = backend.capabilities
     if not isinstance(can, Capabilities):
         raise PluginError(f"{what} has a {type(can).__name__} as capabilities: {can!r}", hint=hint)
@@ -109,7 +109,7 @@ def levels_of(backend: Backend, config: SandboxConfig) -> frozenset[Isolation]:
     Raises:
         HermesError: `levels` raised it, raised something else, or returned no set of levels.
     """
-    with explained(partial(plugin_fault, backend, "levels")):
+    with explain_errors(partial(plugin_fault, backend, "levels")):
         found: object = backend.levels(config)
     if not (isinstance(found, AbstractSet) and all(isinstance(each, Isolation) for each in found)):
         raise wrong_answer(backend, "levels", found, "a set of Isolation")
@@ -125,7 +125,7 @@ async def create_sandbox(backend: Backend, method: str, make: Callable[[], Await
     Raises:
         HermesError: the method raised it, raised something else, or returned no sandbox.
     """
-    with explained(partial(plugin_fault, backend, method)):
+    with explain_errors(partial(plugin_fault, backend, method)):
         made = await make()
     if not (isinstance(made, Sandbox) and isinstance(getattr(made, "id", None), str)):
         raise wrong_answer(backend, method, made, "a Sandbox with an `id`")
@@ -138,7 +138,7 @@ async def list_sandboxes(backend: Backend, owner: str | None = None) -> list[San
     Raises:
         HermesError: `list` raised it, raised something else, or returned no list of SandboxInfo.
     """
-    with explained(partial(plugin_fault, backend, "list")):
+    with explain_errors(partial(plugin_fault, backend, "list")):
         found: object = await backend.list(owner)
     if not isinstance(found, Sequence) or isinstance(found, str):
         raise wrong_answer(backend, "list", found, "a list of SandboxInfo")

@@ -24,7 +24,7 @@ from hermes_core.runs.runner import STOPPING, each
 from hermes_core.runs.session import make_environment, open_session
 from hermes_core.runs.stall_watchdog import STALLS
 from hermes_core.runtime import Runtime
-from hermes_core.validation import validated
+from hermes_core.validation import validate_data
 
 RESCORED = "rescored.jsonl"
 
@@ -83,7 +83,7 @@ async def rescore(
     inherited: dict[str, Any] = {
         key: ran[key] for key in ("backend", "backend_config", "isolation", "verify_timeout") if key in ran
     }
-    chosen = validated(RunOptions, {**inherited, **options}, "the run")
+    chosen = validate_data(RunOptions, {**inherited, **options}, "the run")
     with closing(OutputFolder(path)):
         made = make_environment(runtime, ran["environment"], {**ran["env"], **(env or {})}, None)
         check_scores_patches(made)

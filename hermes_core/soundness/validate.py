@@ -20,7 +20,7 @@ from typing import Any
 from hermes_core.agents.base import Agent
 from hermes_core.agents.baselines import CHEAT, CheatAgent, NopAgent, OracleAgent
 from hermes_core.environment import Environment, Item
-from hermes_core.errors import FailureKind, InfraError, PolicyError, UsageError, explained
+from hermes_core.errors import FailureKind, InfraError, PolicyError, UsageError, explain_errors
 from hermes_core.records.store import (
     QUARANTINE,
     RESULTS,
@@ -35,12 +35,12 @@ from hermes_core.records.summary import NoProgress, Progress
 from hermes_core.runs.options import RunOptions
 from hermes_core.runs.quarantine import FORMAT, VERSION, Fingerprints, Quarantine
 from hermes_core.runs.runner import Jobs, Run, in_thread
-from hermes_core.runs.session import ITEMS, Session, broken, check_scored, open_session, versions
+from hermes_core.runs.session import ITEMS, Session, broken_environment, check_scored, open_session, versions
 from hermes_core.runs.stall_watchdog import STALLS
 from hermes_core.runtime import Runtime
 from hermes_core.sandbox.contract import Isolation
 from hermes_core.soundness.verdicts import EXPECTED, UNTRIED, Finding, ItemResult, ItemStatus, Verdict
-from hermes_core.validation import validated
+from hermes_core.validation import validate_data
 from hermes_core.version import __version__
 
 AGENT = "validate"
@@ -220,12 +220,12 @@ async def validate(
     async with AsyncExitStack() as stack:
         sessions: dict[str, Session] = {}
         for label, differing in places.items():
-            chosen = validated(RunOptions, {**options, **differing, "group_size": repeat}, "the run")
+            chosen = validate_data(RunOptions, {**options, **differing, "group_size": repeat}, "the run")
             opening = open_session(runtime, environment, "oracle", chosen, env=env, work_of=CHEAT if cheats else None)
             sessions[label] = await stack.enter_async_context(opening)
         first = next(iter(sessions.values()))
         check_scored(first.environment)
-        names = _named_cheats(sessions.values(), cheats)
+        names = _choose_cheats(sessions.values(), cheats)
         folder = OutputFolder.chosen(out_dir, runs_dir, f"validate-{first.name}")
         if folder is not None:
             stack.callback(folder.close)
@@ -253,7 +253,7 @@ async def validate(
         return outcome
 
 
-def _named_cheats(sessions: Collection[Session], cheats: bool | Sequence[str]) -> tuple[str, ...]:
+def _choose_cheats(sessions: Collection[Session], cheats: bool | Sequence[str]) -> tuple[str, ...]:
     """Return the names of the cheats to try.
 
     Raises:
@@ -277,7 +277,7 @@ def _named_cheats(sessions: Collection[Session], cheats: bool | Sequence[str]) -
 
 
 def _fingerprints(environment: Environment) -> Fingerprints:
-    with explained(functools.partial(broken, environment, ITEMS)):
+    with explain_errors(functools.partial(broken_environment, environment, ITEMS)):
         return Fingerprints.of(environment)
 
 
@@ -410,13 +410,13 @@ class _Work:
 
     def _taking(self, label: str, environment: Environment) -> Callable[[Mapping[str, Any]], None]:
         """Return a function that takes in the records of one backend."""
-        items = {environment.item_id(item): item for item in environment.selected_items()}
+        items = {environment.item_id(item): item for item in environment.select_items()}
 
         def doubt(item: Item, agent: str, details: Mapping[str, Any]) -> str | None:
             try:
                 return environment.doubt(item, agent, details)
             except Exception as error:
-                raise broken(environment, "doubt()", error) from error
+                raise broken_environment(environment, "doubt()", error) from error
 
         def take(record: Mapping[str, Any]) -> None:
             item_id, agent = record["item_id"], record["agent"]

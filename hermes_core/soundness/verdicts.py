@@ -81,17 +81,17 @@ class Verdict:
     def add(self, record: Mapping[str, Any], doubt: str | None) -> None:
         """Add the record of a rollout, and what the environment doubts of it."""
         failure = record["failure"]
-        said = failure and f"{failure['stage']}: {failure['message']}"
+        reason = failure and f"{failure['stage']}: {failure['message']}"
         self.missing -= 1
         if failure and FailureKind(failure["kind"]) in (UNTRIED_BY_CHEATS if self.cheats else UNTRIED):
-            self.untried.append(said)
+            self.untried.append(reason)
             return
         self.rewards.append(record["reward"])
         self.records.append(record["trajectory_id"])
         if doubt is not None:
             self.doubts.append(doubt)
         if failure and len(self.failures) < KEPT:
-            self.failures.append(said)
+            self.failures.append(reason)
         elif not failure and record["reward"] != self.expected and len(self.details) < KEPT:
             self.details.append(record["details"])
 
@@ -218,15 +218,15 @@ def _on_one_backend(agents: Mapping[str, Verdict]) -> Iterator[Finding]:
     for verdict in agents.values():
         if verdict.cheats and verdict.best is not None and verdict.best > least:
             beside = f", and doing nothing gets {nop.best:g}" if nop.best else ""
-            said = f"the cheat {verdict.agent.removeprefix(CHEAT)!r} gets {verdict.best:g}{beside}"
-            yield _finding(verdict, Reason.CHEAT_SOLVES, said)
+            text = f"the cheat {verdict.agent.removeprefix(CHEAT)!r} gets {verdict.best:g}{beside}"
+            yield _finding(verdict, Reason.CHEAT_SOLVES, text)
 
 
 def _of_oracle(oracle: Verdict) -> tuple[Reason, str] | None:
     right, tries = oracle.rewards.count(oracle.expected), len(oracle.rewards)
     if len(set(oracle.rewards)) > 1:
-        said = f"the reference solution gets 1 in {right} of {tries} tries: {_rewards(oracle.rewards)}"
-        return Reason.GOLD_FLAKES, f"{said}; {_why(oracle)}"
+        text = f"the reference solution gets 1 in {right} of {tries} tries: {_rewards(oracle.rewards)}"
+        return Reason.GOLD_FLAKES, f"{text}; {_why(oracle)}"
     if tries and not right:
         return Reason.GOLD_FAILS, f"the reference solution gets {_rewards(oracle.rewards)}; {_why(oracle)}"
     return None
@@ -260,10 +260,10 @@ _TELLING = ("reason", "output", "texts", "failing")
 
 def _why(verdict: Verdict) -> str:
     """Return the first reason for a reward that is not the expected one."""
-    return next(iter([*verdict.failures, *map(said, verdict.details)]), "the verification gave no details")
+    return next(iter([*verdict.failures, *map(details_text, verdict.details)]), "the verification gave no details")
 
 
-def said(details: Mapping[str, Any]) -> str:
+def details_text(details: Mapping[str, Any]) -> str:
     """Return the details that a verification gives for a reward, the most useful first."""
     first = [key for key in _TELLING if details.get(key)]
     told = [(key, details[key]) for key in [*first, *(key for key in details if key not in _TELLING)]]

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from hermes_core.errors import ConfigError, UnknownNameError, nearest_hint
 from hermes_core.sandbox.contract import SandboxConfig, TerminalVariables
 from hermes_core.settings import read_dotenv, read_profiles
-from hermes_core.validation import validated
+from hermes_core.validation import validate_data
 
 log = logging.getLogger(__name__)
 
@@ -124,7 +124,7 @@ class _Found:
         for given in profiles.values():
             given.pop("workdir", None)
         given = {**self.plain, "profiles": profiles, "workdirs": workdirs}
-        return validated(TerminalSettings, given, "the terminal tool", names=self.origins)
+        return validate_data(TerminalSettings, given, "the terminal tool", names=self.origins)
 
     def origin(self, profile: str, key: str) -> str:
         own, common = self.own.get(profile, {}).get(key), self.common.get(key)

@@ -21,7 +21,7 @@ from hermes_core.terminal.settings import TerminalSettings
 from hermes_core.tool_backend import ToolBackend, check_time_limit
 from hermes_core.tools.process import PROCESS
 from hermes_core.tools.terminal import NOT_RUN, TERMINAL
-from hermes_core.validation import validated
+from hermes_core.validation import validate_data
 
 log = logging.getLogger(__name__)
 
@@ -383,4 +383,4 @@ def _profile(backend: Backend, name: str, given: dict[str, Any], *, recovered: b
         own["orphan_ttl_s"] = ORPHAN_TTL_S
     if "min_sandboxes" not in config.model_fields_set:
         own["min_sandboxes"] = 0
-    return validated(kind, {**config.model_dump(exclude_unset=True), **own}, f"profile {name!r}")
+    return validate_data(kind, {**config.model_dump(exclude_unset=True), **own}, f"profile {name!r}")

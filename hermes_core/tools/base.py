@@ -189,7 +189,7 @@ def _check_handler(tool: str, handler: Any) -> None:
 
 def _check_params(tool: str, params: Any) -> None:
     if isinstance(params, Mapping):
-        if wrapped := _wrapped_schema(params):
+        if wrapped := _find_wrapped_schema(params):
             message = f"the parameters of tool {tool!r} are the definition of a whole tool"
             raise ConfigError(message, hint=f"pass its {wrapped}")
         check_schema(tool, params)
@@ -198,7 +198,7 @@ def _check_params(tool: str, params: Any) -> None:
         raise ConfigError(message, hint="give a pydantic class, or a JSON schema of type object")
 
 
-def _wrapped_schema(params: Mapping[str, Any]) -> str:
+def _find_wrapped_schema(params: Mapping[str, Any]) -> str:
     """Return where the schema is in a tool of OpenAI's or Anthropic's API; empty if this is none."""
     if isinstance(params.get("function"), Mapping):
         return '`parameters`, here `["function"]["parameters"]`'

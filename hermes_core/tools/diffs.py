@@ -13,7 +13,7 @@ DIFF_CHARS = 20_000
 """Maximum number of characters of a diff in one answer."""
 
 
-def unified_diff(path: str, old: str | None, new: str | None) -> str:
+def make_diff(path: str, old: str | None, new: str | None) -> str:
     """Return the change of one file, at most `DIFF_CHARS` long. None stands for a file that does not exist."""
     name = path.lstrip("/")
     if "\0" in (old or "") or "\0" in (new or ""):
@@ -43,8 +43,8 @@ def _hunks(old: Sequence[str], new: Sequence[str]) -> Iterator[str]:
         first, last = group[0], group[-1]
         yield f"@@ -{_range(first[1], last[2])} +{_range(first[3], last[4])} @@\n"
         for tag, i1, i2, j1, j2 in group:
-            yield from (_marked(" " if tag == "equal" else "-", line) for line in old[i1:i2])
-            yield from (_marked("+", line) for line in new[j1:j2] if tag != "equal")
+            yield from (_mark(" " if tag == "equal" else "-", line) for line in old[i1:i2])
+            yield from (_mark("+", line) for line in new[j1:j2] if tag != "equal")
 
 
 def _range(start: int, end: int) -> str:
@@ -54,5 +54,5 @@ def _range(start: int, end: int) -> str:
     return str(first) if length == 1 else f"{first},{length}"
 
 
-def _marked(mark: str, line: str) -> str:
+def _mark(mark: str, line: str) -> str:
     return f"{mark}{line}" if line.endswith("\n") else f"{mark}{line}\n\\ No newline at end of file\n"

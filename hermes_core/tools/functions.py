@@ -73,7 +73,7 @@ def function_tool(
     if not inspect.isroutine(function):
         raise ConfigError(f"{function!r} is not a function", hint="give a function or a method")
     name = name or function.__name__
-    explained, arguments = _described(function)
+    explained, arguments = _parse_docstring(function)
     takes_context, params = _parameters(name, function, arguments)
     is_async = inspect.iscoroutinefunction(function)
     where = where or ("sandbox" if takes_context else "driver")
@@ -125,13 +125,15 @@ def _parameters(name: str, function: Callable[..., Any], described: Mapping[str,
         parameters_schema(model)
     except (PydanticUserError, TypeError, ValueError) as error:
         hint = "use str, int, float, bool, list, dict, Literal, an enum, a dataclass or a pydantic class"
-        raise _unfit(name, f"takes what JSON can't describe: {_undescribed(own, hints) or error}", hint) from error
+        raise _unfit(
+            name, f"takes what JSON can't describe: {_find_indescribable(own, hints) or error}", hint
+        ) from error
     for parameter in own:
         _check_default(name, parameter, hints[parameter.name])
     return takes_context, model
 
 
-def _undescribed(parameters: Iterable[inspect.Parameter], hints: Mapping[str, Any]) -> str:
+def _find_indescribable(parameters: Iterable[inspect.Parameter], hints: Mapping[str, Any]) -> str:
     """Return the first of these parameters whose type JSON can't describe, and the type; empty if each can."""
     for parameter in parameters:
         try:
@@ -198,7 +200,7 @@ def _outcome(value: Any) -> ToolOutcome:
     return plain if isinstance(plain, dict) else json.dumps(plain, ensure_ascii=False)
 
 
-def _described(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
+def _parse_docstring(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
     """Return the docstring without its section `Args:`, and the descriptions of the parameters in that section."""
     text = inspect.getdoc(function) or ""
     section = _ARGUMENTS.search(text)

@@ -106,7 +106,7 @@ def replace_text(text: str, old: str, new: str, *, replace_all: bool = False) ->
         if len(matches) > 1 and not (replace_all and name != "anchors"):
             raise _ambiguous(view.text, len(matches), [match.start for match in matches])
         if matches:
-            return _put(view, matches, name)
+            return _replace(view, matches, name)
     raise ReplaceError("the text to replace was not found", hint=_nearest(text, old))
 
 
@@ -116,11 +116,11 @@ def _ambiguous(text: str, count: int, places: Sequence[int]) -> ReplaceError:
     return ReplaceError(message, hint="quote more of the lines around it, or set replace_all")
 
 
-def _put(text: _PlainText, matches: Sequence[Match], strategy: str) -> Replacement:
+def _replace(text: _PlainText, matches: Sequence[Match], strategy: str) -> Replacement:
     parts, end, count = [], 0, 0
     for match in matches:
         if match.start >= end:
-            parts += [text.original_of(end, match.start), text.replaced(match)]
+            parts += [text.original_of(end, match.start), text.replacement_of(match)]
             end, count = match.end, count + 1
     return Replacement("".join([*parts, text.original_of(end, len(text.text))]), strategy, count)
 
@@ -157,7 +157,7 @@ class _PlainText:
         """Return what a part of the text is in the original."""
         return self._original[self._place(start) : self._place(end)]
 
-    def replaced(self, match: Match) -> str:
+    def replacement_of(self, match: Match) -> str:
         """Return the replacement of a match. What it has in common with the text stays; its lines end as others do."""
         found = self.text[match.start : match.end]
         newline = "\n"
@@ -169,7 +169,7 @@ class _PlainText:
 
         if kept(slice(0, len(found))) == found:
             return match.new.replace("\n", newline)
-        return _merged(found, match.new, kept, newline)
+        return _merge(found, match.new, kept, newline)
 
 
 def newline_at(text: str, place: int) -> str:
@@ -180,7 +180,7 @@ def newline_at(text: str, place: int) -> str:
     return "\r\n" if text[max(0, end - 1) : end] == "\r" else "\n"
 
 
-def _merged(
+def _merge(
     old: str, new: str, kept: Callable[[slice], str], newline: str = "\n", *, unit: str = r".*\n|.+", at: int = 0
 ) -> str:
     """Return `new`, with `kept(part)` for each part of `old` that it has: whole lines first, then words of others.
@@ -196,7 +196,7 @@ def _merged(
     for i, j, size in [*common_parts(one, other), (len(one), len(other), 0)]:
         gone, come = old[places[end] : places[i]], new[other_places[other_end] : other_places[j]]
         if gone and come and unit != _WORD:
-            parts.append(_merged(gone, come, kept, newline, unit=_WORD, at=at + places[end]))
+            parts.append(_merge(gone, come, kept, newline, unit=_WORD, at=at + places[end]))
         else:
             parts.append(come.replace("\n", newline))
         parts.append(kept(slice(at + places[i], at + places[i + size])))
@@ -238,24 +238,24 @@ def _exact(text: str, old: str, new: str) -> list[Match]:
 LineKey = Callable[[str], str]
 
 
-def composed(line: str) -> str:
+def compose(line: str) -> str:
     """Return the line with its accents composed."""
     return unicodedata.normalize("NFC", line)
 
 
 def without_trailing(line: str) -> str:
     """Return the line as `trailing_whitespace` compares it."""
-    return composed(line).rstrip()
+    return compose(line).rstrip()
 
 
 def without_indent(line: str) -> str:
     """Return the line as `indentation` compares it."""
-    return composed(line).strip()
+    return compose(line).strip()
 
 
 def with_single_blanks(line: str) -> str:
     """Return the line as `whitespace` compares it."""
-    return " ".join(composed(line).split())
+    return " ".join(compose(line).split())
 
 
 def find_lines(lines: Sequence[str], wanted: Sequence[str], key: LineKey, start: int = 0) -> Iterator[int]:
@@ -372,7 +372,7 @@ def _punctuation(text: str, old: str, new: str) -> list[Match]:
     matches = []
     for match in _places(text.translate(_PLAIN), old.translate(_PLAIN), new):
         found = text[match.start : match.end]
-        matches.append(replace(match, new=_merged(old, new, found.__getitem__)))
+        matches.append(replace(match, new=_merge(old, new, found.__getitem__)))
     return matches
 
 
@@ -392,7 +392,7 @@ def _anchors(text: str, old: str, new: str) -> list[Match]:
     firsts = [n for n, line in enumerate(lines) if line.strip() == quoted[0].strip()][:_MAX_ANCHORED]
     matches = []
     for first in firsts:
-        last = _anchored_end(lines, first, quoted)
+        last = _find_anchored_end(lines, first, quoted)
         if last is not None:
             found = lines[first : last + 1]
             edges = [quoted[0], quoted[-1]], [found[0], found[-1]]
@@ -401,7 +401,7 @@ def _anchors(text: str, old: str, new: str) -> list[Match]:
     return matches
 
 
-def _anchored_end(lines: Sequence[str], first: int, quoted: Sequence[str]) -> int | None:
+def _find_anchored_end(lines: Sequence[str], first: int, quoted: Sequence[str]) -> int | None:
     """Return the line that ends the text most similar to `quoted` that begins at `first`; None if nothing is similar
     enough."""
     end = quoted[-1].strip()

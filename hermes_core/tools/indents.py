@@ -26,7 +26,7 @@ def reindent(new: Sequence[str], quoted: Sequence[str], found: Sequence[str], un
         return list(new)
     known = dict(reversed(pairs))  # if lines disagree, the first one counts
     convert = _conversion(pairs, unit_of([*quoted, *new]), unit_of(found) or unit())
-    return [_reindented(line, known, convert) if line.strip() else line for line in new]
+    return [_reindent_line(line, known, convert) if line.strip() else line for line in new]
 
 
 def is_shifted(quoted: Sequence[str], found: Sequence[str]) -> bool:
@@ -73,7 +73,7 @@ def _conversion(pairs: Sequence[tuple[str, str]], quoted_unit: str, unit: str) -
     return convert
 
 
-def _reindented(line: str, known: dict[str, str], convert: Callable[[str], str]) -> str:
+def _reindent_line(line: str, known: dict[str, str], convert: Callable[[str], str]) -> str:
     own = indent(line)
     if bases := [each for each in known if own.startswith(each)]:
         base = max(bases, key=len)

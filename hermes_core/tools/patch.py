@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 from hermes_core.errors import CommandError, HermesError
 from hermes_core.sandbox.commands import SlotCommands
 from hermes_core.tools.base import CallContext, CommandText, Text, Tool, ToolParams
-from hermes_core.tools.diffs import DIFF_CHARS, unified_diff
+from hermes_core.tools.diffs import DIFF_CHARS, make_diff
 from hermes_core.tools.files import path_error, write_error
 from hermes_core.tools.fuzzy import ReplaceError, replace_text
 from hermes_core.tools.limits import cut_output
@@ -137,22 +137,22 @@ class _Changes:
             raise _Unusable({"error": f"{path} has {content.size} bytes, more than the {MAX_BYTES} that patch handles"})
         return _PatchedFile(content.data)
 
-    def changed(self) -> list[str]:
+    def changed_paths(self) -> list[str]:
         return [path for path, file in self.after.items() if file != self.before[path]]
 
     async def apply(self) -> str | None:
         """Write everything, new content before removals. If one fails, undo the others. Return what went wrong, or
         None."""
         done: list[str] = []
-        for path in sorted(self.changed(), key=lambda path: self.after[path] is None):
+        for path in sorted(self.changed_paths(), key=lambda path: self.after[path] is None):
             try:
-                await self._put(path, self.after[path])
+                await self._store(path, self.after[path])
             except CommandError as error:
                 return write_error(path, error) + await self._undo(done)
             done.append(path)
         return None
 
-    async def _put(self, path: str, file: _PatchedFile | None) -> None:
+    async def _store(self, path: str, file: _PatchedFile | None) -> None:
         if file is None:
             await self.commands.remove(path)
         else:
@@ -162,7 +162,7 @@ class _Changes:
         left = []
         for path in reversed(paths):
             try:
-                await self._put(path, self.before[path])
+                await self._store(path, self.before[path])
             except CommandError:
                 left.append(path)
         return f"; these could not be put back as they were: {', '.join(left)}" if left else "; nothing was changed"
@@ -191,7 +191,7 @@ async def _replace(changes: _Changes, params: PatchParams, path: str) -> Answer:
     # In a thread: searching for similar text can take longer than other calls should wait.
     done = await asyncio.to_thread(replace_text, file.text, old, new, replace_all=params.replace_all)
     changes.after[path] = file.with_text(done.text)
-    diff = await asyncio.to_thread(unified_diff, path, _text(file), _text(changes.after[path]))
+    diff = await asyncio.to_thread(make_diff, path, _text(file), _text(changes.after[path]))
     return {"success": True, "diff": diff, "replacements": done.count, "matched": done.strategy}
 
 
@@ -203,7 +203,7 @@ async def _patch(ctx: CallContext, changes: _Changes, patch: str) -> Answer:
     for word, was, now in (("modified", True, True), ("created", False, True), ("deleted", True, False)):
         paths = [
             path
-            for path in changes.changed()
+            for path in changes.changed_paths()
             if (changes.before[path] is not None) is was and (changes.after[path] is not None) is now
         ]
         if paths:
@@ -245,7 +245,9 @@ async def _check_free(changes: _Changes, path: str) -> None:
 
 
 def _diff(changes: _Changes) -> str:
-    diffs = (unified_diff(path, _text(changes.before[path]), _text(changes.after[path])) for path in changes.changed())
+    diffs = (
+        make_diff(path, _text(changes.before[path]), _text(changes.after[path])) for path in changes.changed_paths()
+    )
     return cut_output("".join(diffs).encode(), limit=DIFF_CHARS)[0]
 
 
@@ -256,7 +258,7 @@ def _text(file: _PatchedFile | None) -> str | None:
 async def _syntax_errors(changes: _Changes) -> Answer:
     """Return the Python files that don't parse after the change, by path."""
     found = {}
-    for path in changes.changed():
+    for path in changes.changed_paths():
         file = changes.after[path]
         if file is not None and posixpath.splitext(path)[1] in (".py", ".pyi"):
             problem = await _syntax_error(changes.commands, file.data)

@@ -141,7 +141,7 @@ async def _log(ctx: CallContext, process_id: str, params: ProcessParams) -> Answ
     commands = ctx.require_commands()
     status = await commands.poll(process_id)
     running = status.running
-    data, start = await _held(commands, process_id)
+    data, start = await _read_kept(commands, process_id)
     if status.pty is not None and params.offset is None:
         return await _screen(data, start, status, status.pty)
     if start:  # the first complete line that is still held
@@ -233,7 +233,7 @@ _ACTIONS: dict[str, Callable[[CallContext, str, ProcessParams], Awaitable[Answer
 }
 
 
-async def _held(commands: SlotCommands, process_id: str) -> tuple[bytes, int]:
+async def _read_kept(commands: SlotCommands, process_id: str) -> tuple[bytes, int]:
     """Return the output that is still held, and the byte offset of its first byte in everything written."""
     chunk = await commands.log(process_id, offset=0, limit=_CHUNK)
     start, end, data = chunk.offset, chunk.total, bytearray(chunk.data)

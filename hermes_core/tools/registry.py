@@ -167,26 +167,26 @@ async def _run(tool: Tool, ctx: CallContext, args: Mapping[str, Any] | str) -> E
     except (InfraError, StaleSlotError):
         raise
     except ToolArgumentError as error:
-        return _failed(str(error), ErrorKind.COMMAND, invalid_arguments=True)
+        return _failure(str(error), ErrorKind.COMMAND, invalid_arguments=True)
     except CommandError as error:
-        return _failed(_message(error), ErrorKind.COMMAND, code=error.code)
+        return _failure(_message(error), ErrorKind.COMMAND, code=error.code)
     except PolicyError as error:
-        return _failed(_message(error), ErrorKind.POLICY)
+        return _failure(_message(error), ErrorKind.POLICY)
     except asyncio.CancelledError:
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise
         # Nobody cancelled us: something inside the tool was cancelled. Passed on, it would end the whole run.
         logger.exception("tool %s was cancelled from within in trajectory %s", tool.name, ctx.trajectory_id)
-        return _failed(f"{tool.name} failed: it was cancelled from within", ErrorKind.COMMAND)
+        return _failure(f"{tool.name} failed: it was cancelled from within", ErrorKind.COMMAND)
     except Exception as error:
         # A handler that keeps the limit itself raises this error, too; one that comes earlier is about something else.
         if isinstance(error, TimeoutError) and ctx.timeout_s and time.monotonic() - began >= 0.99 * ctx.timeout_s:
             logger.warning("tool %s was not done in time in trajectory %s", tool.name, ctx.trajectory_id)
             said = f"{tool.name} was not done within its time limit of {ctx.timeout_s:g} s"
-            return _failed(said, ErrorKind.TIMEOUT, timed_out=True)
+            return _failure(said, ErrorKind.TIMEOUT, timed_out=True)
         logger.exception("tool %s failed in trajectory %s", tool.name, ctx.trajectory_id)
-        return _failed(f"{tool.name} failed: {type(error).__name__}: {error}", ErrorKind.COMMAND)
+        return _failure(f"{tool.name} failed: {type(error).__name__}: {error}", ErrorKind.COMMAND)
 
 
 def _result(outcome: ToolOutcome) -> ExecutionResult:
@@ -209,7 +209,7 @@ def _message(error: HermesError) -> str:
     return f"{error.message} ({error.hint})" if error.hint else error.message
 
 
-def _failed(error: str, kind: ErrorKind, **metadata: Any) -> ExecutionResult:
+def _failure(error: str, kind: ErrorKind, **metadata: Any) -> ExecutionResult:
     return ExecutionResult(False, error=error, error_kind=kind, metadata=metadata, answer={"error": error})
 
 
@@ -281,7 +281,7 @@ def resolve_tools(
     if enabled_toolsets is None and distribution is None:
         enabled_toolsets = ("all",)
         logger.warning("no toolsets and no distribution were named: all %d tools are loaded", len(registry.names()))
-    enabled = _tools_of(registry, _drawn(registry, enabled_toolsets, distribution, seed))
+    enabled = _tools_of(registry, _choose_toolsets(registry, enabled_toolsets, distribution, seed))
     return [tool for tool in registry.names() if tool in enabled and tool not in left_out]
 
 
@@ -297,7 +297,7 @@ def resolve_servers(
     """Return the MCP servers whose tools a rollout's model may call: those whose toolset, named like the server, is
     chosen. For the arguments and errors, see `resolve_tools`.
     """
-    chosen = _drawn(registry, enabled_toolsets, distribution, seed)
+    chosen = _choose_toolsets(registry, enabled_toolsets, distribution, seed)
     enabled, left_out = (
         {each for name in names for each in _with_included(registry, name, ())}
         for names in (chosen, disabled_toolsets or ())
@@ -305,7 +305,7 @@ def resolve_servers(
     return [name for name in servers if enabled & {name, *ALL} and not left_out & {name, *ALL}]
 
 
-def _drawn(
+def _choose_toolsets(
     registry: ToolRegistry, enabled_toolsets: Sequence[str] | None, distribution: str | None, seed: int | str
 ) -> Sequence[str]:
     """Return the toolsets that are named, or drawn from the distribution."""

@@ -214,11 +214,11 @@ def _unknown(tool: Tool, name: str) -> str:
 
 def _argument_error(tool: Tool, problem: str) -> ToolArgumentError:
     return ToolArgumentError(
-        f"wrong arguments for {tool.name}: {problem}", hint=f"expected: {expected_arguments(tool)}"
+        f"wrong arguments for {tool.name}: {problem}", hint=f"expected: {describe_arguments(tool)}"
     )
 
 
-def expected_arguments(tool: Tool) -> str:
+def describe_arguments(tool: Tool) -> str:
     """Return the tool's parameters on one line: `command: string, required; timeout: number`."""
     schema = parameters_schema(tool.params)
     required = schema.get("required", [])

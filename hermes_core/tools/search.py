@@ -151,10 +151,10 @@ async def _in_slot(commands: SlotCommands, request: Answer) -> Answer | None:
 async def _beside_driver(commands: SlotCommands, request: Answer) -> Answer:
     """Return the answer for a slot without Python: find and tar are all that it needs."""
     names = request["target"] == "files"
-    argv = ["find", request["start"], *([*_named(SKIPPED), "-prune", "-o"] if request["start"] == "." else [])]
+    argv = ["find", request["start"], *([*_name_condition(SKIPPED), "-prune", "-o"] if request["start"] == "." else [])]
     argv += ["(", "-type", "f", "-o", "-type", "l", "-exec", "test", "-f", "{}", ";", ")"]
     wanted = [glob.rpartition("/")[2] for glob in request["globs"]]  # the program checks their directories
-    argv += _named(wanted) if wanted and "**" not in wanted else []
+    argv += _name_condition(wanted) if wanted and "**" not in wanted else []
     argv += ["-print0"] if names else ["-exec", "tar", "-chf", "-", "{}", "+"]
     result = await commands.run(
         argv, cwd=request["directory"], timeout_s=request["limit_s"] + _END_S, output_limit=MAX_FILE_BYTES
@@ -166,7 +166,7 @@ async def _beside_driver(commands: SlotCommands, request: Answer) -> Answer:
     return _answer(await asyncio.to_thread(_run_here, _line(request) + data, request["limit_s"] + _END_S)) or _UNDONE
 
 
-def _named(globs: Sequence[str]) -> list[str]:
+def _name_condition(globs: Sequence[str]) -> list[str]:
     """Return find's expression for names that match one of the globs."""
     return ["(", *[word for glob in globs for word in ("-o", "-name", glob)][1:], ")"]
 

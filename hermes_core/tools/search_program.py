@@ -84,7 +84,7 @@ class Search:
     def run(self, files: Files) -> None:
         """Search these files. Raises `re.error` and others for a wrong pattern."""
         globs, names = self.request["globs"], self.request["target"] == "files"
-        pattern = None if names else compiled(self.request["pattern"])
+        pattern = None if names else compile_pattern(self.request["pattern"])
         for name in sorted(files):
             if globs and not any(path_matches(name, glob) for glob in globs):
                 continue
@@ -151,7 +151,7 @@ class Search:
         return answer
 
 
-def compiled(pattern: str) -> re.Pattern[str]:
+def compile_pattern(pattern: str) -> re.Pattern[str]:
     """Return the pattern of a line, with what other programs' patterns have: `[[:alpha:]]` and `(?<name>…)`."""
 
     def plain(token: re.Match[str]) -> str:
@@ -194,10 +194,10 @@ def path_matches(path: str, glob: str) -> bool:
         return fnmatchcase(parts[-1], glob)
     wanted = (glob[2:] if glob.startswith("./") else glob).lstrip("/").split("/")
     # Run as an automaton, so that a glob with many `**` takes only its length times the path's length.
-    states = _closed({0}, wanted)
+    states = _close({0}, wanted)
     for part in parts:
         reached = {n if wanted[n] == "**" else n + 1 for n in states if n < len(wanted) and _part(part, wanted[n])}
-        states = _closed(reached, wanted)
+        states = _close(reached, wanted)
     return len(wanted) in states
 
 
@@ -205,7 +205,7 @@ def _part(part: str, glob: str) -> bool:
     return glob == "**" or fnmatchcase(part, glob)
 
 
-def _closed(states: Iterable[int], wanted: Sequence[str]) -> set[int]:
+def _close(states: Iterable[int], wanted: Sequence[str]) -> set[int]:
     """Return these states, and those reached by letting `**` match nothing."""
     closed: set[int] = set()
     for first in states:

@@ -117,12 +117,12 @@ async def _background(ctx: CallContext, params: TerminalParams, cwd: str | None)
     if params.timeout is not None:
         answer["timeout_note"] = "timeout does not apply to background processes: end it with process(action='kill')"
     if params.check_interval is not None:
-        answer["check_interval_note"] = _watched(ctx, session_id, params.check_interval)
+        answer["check_interval_note"] = _start_watch(ctx, session_id, params.check_interval)
     metadata = {"exit_code": 0, "session_id": session_id, "pid": status.pid}
     return ExecutionResult(True, answer["output"], metadata=metadata, answer=answer)
 
 
-def _watched(ctx: CallContext, session_id: str, wanted_s: float) -> str:
+def _start_watch(ctx: CallContext, session_id: str, wanted_s: float) -> str:
     if ctx.watch is None:
         return "nobody can be told here: poll it"
     interval_s = ctx.watch(session_id, wanted_s)

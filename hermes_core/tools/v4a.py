@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hermes_core.errors import HermesError
-from hermes_core.tools.fuzzy import composed, find_lines, with_single_blanks, without_indent, without_trailing
+from hermes_core.tools.fuzzy import compose, find_lines, with_single_blanks, without_indent, without_trailing
 from hermes_core.tools.indents import reindent, unit_of
 
 BEGIN, END, END_OF_FILE = "*** Begin Patch", "*** End Patch", "*** End of File"
@@ -120,7 +120,7 @@ class _Parser:
         if header[1] == "Delete":
             return FilePatch("delete", path)
         if header[1] == "Add":
-            return FilePatch("add", path, content=self._added())
+            return FilePatch("add", path, content=self._read_new_file())
         move = _MOVE.fullmatch(self._peek() or "")
         move_to = self._path(move[1]) if move else None
         hunks = []
@@ -140,7 +140,7 @@ class _Parser:
         self.number += 1
         return posixpath.normpath(path)
 
-    def _added(self) -> str:
+    def _read_new_file(self) -> str:
         lines = []
         while (line := self._peek()) is not None and not _ends_file(line):
             if line.startswith("+"):
@@ -164,12 +164,12 @@ class _Parser:
             self.number += 1
         while numbers and not self.lines[numbers[-1]]:
             numbers.pop()  # empty lines that only separate this part of the patch from the next
-        lines = tuple(self._marked(number) for number in numbers)
+        lines = tuple(self._split_mark(number) for number in numbers)
         if all(mark == " " for mark, _ in lines):
             raise self._error("this part of the patch changes nothing", start)
         return Hunk(start + 1, lines, tuple(hints), at_end)
 
-    def _marked(self, number: int) -> tuple[str, str]:
+    def _split_mark(self, number: int) -> tuple[str, str]:
         line = self.lines[number]
         if not line:
             return " ", ""  # an empty line that stays, but lost its leading blank
@@ -210,7 +210,7 @@ def apply_hunks(text: str, file: FilePatch) -> str:
     for hunk in file.hunks:
         place = _locate(lines, hunk, done, file.path)
         end = place + len(hunk.old)
-        put, put_ends = _changed(hunk, lines, ends, place)
+        put, put_ends = _apply_hunk(hunk, lines, ends, place)
         lines[place:end], ends[place:end] = put, put_ends
         done = place + len(put)
     if lines and not ends_with_newline:
@@ -218,7 +218,7 @@ def apply_hunks(text: str, file: FilePatch) -> str:
     return "".join(line + end for line, end in zip(lines, ends, strict=True))
 
 
-def _changed(hunk: Hunk, lines: Sequence[str], ends: Sequence[str], place: int) -> tuple[list[str], list[str]]:
+def _apply_hunk(hunk: Hunk, lines: Sequence[str], ends: Sequence[str], place: int) -> tuple[list[str], list[str]]:
     """Return the lines after the change, and their ends. Lines that stay are the file's own, even if the patch quoted
     them loosely; lines that come end like the one before."""
     found = lines[place : place + len(hunk.old)]
@@ -275,5 +275,5 @@ def _below(lines: Sequence[str], hint: str, start: int, hunk: Hunk, path: str) -
     raise PatchError(message, hint="'@@' names a line of the file above the change")
 
 
-_KEYS = (composed, without_trailing, without_indent, with_single_blanks)
+_KEYS = (compose, without_trailing, without_indent, with_single_blanks)
 """The ways to search for a hunk's lines; each is used only if the ones before found nothing."""

@@ -18,7 +18,7 @@ KEPT = ".view"
 
 
 @contextmanager
-def shown_folder(run: Path) -> Iterator[Path]:
+def make_shown_folder(run: Path) -> Iterator[Path]:
     """Make a folder for logs that are shown together, on the disk of this run if possible; it is removed at the end."""
     kept = records_of(run).parent / KEPT
     try:
@@ -31,7 +31,7 @@ def shown_folder(run: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def opened(runs: Iterable[Path], folder: Path) -> Iterator[list[RunLog]]:
+def open_logs(runs: Iterable[Path], folder: Path) -> Iterator[list[RunLog]]:
     """Open the log of each run, and let the folder show them.
 
     Raises:

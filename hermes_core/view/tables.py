@@ -22,7 +22,7 @@ from hermes_core.records.statistics import (
     sizes_of_k,
     totals,
 )
-from hermes_core.view.words import NONE, REWARDLESS, count, counted, duration, figure, line, money
+from hermes_core.view.words import NONE, REWARDLESS, count, counts_text, duration, figure, line, money
 
 ERRORS = 3
 """Maximum number of errors to show of a tool."""
@@ -82,7 +82,7 @@ def headline(run: RecordedRun, rows: Sequence[Row]) -> list[RenderableType]:
     if whole and figures.scored and len(items) < len(rows):
         lines.append(Text(f"{items_solved(items.values())} of {len(items)} items solved at least once"))
     if figures.failures:
-        lines.append(line(f"failures: {counted(figures.failures)}", "red"))
+        lines.append(line(f"failures: {counts_text(figures.failures)}", "red"))
     if figures.limits:
         values = _limits(run.configuration)
         reached = (f"{number} {name}{values.get(name, '')}" for name, number in figures.limits.items())
@@ -108,8 +108,8 @@ def _nothing(run: RecordedRun) -> Text:
     every = run.rows.values()
     if not every:
         return Text("no rollout has ended")
-    stopped = counted(dict(Counter(row.stop_reason for row in every if row.stop_reason).most_common()))
-    failed = counted(totals(every).failures)
+    stopped = counts_text(dict(Counter(row.stop_reason for row in every if row.stop_reason).most_common()))
+    failed = counts_text(totals(every).failures)
     return line(f"none of the {len(every)} rollouts fits the filters (stopped: {stopped}; failures: {failed})")
 
 
@@ -176,7 +176,7 @@ def items(run: RecordedRun, rows: Sequence[Row], by: str, most: int) -> Table:
         estimates = [figure(pass_at_k(figures.scored, figures.solved, k), 3) for k in sizes]
         table.add_row(
             line(item_id),
-            line(counted(figures.failures) if figures.failures else NONE, "red" if figures.failures else ""),
+            line(counts_text(figures.failures) if figures.failures else NONE, "red" if figures.failures else ""),
             str(figures.rollouts),
             *([*scores, *estimates] if rewarded else [str(figures.finished)]),
             figure(figures.seconds),
@@ -199,7 +199,7 @@ def tools(used: Iterable[ToolTotals]) -> Table:
             str(tool.exits.total()),
             str(tool.rollouts),
             figure(tool.seconds / tool.calls, 2),
-            line(counted(dict(tool.failed.most_common())) if tool.failures else NONE),
+            line(counts_text(dict(tool.failed.most_common())) if tool.failures else NONE),
         )
     return table
 

@@ -11,9 +11,16 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from hermes_core.records.index import Row
-from hermes_core.records.plain_text import arguments_of, failure_name, listed, parsed, text_of, without_what_differs
+from hermes_core.records.plain_text import (
+    arguments_of,
+    failure_name,
+    list_text,
+    parse_container,
+    text_of,
+    without_what_differs,
+)
 from hermes_core.records.record import STAGES
-from hermes_core.view.words import REWARDLESS, Indented, count, duration, figure, line, money, shown
+from hermes_core.view.words import REWARDLESS, Indented, count, duration, figure, line, money, safe_text
 
 LINES = 30
 """Maximum number of lines of a text, unless all are asked for."""
@@ -102,8 +109,8 @@ def _timeline(record: Mapping[str, Any]) -> Iterator[RenderableType]:
         yield text
         begin += took
     spent = {
-        "model": _spent(record["turns"]) - (record["waited_s"] or 0.0),
-        "tools": _spent(record["calls"]),
+        "model": _total_s(record["turns"]) - (record["waited_s"] or 0.0),
+        "tools": _total_s(record["calls"]),
         "waited for the endpoint": record["waited_s"] or 0.0,
     }
     if record["turns"]:
@@ -111,7 +118,7 @@ def _timeline(record: Mapping[str, Any]) -> Iterator[RenderableType]:
         yield Text("  of the agent's: " + ", ".join(named), "dim")
 
 
-def _spent(spans: Sequence[Mapping[str, Any]]) -> float:
+def _total_s(spans: Sequence[Mapping[str, Any]]) -> float:
     """Return the seconds of all spans."""
     return math.fsum(span["ended"] - span["started"] for span in spans if span["started"] and span["ended"])
 
@@ -171,7 +178,7 @@ def _call(call: Mapping[str, Any], full: bool) -> Iterator[RenderableType]:
     command = arguments.get("command")
     if isinstance(command, str) and "\n" not in command.strip():
         rest = {key: value for key, value in arguments.items() if key != "command"}
-        yield Indented(Text.assemble(line(f"→ {name}", "bold cyan"), "  ", shown(command.strip(), "bold")), 2)
+        yield Indented(Text.assemble(line(f"→ {name}", "bold cyan"), "  ", safe_text(command.strip(), "bold")), 2)
         yield from fields(rest, full, 4)
         return
     yield Indented(line(f"→ {name}", "bold cyan"), 2)
@@ -181,7 +188,7 @@ def _call(call: Mapping[str, Any], full: bool) -> Iterator[RenderableType]:
 def _result(message: Mapping[str, Any], call: Mapping[str, Any] | None, full: bool) -> Iterator[RenderableType]:
     """Yield what a tool returned, and how the call ended."""
     content = text_of(message.get("content"))
-    values = parsed(content)
+    values = parse_container(content)
     said = "\n".join(map(str, values.values())) if isinstance(values, dict) else content
     if call is not None:
         yield Indented(_about_call(call, said), 2)
@@ -230,7 +237,7 @@ def reports(rollouts: Iterable[tuple[Row, Mapping[str, Any]]], *, full: bool = F
     """Yield the reports of an item's rollouts; a report that several rollouts have is shown once, below all of them."""
     alike: dict[str, list[tuple[Row, Mapping[str, Any]]]] = {}
     for row, record in rollouts:
-        alike.setdefault(_said(record), []).append((row, record))
+        alike.setdefault(_signature(record), []).append((row, record))
     for same in alike.values():
         for row, record in same:
             yield from heading(row, record)
@@ -251,7 +258,7 @@ def _unsuccessful_calls(row: Row) -> Iterator[RenderableType]:
         yield line(f"commands with a non-zero exit: {', '.join(exits)}", "yellow")
 
 
-def _said(record: Mapping[str, Any]) -> str:
+def _signature(record: Mapping[str, Any]) -> str:
     """Return a text that is the same for rollouts with the same reward and report, but for what is of one rollout."""
     ran = [[ran[name] for name in ("stage", "command", "exit_code", "output")] for ran in record["sandbox_commands"]]
     told = [record["reward"], record["failure"], record["details"], ran]
@@ -283,8 +290,8 @@ def _ran(ran: Mapping[str, Any], full: bool) -> Iterator[RenderableType]:
     took = None if None in (ran["started"], ran["ended"]) else ran["ended"] - ran["started"]
     code = ran["exit_code"]
     # Of a script that did what it should, such as one of ours, the first line is enough.
-    command = ran["command"] if full else shortened(ran["command"].strip(), 1 if code == 0 else COMMAND_LINES)
-    yield Indented(shown(f"$ {command}", "bold"), 2)
+    command = ran["command"] if full else shorten(ran["command"].strip(), 1 if code == 0 else COMMAND_LINES)
+    yield Indented(safe_text(f"$ {command}", "bold"), 2)
     ended = "no exit code" if code is None else f"exit code {code}"
     yield Indented(Text(f"{ended}, {duration(took)}", "dim" if code == 0 else "red"), 4)
     if ran["output"].strip():
@@ -299,11 +306,11 @@ def fields(values: Mapping[str, Any], full: bool, indent: int, style: str = "") 
     texts = {name: _value(value) for name, value in values.items() if value is not None}
     long = {name: text for name, text in texts.items() if len(text) > _SHORT or "\n" in text}
     if short := [f"{name}: {text}" for name, text in texts.items() if name not in long]:
-        yield Indented(shown("   ".join(short), style), indent)
+        yield Indented(safe_text("   ".join(short), style), indent)
     for name, text in long.items():
         value = values[name]
         yield Indented(line(f"{name}:", style), indent)
-        yield _block(listed(value) if isinstance(value, list) else text, full, style, indent + 2)
+        yield _block(list_text(value) if isinstance(value, list) else text, full, style, indent + 2)
 
 
 def _value(value: Any) -> str:
@@ -319,10 +326,10 @@ def _title(title: str, about: str = "") -> RenderableType:
 
 def _block(text: str, full: bool, style: str = "", indent: int = 2) -> RenderableType:
     """Return a text of several lines; of a long one the beginning and the end, unless `full`."""
-    return Indented(shown(text.strip("\n") if full else shortened(text.strip("\n")), style), indent)
+    return Indented(safe_text(text.strip("\n") if full else shorten(text.strip("\n")), style), indent)
 
 
-def shortened(text: str, most: int = LINES) -> str:
+def shorten(text: str, most: int = LINES) -> str:
     """Return the beginning and the end of a text of more than `most` lines or of too many characters, and between them
     how much is left out. The same is done to each line."""
     text = "\n".join(_cut(each, LINE) for each in text.split("\n"))

@@ -1,4 +1,4 @@
-"""Words and figures for people. Every text that a model, a sandbox or a dataset wrote goes through `shown`."""
+"""Words and figures for people. Every text that a model, a sandbox or a dataset wrote goes through `safe_text`."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ REWARDLESS = "finished; the environment gives no rewards"
 """What a rollout came to, or rollouts, that ended without a failure and without a reward."""
 
 
-def shown(text: object, style: str = "") -> Text:
+def safe_text(text: object, style: str = "") -> Text:
     """Return the text for the terminal. Control characters are written out, and rich's markup is plain text."""
     return Text(printable(str(text)), style=style)
 
 
 def line(text: object, style: str = "") -> Text:
     """Return the text as one line."""
-    return shown(" ".join(str(text).split()), style)
+    return safe_text(" ".join(str(text).split()), style)
 
 
 class Indented:
@@ -78,6 +78,6 @@ def duration(seconds: float | None) -> str:
     return f"{minutes} min {rest:02} s" if minutes < 120 else f"{minutes // 60} h {minutes % 60:02} min"
 
 
-def counted(counts: Mapping[str, int]) -> str:
+def counts_text(counts: Mapping[str, int]) -> str:
     """Return counts by name: `12 infra, 3 model`."""
     return ", ".join(f"{number} {name}" for name, number in counts.items()) or "none"

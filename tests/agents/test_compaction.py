@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hermes_core.agents.base import AgentResult, CallErrorKind, StopReason
-from hermes_core.agents.compaction import CONTINUED, REQUEST, contexts, continued
+from hermes_core.agents.compaction import CONTINUED, REQUEST, contexts, continue_from
 from hermes_core.agents.endpoint.errors import ContextLengthExceeded
 from hermes_core.agents.loop import HermesAgentLoop
 from hermes_core.agents.model import ModelAgent, ModelSettings
@@ -201,9 +201,9 @@ async def test_an_endpoint_that_counts_no_tokens_has_them_estimated() -> None:
 
 def test_a_task_and_a_summary_are_one_message() -> None:
     part = {"type": "text", "text": "go"}
-    made = continued({"role": "user", "content": [part]}, "sum")
+    made = continue_from({"role": "user", "content": [part]}, "sum")
     assert made == {"role": "user", "content": [part, {"type": "text", "text": f"{CONTINUED}\n\nsum"}]}
-    assert continued(None, "sum") == {"role": "user", "content": f"{CONTINUED}\n\nsum"}
+    assert continue_from(None, "sum") == {"role": "user", "content": f"{CONTINUED}\n\nsum"}
 
 
 def test_a_conversation_that_was_never_summarised_is_one_context() -> None:

@@ -21,7 +21,7 @@ from hermes_core.errors import ConfigError, UnknownNameError, UsageError
 from hermes_core.runs.runner import run_rollouts
 from hermes_core.runtime import Runtime
 from hermes_core.settings import Settings
-from hermes_core.validation import validated
+from hermes_core.validation import validate_data
 from tests.support.token_server import TokenServer
 
 NOWHERE = "http://127.0.0.1:9/v1"
@@ -75,7 +75,7 @@ def test_a_package_that_is_not_installed(package: str, tasks: str, tmp_path: Pat
 )
 def test_settings_that_do_not_fit(given: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        validated(ModelSettings, given, "the agent")
+        validate_data(ModelSettings, given, "the agent")
 
 
 @pytest.mark.parametrize("choice", [{"model": "m"}, {"models": {"m": 1}}], ids=["one model", "several models"])

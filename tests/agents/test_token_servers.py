@@ -18,7 +18,7 @@ from hermes_core.agents.exact.agent import ExactSession
 from hermes_core.agents.exact.chat import Chat
 from hermes_core.agents.exact.generate import GenerateServer
 from hermes_core.agents.exact.probe import check_tokenizer, try_out
-from hermes_core.agents.exact.wires import WIRES, Sampled, checked
+from hermes_core.agents.exact.wires import WIRES, Sampled, check_sampled
 from hermes_core.errors import ConfigError, ModelError
 from hermes_core.runtime import Runtime
 from tests.support.http_server import listening
@@ -139,7 +139,7 @@ def test_what_a_server_would_fill_in_is_said(kind: str) -> None:
 def test_an_answer_without_tokens_and_logprobs_is_none(wire: str, choice: Any, said: str) -> None:
     (reader,) = (each for each in WIRES["vllm"] if each.path == PATHS[wire])
     with pytest.raises((TypeError, ValueError), match=said):
-        checked(reader.read({"choices": [{"finish_reason": "stop", **choice}]}), len(PROMPT), 10)
+        check_sampled(reader.read({"choices": [{"finish_reason": "stop", **choice}]}), len(PROMPT), 10)
 
 
 class Gives:

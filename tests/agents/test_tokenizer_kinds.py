@@ -13,7 +13,7 @@ import pytest
 
 from hermes_core.agents.exact.agent import ExactSession
 from hermes_core.agents.exact.chat import Chat
-from hermes_core.agents.exact.factory import checked_chat
+from hermes_core.agents.exact.factory import load_chat
 from hermes_core.agents.exact.parser_choice import matching_parser
 from hermes_core.agents.exact.wires import Sampled
 from hermes_core.records.tokens import tokens_of
@@ -150,7 +150,7 @@ def test_any_of_a_model_s_end_tokens_ends_an_answer(
     tokenizer = copy.deepcopy(tokenizers("chatml"))
     tokenizer.name_or_path = str(tmp_path)
     (tmp_path / file).write_text(json.dumps(given))
-    chat = checked_chat(tokenizer, template=None, template_kwargs=None, tools=True, system=False, compacts=False)
+    chat = load_chat(tokenizer, template=None, template_kwargs=None, tools=True, system=False, compacts=False)
     assert chat.end_tokens - Chat(tokenizers("chatml")).end_tokens == ends - Chat(tokenizers("chatml")).end_tokens
     assert ends <= chat.end_tokens
 
@@ -186,5 +186,5 @@ def test_a_tag_that_is_no_token_is_read_whole(begun: str, tokenizers: Callable[[
         f"('<|im_start|>assistant\\n' + {begun!r}) if add_generation_prompt",
     )
     chat = Chat(tokenizer)
-    assert [each.text[:11] for each in chat.written_calls()] == ["<tool_call>"] * 4
+    assert [each.text[:11] for each in chat.write_calls()] == ["<tool_call>"] * 4
     assert matching_parser("auto", parsers_with(runtime, "auto"), chat).name == "hermes"  # type: ignore[attr-defined]

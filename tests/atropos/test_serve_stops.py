@@ -170,11 +170,11 @@ async def test_one_of_two_servers_dies_and_the_other_goes_on_until_it_is_back(
             servers = env.roller.context.agent._servers
             while servers[1].endpoint.circuit.state is not CircuitState.OPEN:
                 await asyncio.sleep(0.02)
-                assert not balancer.avoided(servers[0].endpoint.circuit)
+                assert not balancer.should_avoid(servers[0].endpoint.circuit)
             asked, batches = token_server.requests, len(trainer.batches)
             while len(trainer.batches) < batches + 6:
                 await asyncio.sleep(0.02)
-                assert not balancer.avoided(servers[0].endpoint.circuit)
+                assert not balancer.should_avoid(servers[0].endpoint.circuit)
             seen["alone"] = token_server.requests - asked
             other.trouble, before = None, other.requests
             while other.requests < before + 12 or servers[1].endpoint.circuit.state is CircuitState.OPEN:

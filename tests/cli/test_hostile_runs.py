@@ -20,7 +20,7 @@ from hermes_core.export.formats import FORMATS
 from hermes_core.records.index import RecordedRun
 from hermes_core.records.record import Record, parse_line
 from hermes_core.view import transcript
-from hermes_core.view.logs import opened, shown_folder
+from hermes_core.view.logs import make_shown_folder, open_logs
 from tests.export.conftest import failed, rollout
 
 ESCAPES = "\x1b[2J\x1b]0;owned\x07\x9b31m\u202egnp \r|`<b>[bold]x[/bold]"
@@ -146,7 +146,7 @@ def test_any_run_json(here: Path, name: str) -> None:
     run = write_run(here, [rollout().line()], RUNS[name])
     for arguments in COMMANDS:
         told(arguments, run, here)
-    with shown_folder(run) as folder, opened([run], folder) as logs:
+    with make_shown_folder(run) as folder, open_logs([run], folder) as logs:
         for log in logs:
             log.update()
 
@@ -177,7 +177,7 @@ def _index_of_lies(run: Path) -> None:
 
 
 def _log_of_lies(run: Path) -> None:
-    with shown_folder(run) as folder, opened([run], folder):
+    with make_shown_folder(run) as folder, open_logs([run], folder):
         pass
     for log in (run / ".view").glob("*.eval"):
         log.write_bytes(log.read_bytes().replace(b"{", b"[")[:-3])
@@ -217,6 +217,6 @@ def test_any_file_in_the_folder(here: Path, name: str) -> None:
         told(arguments, run, here, codes=(0, 1, 2, 3))
     if "pipe" in name and "records" in name:
         return
-    with shown_folder(run) as folder, opened([run], folder) as logs:
+    with make_shown_folder(run) as folder, open_logs([run], folder) as logs:
         for log in logs:
             assert isinstance(log, RunLog) and log.update() in (True, False)

@@ -115,9 +115,9 @@ async def test_one_message_names_all_that_can_t_be_used_or_they_are_left_out(tmp
 def test_no_message_is_without_end():
     intake = Intake("rows", skip=True)
     readers = [(f"line {number}", lambda: "x" * 5) for number in range(1000)]
-    assert intake.taken(readers, str) == {"xxxxx": "xxxxx"}
+    assert intake.read_all(readers, str) == {"xxxxx": "xxxxx"}
     with pytest.raises(DatasetError) as refused:
-        Intake("rows", skip=False).taken(readers, lambda name: name * 10_000)
+        Intake("rows", skip=False).read_all(readers, lambda name: name * 10_000)
     assert f"; and {999 - SHOWN} more" in refused.value.message and len(refused.value.message) < 20_000
     assert "line 1: " in refused.value.message
 
@@ -125,4 +125,4 @@ def test_no_message_is_without_end():
 @pytest.mark.parametrize("skip", [False, True])
 def test_nothing_at_all_is_refused(skip):
     with pytest.raises(DatasetError, match="nothing to do in dataset 'rows'"):
-        Intake("rows", skip=skip).taken([("line 1", lambda: None)], str)
+        Intake("rows", skip=skip).read_all([("line 1", lambda: None)], str)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel, ConfigDict
 
-from hermes_core import DatasetError, checked_row, load_rows, read_jsonl
+from hermes_core import DatasetError, load_rows, read_jsonl, validate_row
 
 
 class Row(BaseModel):
@@ -24,12 +24,12 @@ def test_rows_come_with_their_places_and_empty_lines_count(tmp_path: Path) -> No
 
 
 def test_a_row_is_checked_and_its_field_is_named() -> None:
-    assert checked_row(Row, {"id": "a"}, "rows.jsonl, line 1").id == "a"
+    assert validate_row(Row, {"id": "a"}, "rows.jsonl, line 1").id == "a"
     with pytest.raises(DatasetError, match=r"rows\.jsonl, line 2, field 'files\.a\.py' must be a text, not 1") as wrong:
-        checked_row(Row, {"id": "a", "files": {"a.py": 1}}, "rows.jsonl, line 2")
+        validate_row(Row, {"id": "a", "files": {"a.py": 1}}, "rows.jsonl, line 2")
     assert wrong.value.hint == "the fields are id, files"
     with pytest.raises(DatasetError) as missing:
-        checked_row(Row, {}, "line 1", lambda field: f"set {field}")
+        validate_row(Row, {}, "line 1", lambda field: f"set {field}")
     assert missing.value.hint == "set id"
 
 

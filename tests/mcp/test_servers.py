@@ -111,12 +111,12 @@ def test_secrets_are_not_shown_and_are_redacted() -> None:
         "b": McpServer(url="https://x/mcp?token=s3cr3t-value-2", headers={"Authorization": "Bearer s3cr3t-value-3"}),
     }
     redact = Redactor(secrets_of(servers))
-    shown = json.dumps({name: server.shown() for name, server in servers.items()})
+    shown = json.dumps({name: server.without_secrets() for name, server in servers.items()})
     assert "s3cr3t-value-1" not in shown + repr(servers) and "s3cr3t-value-3" not in shown + repr(servers)
     assert "s3cr3t" not in redact(
         shown + "key s3cr3t-value-1, s3cr3t-value-3, s3cr3t-value-4"
     ) and "hunter2" not in redact(shown)
-    assert servers["a"].shown()["env"] == ["API_KEY"]
+    assert servers["a"].without_secrets()["env"] == ["API_KEY"]
 
 
 def test_an_environment_has_none_by_default() -> None:

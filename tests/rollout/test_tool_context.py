@@ -145,7 +145,7 @@ def test_a_forged_archive_lands_nowhere_else_and_grows_no_larger(tmp_path):
         "sparse": {"size": 1, "pax_headers": sparse},
     }
     packed = archive_of(*bad.items(), ("link/through", {"size": 1}), ("good", {"size": 1, "mode": 0o4777}))
-    assert tool_context._unpacked(packed, place) == list(bad)
+    assert tool_context._unpack_into(packed, place) == list(bad)
     assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")) == [
         *("place", "place/good", "place/link", "place/link/through")
     ]
@@ -164,8 +164,8 @@ def test_many_members_cost_less_memory_than_their_archive(tmp_path):
 
 def unpacked_with_peak(packed, empty, folder):
     """What was left out of an archive, and the most memory, in bytes, that unpacking it took."""
-    tool_context._unpacked(io.BytesIO(empty), folder)  # what is loaded once is no part of it
+    tool_context._unpack_into(io.BytesIO(empty), folder)  # what is loaded once is no part of it
     archive = io.BytesIO(packed)
     tracemalloc.start()
-    left_out = tool_context._unpacked(archive, folder)
+    left_out = tool_context._unpack_into(archive, folder)
     return left_out, tracemalloc.get_traced_memory()[1]

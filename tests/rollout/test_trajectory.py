@@ -18,7 +18,7 @@ from hermes_core.errors import (
     UsageError,
     VerifierError,
 )
-from hermes_core.records.jsonable import MAX_PATCH, MAX_TEXT, changed_fields, json_line, plain
+from hermes_core.records.jsonable import MAX_PATCH, MAX_TEXT, find_changed_fields, json_line, plain
 from hermes_core.records.record import record_schema
 from hermes_core.records.tokens import SPELT
 from hermes_core.rollout.command_log import MOST_COMMANDS
@@ -89,9 +89,12 @@ def test_an_item_s_fields_that_are_not_as_a_record_has_them_are_named():
 
     item = {"id": "a", "n": 1.5, "tests": ("t", {"u": None}), "key": "a sekret", "odd": object(), "names": {"x", "y"}}
     kept = json.loads(new(item=item).to_record(hide).line())["item"]
-    assert changed_fields(kept, {**item, "odd": object(), "new": 1, "text": "x" * 5000}, hide) == []
-    assert changed_fields(kept, {**item, "tests": ["t", {"u": 0}], "key": "another sekret"}, hide) == ["tests", "key"]
-    assert changed_fields(kept, {"id": "a", "n": "x" * 5000}, hide) == ["n", "tests", "key", "odd", "names"]
+    assert find_changed_fields(kept, {**item, "odd": object(), "new": 1, "text": "x" * 5000}, hide) == []
+    assert find_changed_fields(kept, {**item, "tests": ["t", {"u": 0}], "key": "another sekret"}, hide) == [
+        "tests",
+        "key",
+    ]
+    assert find_changed_fields(kept, {"id": "a", "n": "x" * 5000}, hide) == ["n", "tests", "key", "odd", "names"]
 
 
 def test_what_the_model_and_the_hooks_wrote_is_redacted():

@@ -10,8 +10,8 @@ from pydantic import BaseModel, Field
 
 from hermes_core.cli.options import (
     SettingOption,
-    given_settings,
-    merged,
+    collect_settings,
+    merge_options,
     read_config,
     read_value,
     setting_option,
@@ -70,7 +70,7 @@ class Config(BaseModel):
 
 def test_the_command_line_wins_over_the_file_key_by_key():
     file = {"names": ["x"], "variables": {"A": "1", "B": "2"}}
-    values = merged(file, {"names": "y,z", "variables.B": "3", "inner.flag": "yes"}, Config)
+    values = merge_options(file, {"names": "y,z", "variables.B": "3", "inner.flag": "yes"}, Config)
     config = Config.model_validate(values)
     assert config.names == ("y", "z")
     assert config.variables == {"A": "1", "B": "3"}
@@ -79,7 +79,7 @@ def test_the_command_line_wins_over_the_file_key_by_key():
 
 
 def test_unknown_keys_are_left_for_the_model_to_refuse():
-    assert merged({}, {"nonsense": "1"}, Config) == {"nonsense": "1"}
+    assert merge_options({}, {"nonsense": "1"}, Config) == {"nonsense": "1"}
 
 
 def test_a_file_has_sections(tmp_path: Path):
@@ -118,7 +118,7 @@ class Made(BaseModel):
 @click.option("--other", default=1)
 @click.pass_context
 def make(ctx: click.Context, **given: Any) -> None:
-    click.echo(repr(given_settings(ctx, Made)))
+    click.echo(repr(collect_settings(ctx, Made)))
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ async def test_every_session_honours_it_and_the_next_one_does_not_remember_it(ru
     for file, ids in ((str(quarantine("a")), "bcd"), (None, "abcd")):
         options = RunOptions.model_validate({**ISOLATION, "quarantine": file})
         async with open_session(runtime, environment, "nop", options) as session:
-            assert [item["id"] for item in session.environment.selected_items()] == [*ids]
+            assert [item["id"] for item in session.environment.select_items()] == [*ids]
 
 
 async def test_items_may_be_added_and_what_is_gone_or_changed_is_named(runtime, quarantine, caplog):

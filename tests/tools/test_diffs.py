@@ -10,7 +10,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hermes_core.tools.diffs import DIFF_CHARS, unified_diff
+from hermes_core.tools.diffs import DIFF_CHARS, make_diff
 
 texts = st.tuples(st.lists(st.sampled_from(["a", "b", "c", "", "d"]), max_size=30), st.booleans()).map(
     lambda each: "\n".join(each[0]) + ("\n" if each[1] else "")
@@ -19,7 +19,7 @@ texts = st.tuples(st.lists(st.sampled_from(["a", "b", "c", "", "d"]), max_size=3
 
 @given(texts, texts)
 def test_a_diff_takes_the_old_text_to_the_new(old: str, new: str) -> None:
-    diff = unified_diff("f", old, new)
+    diff = make_diff("f", old, new)
     assert (diff == "") == (old == new)
     assert apply(old, diff) == new
 
@@ -57,23 +57,23 @@ def test_git_takes_it(tmp_path: Path) -> None:
     old = "".join(f"line {n}\n" for n in range(50))
     new = old.replace("line 3\n", "").replace("line 40\n", "line forty\nand more\n") + "no end"
     (tmp_path / "f.txt").write_text(old)
-    diff = unified_diff("f.txt", old, new) + unified_diff("/g", None, "x\n")
+    diff = make_diff("f.txt", old, new) + make_diff("/g", None, "x\n")
     subprocess.run(["git", "apply"], input=diff.encode(), cwd=tmp_path, check=True)
     assert (tmp_path / "f.txt").read_text() == new and (tmp_path / "g").read_text() == "x\n"
 
 
 def test_new_and_removed_files() -> None:
-    assert unified_diff("a", None, "x\n") == "--- /dev/null\n+++ b/a\n@@ -0,0 +1 @@\n+x\n"
-    assert unified_diff("/a", "x\n", None) == "--- a/a\n+++ /dev/null\n@@ -1 +0,0 @@\n-x\n"
+    assert make_diff("a", None, "x\n") == "--- /dev/null\n+++ b/a\n@@ -0,0 +1 @@\n+x\n"
+    assert make_diff("/a", "x\n", None) == "--- a/a\n+++ /dev/null\n@@ -1 +0,0 @@\n-x\n"
 
 
 def test_bounds_of_size_and_time() -> None:
     begin = time.process_time()
-    diff = unified_diff("a", "x\n" * 30_000, "".join(f"{n % 7}\n" for n in range(30_000)))
+    diff = make_diff("a", "x\n" * 30_000, "".join(f"{n % 7}\n" for n in range(30_000)))
     assert len(diff) <= DIFF_CHARS and "omitted" in diff
     assert time.process_time() - begin < 2
 
 
 def test_bytes_that_are_not_text() -> None:
-    assert unified_diff("a", b"\xff\n".decode(errors="surrogateescape"), "b\n").splitlines()[3] == "-\ufffd"
-    assert unified_diff("a", "\0", None) == "Binary file a differs\n"
+    assert make_diff("a", b"\xff\n".decode(errors="surrogateescape"), "b\n").splitlines()[3] == "-\ufffd"
+    assert make_diff("a", "\0", None) == "Binary file a differs\n"

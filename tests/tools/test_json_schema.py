@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from hermes_core.agents.parsers.typed import parameters_of, property_schema, typed
+from hermes_core.agents.parsers.typed import convert, parameters_of, property_schema
 from hermes_core.errors import ConfigError
 from hermes_core.sandbox.commands import ExecutionResult
 from hermes_core.tools.base import CallContext, Tool
 from hermes_core.tools.registry import ToolRegistry
-from hermes_core.tools.schema import expected_arguments, function_schema
+from hermes_core.tools.schema import describe_arguments, function_schema
 
 SCHEMA = {
     "type": "object",
@@ -46,7 +46,7 @@ async def test_the_handler_gets_the_arguments_as_a_dict() -> None:
 def test_the_model_sees_the_schema_as_it_is() -> None:
     shown = function_schema(tool())["function"]["parameters"]
     assert shown == SCHEMA and shown is not SCHEMA
-    assert "city: string, required" in expected_arguments(tool())
+    assert "city: string, required" in describe_arguments(tool())
 
 
 @pytest.mark.parametrize(
@@ -101,16 +101,16 @@ def test_a_bad_schema_is_refused_when_the_tool_is_defined(schema: Any, says: str
 def test_a_schema_of_references_to_itself_is_read_quickly() -> None:
     many = {"anyOf": [{"$ref": "#/$defs/many"}] * 10 + [{"type": "integer"}]}
     schema = {"type": "object", "properties": {"n": {"$ref": "#/$defs/many"}}, "$defs": {"many": many}}
-    assert typed("5", property_schema(schema, "n"), schema) == 5
+    assert convert("5", property_schema(schema, "n"), schema) == 5
 
 
 def test_a_schema_that_is_true_or_false_can_be_told() -> None:
-    shown = expected_arguments(tool({"type": "object", "properties": {"a": True, "b": False}}))
+    shown = describe_arguments(tool({"type": "object", "properties": {"a": True, "b": False}}))
     assert shown == "a: any; b: nothing"
 
 
 def test_parsers_type_bare_values_by_it() -> None:
     parameters = parameters_of([function_schema(tool())])["forecast"]
     values = {"city": "7", "days": "7", "unit": "C"}
-    typed_values = {key: typed(text, property_schema(parameters, key), parameters) for key, text in values.items()}
+    typed_values = {key: convert(text, property_schema(parameters, key), parameters) for key, text in values.items()}
     assert typed_values == {"city": "7", "days": 7, "unit": "C"}

@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field, create_model
 from hermes_core.errors import ToolArgumentError
 from hermes_core.tools.base import CallContext, Text, Tool, ToolParams
 from hermes_core.tools.files import READ_FILE, ReadFileParams
-from hermes_core.tools.schema import expected_arguments, function_schema, parameters_schema, parse_arguments
+from hermes_core.tools.schema import describe_arguments, function_schema, parameters_schema, parse_arguments
 
 
 async def nothing(ctx: CallContext, params: Any) -> str:
@@ -112,7 +112,7 @@ def test_no_parameters() -> None:
         pass
 
     assert parameters_schema(Empty) == {"type": "object", "properties": {}, "additionalProperties": False}
-    assert expected_arguments(tool(Empty)) == "no arguments"
+    assert describe_arguments(tool(Empty)) == "no arguments"
     assert parse_arguments(tool(Empty), "") == Empty()
 
 

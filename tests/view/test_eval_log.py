@@ -16,7 +16,7 @@ import pytest
 from hermes_core.errors import FailureKind, OutputError
 from hermes_core.export import eval_log
 from hermes_core.export.eval_log import RunLog, log_name
-from hermes_core.export.eval_sample import told
+from hermes_core.export.eval_sample import details_text
 from hermes_core.records.index import RecordedRun
 from hermes_core.records.record import Failure
 from tests.view.conftest import summarised
@@ -143,7 +143,7 @@ def test_a_report_is_told_in_few_lines() -> None:
         "texts": [["test_a", "E  assert 1\nE  assert 2"], ["test_b", "x" * 80]],
         "output": "a\nb",
     }
-    assert told(details).splitlines() == [
+    assert details_text(details).splitlines() == [
         "passed: 205",
         'fail_to_pass: {"passed": 3, "total": 3}',
         *("texts:", "test_a", "E  assert 1", "E  assert 2", "test_b", "x" * 80),

@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from hermes_core.cli.main import main
-from hermes_core.view.logs import opened, shown_folder
+from hermes_core.view.logs import make_shown_folder, open_logs
 
 VIEWER = """#!/bin/sh
 echo "$@" >> "{told}"
@@ -100,10 +100,10 @@ def test_the_viewer_follows_a_run_and_ends_with_the_command(
 def test_two_views_of_a_run_do_not_disturb_each_other(make_record: Any, write_run: Any) -> None:
     run = write_run([make_record()])
     with (
-        shown_folder(run) as first,
-        shown_folder(run) as second,
-        opened([run], first) as one,
-        opened([run], second) as two,
+        make_shown_folder(run) as first,
+        make_shown_folder(run) as second,
+        open_logs([run], first) as one,
+        open_logs([run], second) as two,
     ):
         assert one[0].update() and two[0].update()
         ((log,), (other,)) = first.iterdir(), second.iterdir()

@@ -31,7 +31,8 @@ class LoadBalancer:
                 instead.
         """
         chosen = min(
-            range(len(self._users)), key=lambda index: (avoided(self._endpoints[index].circuit), self._users[index])
+            range(len(self._users)),
+            key=lambda index: (should_avoid(self._endpoints[index].circuit), self._users[index]),
         )
         self._users[chosen] += 1
         try:
@@ -46,7 +47,7 @@ class LoadBalancer:
             self._users[chosen] -= 1
 
 
-def avoided(circuit: CircuitBreaker) -> bool:
+def should_avoid(circuit: CircuitBreaker) -> bool:
     """Return whether to choose another server if there is one: this one fails. It is tried again some time after it
     was given up."""
     return not circuit.closed and (

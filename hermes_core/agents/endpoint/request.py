@@ -192,7 +192,7 @@ class Endpoint:
         if too_many or failing_s >= attempts.patience_s:
             return None
         number = attempts.count if circuit.closed else circuit.failures - MIN_FAILURES + 1
-        delay = min(settings.max_retry_wait_s, _requested_delay(error, _backoff(number)))
+        delay = min(settings.max_retry_wait_s, _read_retry_after(error, _backoff(number)))
         logger.info(
             "model endpoint: attempt %d failed (%s), again in %.1f s", attempts.count, short_reason(error), delay
         )
@@ -234,7 +234,7 @@ class _Attempts:
         self.failing_since = self.failing_since or time.monotonic()
 
 
-def _requested_delay(error: Exception, default: float) -> float:
+def _read_retry_after(error: Exception, default: float) -> float:
     """Return the seconds that the server asks to wait in the answer that an exception stands for."""
     delay = read_retry_after(getattr(getattr(error, "response", None), "headers", None) or {})
     return default if delay is None else delay

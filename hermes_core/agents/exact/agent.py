@@ -20,7 +20,7 @@ from hermes_core.agents.exact.generate import TokenServer
 from hermes_core.agents.exact.probe import try_out
 from hermes_core.agents.exact.token_tree import Node, TokenTree, TreeRequest, tokens_after
 from hermes_core.agents.exact.wires import Sampled
-from hermes_core.agents.model import ModelAgent, derived_seed
+from hermes_core.agents.model import ModelAgent, derive_seed
 from hermes_core.agents.parsers.base import Parser
 from hermes_core.agents.replies import ModelReply
 from hermes_core.errors import ConfigError
@@ -116,7 +116,7 @@ class ExactSession:
             raise self._too_long(f"{len(prompt)} tokens")
         limit, seed = min(max_tokens or room, room), (extra_body or {}).get("seed")
         if seed is not None:  # with one seed for all answers, their draws would be the same
-            seed = derived_seed(seed, str(len(self._tree.answers) + self._under_way))
+            seed = derive_seed(seed, str(len(self._tree.answers) + self._under_way))
         self._under_way += 1
         try:
             sampled = await self._server.sample(prompt, max_tokens=limit, temperature=temperature, seed=seed)
@@ -203,7 +203,7 @@ class _Nodes(Sequence[Node]):
         self._session = session
 
     @cached_property
-    def _made(self) -> list[Node]:
+    def _nodes(self) -> list[Node]:
         return self._session.nodes
 
     @overload
@@ -213,10 +213,10 @@ class _Nodes(Sequence[Node]):
     def __getitem__(self, index: slice) -> list[Node]: ...
 
     def __getitem__(self, index: int | slice) -> Node | list[Node]:
-        return self._made[index]
+        return self._nodes[index]
 
     def __len__(self) -> int:
-        return len(self._made)
+        return len(self._nodes)
 
 
 class ExactAgent:
@@ -294,7 +294,7 @@ class ExactAgent:
 
     async def _length(self, server: TokenServer, patience_s: float = math.inf) -> int:
         """Return the maximum number of tokens of a conversation with this server."""
-        length = self.max_length or (await server.served(patience_s=patience_s)).context
+        length = self.max_length or (await server.fetch_info(patience_s=patience_s)).context
         if length is None:
             raise ConfigError(
                 f"the server at {public_url(server.url)} does not say how long a conversation may be",

@@ -202,14 +202,14 @@ class Chat:
         """
         shape = (bool(tools), *_shape(messages))
         if shape not in self._whole:
-            marked, marks = _marked(messages)
+            marked, marks = _mark_messages(messages)
             text = self._render_any(marked, tools)
             _refuse_if_lost(marks, text, messages, "the prompt")
             if any(tool["function"]["name"] not in text for tool in tools):
                 raise self._ignores_tools()
             self._remember(shape)
         text = self._render_any(messages, tools)
-        return Prompt(self._encode(text), _begun(text))
+        return Prompt(self._encode(text), _opening_mark(text))
 
     def continuation(self, messages: Sequence[Message], answered: int, tools: Sequence[Mapping[str, Any]]) -> Prompt:
         """Return what follows the model's answer `messages[answered]`, including the token that ends it.
@@ -229,7 +229,7 @@ class Chat:
         for way in _WAYS:
             try:
                 if (shape, way) not in self._whole:
-                    since, marks = _marked(messages[answered + 1 :])
+                    since, marks = _mark_messages(messages[answered + 1 :])
                     tried = [*messages[: answered + 1], *since]
                     text = self.decode(self._after(way, tried, answered, tools).tokens)
                     _refuse_if_lost(marks, text, messages[answered + 1 :], "what follows an answer")
@@ -249,7 +249,7 @@ class Chat:
         done = last == first or (last in self.end_tokens and first not in self._opening)
         return Prompt(prompt.tokens[1:], prompt.begun) if done else prompt
 
-    def written_calls(self) -> Iterator[WrittenCall]:
+    def write_calls(self) -> Iterator[WrittenCall]:
         """Yield a call as the template writes it into a conversation, for each kind of id and arguments that it
         takes."""
         for identifier, as_text in itertools.product(("call00000", f"functions.{_NAME}:0"), (False, True)):
@@ -268,7 +268,7 @@ class Chat:
                 continue
             head, found, tail = whole.rpartition(user)[2].partition(result)[0].rpartition(inside)
             if found:
-                text = _unframed(head, before) + inside + self._up_to_end(tail)
+                text = _strip_frame(head, before) + inside + self._up_to_end(tail)
                 yield WrittenCall(text, _NAME, arguments)
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -305,7 +305,7 @@ class Chat:
                 "the chat template ends an assistant's message with none of the tokenizer's end tokens",
                 hint="set eos_token in tokenizer_config.json to the token that ends an answer",
             )
-        return Prompt(tokens[begin:], _begun(text))
+        return Prompt(tokens[begin:], _opening_mark(text))
 
     def _ignores_tools(self) -> ConfigError:
         return ConfigError(
@@ -380,7 +380,7 @@ def _mark() -> str:
     return f"mark{secrets.token_hex(12)}"
 
 
-def _unframed(head: str, before: str) -> str:
+def _strip_frame(head: str, before: str) -> str:
     """Return `head` without the text before any answer, as far as `before` has that text and no tag is cut."""
     common = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(head, before, strict=False)))
     return head[len(_PART_OF_A_TAG.sub("", head[:common])) :]
@@ -399,7 +399,7 @@ def _shape(messages: Sequence[Message]) -> tuple[Any, ...]:
     return tuple((message["role"], len(message.get("tool_calls") or ())) for message in messages)
 
 
-def _marked(messages: Sequence[Message]) -> tuple[list[Message], list[str]]:
+def _mark_messages(messages: Sequence[Message]) -> tuple[list[Message], list[str]]:
     """Return the messages with a mark for each text that is not the model's, and these marks."""
     marks: list[str] = []
     marked: list[Message] = []
@@ -451,7 +451,7 @@ def _plain_calls(message: Message) -> Message:
     return {**message, "tool_calls": calls}
 
 
-def _begun(prompt: str) -> str:
+def _opening_mark(prompt: str) -> str:
     """Return the mark that begins thinking, if the template has written it itself."""
     end = prompt.rstrip()
     return next((mark for mark in THINKING if end.endswith(mark.rstrip())), "")

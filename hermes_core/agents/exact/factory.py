@@ -47,7 +47,7 @@ class CanOpen(Protocol):
         ...
 
 
-async def opened_for(agent: Agent, context: AgentContext) -> Agent:
+async def enter_agent(agent: Agent, context: AgentContext) -> Agent:
     """Return the agent that rollouts use: what `agent` opens, or itself."""
     return await agent.open(context) if isinstance(agent, CanOpen) else agent
 
@@ -152,7 +152,7 @@ def check_installed() -> None:
         )
 
 
-def checked_chat(
+def load_chat(
     tokenizer: Any,
     *,
     template: str | None,
@@ -185,7 +185,7 @@ def checked_chat(
 def _chat_and_parser(
     settings: ExactSettings, parsers: Mapping[str, Parser], *, tools: bool, system: bool
 ) -> tuple[Chat, Parser]:
-    chat = checked_chat(
+    chat = load_chat(
         _load_tokenizer(settings.tokenizer_name or settings.model),
         template=settings.chat_template,
         template_kwargs=settings.chat_template_kwargs,

@@ -14,8 +14,8 @@ from hermes_core.agents.base import AgentSettings
 from hermes_core.agents.endpoint.errors import BadCompletion, HttpRefusal, public_url
 from hermes_core.agents.endpoint.http import is_loopback, read_bounded
 from hermes_core.agents.endpoint.request import Endpoint
-from hermes_core.agents.exact.wires import WIRES, Sampled, Wire, checked
-from hermes_core.agents.model import derived_seed
+from hermes_core.agents.exact.wires import WIRES, Sampled, Wire, check_sampled
+from hermes_core.agents.model import derive_seed
 from hermes_core.errors import ConfigError, ModelError, UnknownNameError, nearest_hint
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class TokenServer(Protocol):
     def raw_logprobs(self) -> bool:
         """Return whether its logprobs may be from before the temperature, depending on how it was started."""
 
-    async def served(self, *, patience_s: float = math.inf) -> Served:
+    async def fetch_info(self, *, patience_s: float = math.inf) -> Served:
         """Return what the server says about itself."""
 
     async def sample(
@@ -118,7 +118,7 @@ class GenerateServer:
         """Return whether its logprobs may be from before the temperature, depending on how it was started."""
         return self.wire is not None and self.wire.raw_logprobs
 
-    async def served(self, *, patience_s: float = math.inf) -> Served:
+    async def fetch_info(self, *, patience_s: float = math.inf) -> Served:
         """Return what the server says about itself. It is asked once.
 
         Args:
@@ -147,7 +147,7 @@ class GenerateServer:
         Args:
             top_k: sample from this many tokens only; None, which training needs, samples from all of them.
             seed: the sampling seed; None lets the server draw one.
-            patience_s: see `served`.
+            patience_s: see `fetch_info`.
 
         Raises:
             ModelError: the server failed, permanently or too often, or returned no tokens and logprobs; says what to
@@ -162,7 +162,7 @@ class GenerateServer:
             given["max_tokens"] = max_tokens - len(whole.tokens)
             if not given["max_tokens"]:
                 return replace(whole, finish_reason="length")
-            given["seed"] = seed if seed is None else derived_seed(seed, str(max(1, len(whole.parts))))
+            given["seed"] = seed if seed is None else derive_seed(seed, str(max(1, len(whole.parts))))
             whole = whole.then(await self._sample([*prompt, *whole.tokens], given, patience_s))
         return whole
 
@@ -170,7 +170,7 @@ class GenerateServer:
         """Return what one request gives."""
         sampling = {key: value for key, value in given.items() if value is not None}
         # Encode the body at once: the tokens would take ten times as much memory while the server works.
-        bodies = {wire: _json({**wire.write(prompt, sampling), **wire.named(self._name)}) for wire in self._wires}
+        bodies = {wire: _json({**wire.write(prompt, sampling), **wire.name_model(self._name)}) for wire in self._wires}
         sent = len(prompt)
         del prompt
         return await self.endpoint.ask(
@@ -183,7 +183,7 @@ class GenerateServer:
         """Return the server's own tokens of a text, without added special ones; None if it can't tell.
 
         Args:
-            patience_s: see `served`.
+            patience_s: see `fetch_info`.
 
         Raises:
             ModelError: the server failed.
@@ -208,7 +208,7 @@ class GenerateServer:
         Raises:
             ModelError: it does not say, or is of another type.
         """
-        kind = (await self.served(patience_s=patience_s)).kind
+        kind = (await self.fetch_info(patience_s=patience_s)).kind
         if kind is None:
             raise ModelError(
                 f"the server at {public_url(self.url)} does not say at /v1/models that it is {' or '.join(WIRES)}: no "
@@ -245,7 +245,7 @@ class GenerateServer:
                     raise
                 continue
             try:
-                sampled = checked(wire.read(json.loads(content)), sent, max_tokens)
+                sampled = check_sampled(wire.read(json.loads(content)), sent, max_tokens)
             except (KeyError, IndexError, TypeError, AttributeError, ValueError, RecursionError) as error:
                 _no_tokens(self.url, wire, content, error)
             self._wires = (wire,)

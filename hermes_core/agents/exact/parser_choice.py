@@ -34,7 +34,7 @@ def matching_parser(name: str, parsers: Mapping[str, Parser], chat: Chat, *, too
     """
     if not tools:
         return parsers[name]
-    written = list(chat.written_calls())
+    written = list(chat.write_calls())
     if not written:
         raise ConfigError(
             f"the chat template of {chat.name} does not write a model's calls: no parser can be checked against it",

@@ -16,7 +16,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from hermes_core.agents.base import MASKED, Message
-from hermes_core.agents.canonical import Canonical, canonical, squeezed
+from hermes_core.agents.canonical import Canonical, canonical, strip_spaces
 from hermes_core.agents.exact.wires import Sampled
 from hermes_core.agents.replies import ModelReply
 
@@ -221,10 +221,10 @@ class TokenTree:
         asked = TreeRequest(best, forms, known, len(self.answers))
         if best is not None:
             return asked
-        texts = [squeezed(form.text) for form in forms if form.role == "user"]
+        texts = [strip_spaces(form.text) for form in forms if form.role == "user"]
         newest = {answer.root: answer for answer in self.answers}.values()
         summaries = (
-            (answer, squeezed(answer.text)) for answer in sorted(newest, key=lambda each: -each.number)[:_LATEST]
+            (answer, strip_spaces(answer.text)) for answer in sorted(newest, key=lambda each: -each.number)[:_LATEST]
         )
         summary = next((each for each, found in summaries if found and any(found in text for text in texts)), None)
         return asked._replace(summary=summary)

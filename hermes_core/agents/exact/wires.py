@@ -94,7 +94,7 @@ class Wire(ABC):
         """Return the body of a request. `sampling` has `max_tokens`, and other keys with the same meaning as in
         vLLM."""
 
-    def named(self, model: Mapping[str, str]) -> Mapping[str, str]:
+    def name_model(self, model: Mapping[str, str]) -> Mapping[str, str]:
         """Return what a request must say about the model, if the server can have several."""
         return model
 
@@ -109,7 +109,7 @@ class AtroposVllm(Wire):
     path, server = "/generate", "the API server of Atropos' example trainer"
     advice = "start it from atroposlib 0.4.0's example_trainer"
 
-    def named(self, model: Mapping[str, str]) -> Mapping[str, str]:
+    def name_model(self, model: Mapping[str, str]) -> Mapping[str, str]:
         """Return nothing: the server has one model, and takes no other keys."""
         return {}
 
@@ -181,7 +181,7 @@ class Sglang(Wire):
     path, server = "/generate", "SGLang"
     advice = "use SGLang's own server, with its native /generate"
 
-    def named(self, model: Mapping[str, str]) -> Mapping[str, str]:
+    def name_model(self, model: Mapping[str, str]) -> Mapping[str, str]:
         """Return nothing: the server has one model."""
         return {}
 
@@ -215,7 +215,7 @@ WIRES: Mapping[str, tuple[Wire, ...]] = {
 """The wires that a server of each type may speak. The first one that it knows is used."""
 
 
-def checked(sampled: Sampled, prompt_tokens: int, max_tokens: int) -> Sampled:
+def check_sampled(sampled: Sampled, prompt_tokens: int, max_tokens: int) -> Sampled:
     """Return the completion unchanged, after a check that each token has a valid logprob, and that the counts agree.
 
     Args:

@@ -26,7 +26,7 @@ def deepseek_v3() -> TextParser:
             f"function<｜tool▁sep｜>{call.name}\n```json\n{json_arguments(call)}\n```" for call in calls
         )
 
-    return TextParser("deepseek_v3", DEEPSEEK_MARKS.compiled(), read_fenced_deepseek, write)
+    return TextParser("deepseek_v3", DEEPSEEK_MARKS.compile(), read_fenced_deepseek, write)
 
 
 def deepseek_v3_1() -> TextParser:
@@ -35,7 +35,7 @@ def deepseek_v3_1() -> TextParser:
     def write(calls: Sequence[WritableCall]) -> str:
         return _deepseek_section(f"{call.name}<｜tool▁sep｜>{json_arguments(call)}" for call in calls)
 
-    return TextParser("deepseek_v3_1", DEEPSEEK_MARKS.compiled(), read_deepseek, write)
+    return TextParser("deepseek_v3_1", DEEPSEEK_MARKS.compile(), read_deepseek, write)
 
 
 def kimi_k2() -> TextParser:
@@ -54,7 +54,7 @@ def kimi_k2() -> TextParser:
         )
         return f"<|tool_calls_section_begin|>{''.join(bodies)}<|tool_calls_section_end|>"
 
-    return TextParser("kimi_k2", KIMI_MARKS.compiled(), read_kimi, write)
+    return TextParser("kimi_k2", KIMI_MARKS.compile(), read_kimi, write)
 
 
 def json_arguments(call: WritableCall) -> str:
@@ -79,7 +79,7 @@ def read_arguments(
         mark = source.next_mark(position)
         inside = end = mark.start() if mark else len(text)
         if mark is None and not text[here:inside].strip():
-            return source.broken(start, position, "the answer ended before the call's arguments", name)
+            return source.report_broken(start, position, "the answer ended before the call's arguments", name)
     behind = closing.match(text, inside)
     end = behind.end() if behind else inside
     raw = text[start:end]
@@ -109,7 +109,7 @@ def _deepseek_reader(*, fenced: bool) -> Reader:
     def read(source: MarkedText, mark: re.Match[str]) -> tuple[list[Item], int]:
         head = _DEEPSEEK_HEAD.match(source.text, mark.end())
         if head is None:
-            return source.broken(mark.start(), mark.end(), "the call has no tool's name and separator")
+            return source.report_broken(mark.start(), mark.end(), "the call has no tool's name and separator")
         name, position = head[1], head.end()
         block = _FENCED_HEAD.match(source.text, position)
         if block is not None and (fenced or block[2]):
@@ -152,14 +152,14 @@ def solar_open() -> TextParser:
         )
         return f"<|tool_calls|>{''.join(bodies)}<|calls|>"
 
-    return TextParser("solar_open", SOLAR_MARKS.compiled(), read_solar, write, SOLAR_MARKS.thinking)
+    return TextParser("solar_open", SOLAR_MARKS.compile(), read_solar, write, SOLAR_MARKS.thinking)
 
 
 def read_solar(source: MarkedText, mark: re.Match[str]) -> tuple[list[Item], int]:
     """Read one call of Solar Open."""
     head = _SOLAR_HEAD.match(source.text, mark.end())
     if head is None:
-        return source.broken(mark.start(), mark.end(), "the call has no name and arguments")
+        return source.report_broken(mark.start(), mark.end(), "the call has no name and arguments")
     return read_arguments(source, mark.start(), head.end(), name=head[1], closing=_SOLAR_CLOSING)
 
 
@@ -174,7 +174,7 @@ def read_kimi(source: MarkedText, mark: re.Match[str]) -> tuple[list[Item], int]
     head = _KIMI_HEAD.match(source.text, mark.end())
     name = _kimi_name(head[1], source) if head else ""
     if head is None or not name:
-        return source.broken(mark.start(), mark.end(), "the call has no id and arguments")
+        return source.report_broken(mark.start(), mark.end(), "the call has no id and arguments")
     return read_arguments(source, mark.start(), head.end(), name=name, closing=_KIMI_CLOSING, identifier=head[1])
 
 

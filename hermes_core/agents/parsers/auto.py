@@ -23,7 +23,7 @@ class _Format:
     read: Reader
 
 
-def _tagged(layout: xml.Layout, *signs: str) -> _Format:
+def _make_format(layout: xml.Layout, *signs: str) -> _Format:
     return _Format(signs, layout.shape.marks, layout.read)
 
 
@@ -35,21 +35,21 @@ _JSON_NEXT = r"(?=\s*+[\[{])"
 _FORMATS = (
     _objects(hermes.HERMES, "<tool_call>", follows=_JSON_NEXT),
     _objects(hermes.HUNYUAN_A13B, "<tool_calls>", follows=_JSON_NEXT),
-    _tagged(xml.HUNYUAN, "<tool_sep"),
+    _make_format(xml.HUNYUAN, "<tool_sep"),
     _Format(
         ("<tool_call>",),
         Marks(rf"{xml.GLM.shape.marks.opener}(?!\s*+<function=)", xml.GLM.shape.marks.others),
         xml.GLM.read,
     ),
-    _tagged(xml.QWEN, "<function="),
-    _tagged(xml.SEED, "<seed:tool_call>"),
-    _tagged(xml.DOTS, "<dots_function_call>"),
-    _tagged(xml.MINICPM, "<function name="),
-    _tagged(xml.GCML, "<｜GCML｜"),
-    _tagged(xml.MINIMAX, "<invoke name=", "<minimax:tool_call>"),
-    _tagged(xml.DSML, "<｜DSML｜"),
-    _tagged(xml.KIMI3, "<|sep|>"),
-    _tagged(xml.STEP3, "<steptml:", "<｜tool_call"),
+    _make_format(xml.QWEN, "<function="),
+    _make_format(xml.SEED, "<seed:tool_call>"),
+    _make_format(xml.DOTS, "<dots_function_call>"),
+    _make_format(xml.MINICPM, "<function name="),
+    _make_format(xml.GCML, "<｜GCML｜"),
+    _make_format(xml.MINIMAX, "<invoke name=", "<minimax:tool_call>"),
+    _make_format(xml.DSML, "<｜DSML｜"),
+    _make_format(xml.KIMI3, "<|sep|>"),
+    _make_format(xml.STEP3, "<steptml:", "<｜tool_call"),
     _Format(("]<]minimax[>[",), nested.MARKS, nested.read),
     _objects(hermes.LONGCAT, "<longcat_tool_call>"),
     _objects(hermes.PHI, "functools", "<|tool_call|>"),
@@ -119,4 +119,4 @@ def _parser_of(numbers: tuple[int, ...]) -> TextParser:
         name = next(name for name in formats if mark[name] is not None)
         return formats[name].read(source, mark)
 
-    return TextParser("auto", marks.compiled(), read, hermes.HERMES.write, marks.thinking)
+    return TextParser("auto", marks.compile(), read, hermes.HERMES.write, marks.thinking)

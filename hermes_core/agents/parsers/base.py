@@ -79,7 +79,7 @@ class ParsedText:
         items = sorted(found, key=lambda item: item.start)
         for index, item in enumerate(items):
             given = item.id if isinstance(item, ParsedCall) else None
-            identifier = given if given and given not in taken else made_up_id(turn, index)
+            identifier = given if given and given not in taken else make_call_id(turn, index)
             taken.add(identifier)
             made.append(_tool_call(item, identifier, cut=cut and index == len(items) - 1))
         return tuple(made)
@@ -117,7 +117,7 @@ class WritableCall(Protocol):
         ...
 
 
-def made_up_id(turn: int, index: int) -> str:
+def make_call_id(turn: int, index: int) -> str:
     """Return an id for a call without one: nine letters and digits, the form that Mistral's templates require."""
     return f"call{_base36(turn):0>3}{_base36(index):0>2}"
 

@@ -42,7 +42,7 @@ class FormatTokens:
 
     def parser(self, name: str) -> TextParser:
         """Return the parser of this version."""
-        return TextParser(name, self.marks.compiled(), self.read, self.write)
+        return TextParser(name, self.marks.compile(), self.read, self.write)
 
     @property
     def marks(self) -> Marks:
@@ -59,33 +59,35 @@ class FormatTokens:
 
     def write(self, calls: Sequence[WritableCall]) -> str:
         """Write one call after the other."""
-        return "".join(f"{self.opening}call:{call.name}{self._written(call.arguments)}{self.closing}" for call in calls)
+        return "".join(
+            f"{self.opening}call:{call.name}{self._write_value(call.arguments)}{self.closing}" for call in calls
+        )
 
     def read(self, source: MarkedText, mark: re.Match[str]) -> tuple[list[Item], int]:
         """Read the call after the mark."""
         head = _HEAD.match(source.text, mark.end())
         if head is None:
-            return source.broken(mark.start(), mark.end(), "the call is not of the form call:NAME{key:value}")
+            return source.report_broken(mark.start(), mark.end(), "the call is not of the form call:NAME{key:value}")
         try:
             arguments, end = self._literals.members(source, head.end(), "}", ":")
         except NotRead as error:
-            return source.broken(mark.start(), max(error.position, head.end()), str(error), head[1])
+            return source.report_broken(mark.start(), max(error.position, head.end()), str(error), head[1])
         closing = self._closing.match(source.text, end)
         end = closing.end() if closing else end
         return [ParsedCall(head[1], arguments, source.text[mark.start() : end], mark.start())], end
 
-    def _written(self, value: Any) -> str:
+    def _write_value(self, value: Any) -> str:
         if isinstance(value, str):
             return f"{self.quote}{value}{self.quote}"
         if isinstance(value, Mapping):
-            pairs = (f"{self._key(key)}:{self._written(inner)}" for key, inner in sorted(value.items()))
+            pairs = (f"{self._key(key)}:{self._write_value(inner)}" for key, inner in sorted(value.items()))
             return "{" + ",".join(pairs) + "}"
         if isinstance(value, list | tuple):
-            return "[" + ",".join(map(self._written, value)) + "]"
+            return "[" + ",".join(map(self._write_value, value)) + "]"
         return json.dumps(value)
 
     def _key(self, key: str) -> str:
-        return key if _PLAIN_KEY.fullmatch(key) else self._written(key)
+        return key if _PLAIN_KEY.fullmatch(key) else self._write_value(key)
 
 
 GEMMA4 = FormatTokens("<|tool_call>", "<tool_call|>", '<|"|>')

@@ -29,7 +29,7 @@ def gpt_oss() -> TextParser:
 
     It writes ` to=functions.NAME<|channel|>commentary json<|message|>{…}<|call|>` after `<|start|>assistant`.
     """
-    return TextParser("gpt_oss", MARKS.compiled(), read_harmony, write, MARKS.thinking)
+    return TextParser("gpt_oss", MARKS.compile(), read_harmony, write, MARKS.thinking)
 
 
 def write(calls: Sequence[WritableCall]) -> str:
@@ -44,6 +44,6 @@ def read_harmony(source: MarkedText, mark: re.Match[str]) -> tuple[list[Item], i
     """Read the message after the name of its recipient."""
     head = _HEAD.match(source.text, mark.end())
     if head is None:
-        return source.broken(mark.start(), mark.end(), "the call has no message")
+        return source.report_broken(mark.start(), mark.end(), "the call has no message")
     name = head[1].removeprefix("functions.")
     return read_arguments(source, mark.start(), head.end(), name=name, closing=_CLOSING)

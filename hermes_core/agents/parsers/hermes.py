@@ -60,7 +60,7 @@ class Tags:
 
     def parser(self, name: str) -> TextParser:
         """Return the parser of this format."""
-        return TextParser(name, self.marks.compiled(), self.read, self.write)
+        return TextParser(name, self.marks.compile(), self.read, self.write)
 
     @property
     def marks(self) -> Marks:
@@ -70,13 +70,13 @@ class Tags:
     def read(self, source: MarkedText, mark: re.Match[str]) -> tuple[list[Item], int]:
         """Read the object, or objects, between two tags; see `scan.Reader`."""
         items, end = read_objects(source, mark.start(), mark.end(), self.form)
-        tag = self._closed.match(source.text, end)
+        tag = self._closing_pattern.match(source.text, end)
         if not items or tag is None:
             return items, end
         return [*items[:-1], replace(items[-1], raw=source.text[items[-1].start : tag.end()])], tag.end()
 
     @cached_property
-    def _closed(self) -> re.Pattern[str]:
+    def _closing_pattern(self) -> re.Pattern[str]:
         return re.compile(rf"\s*+(?:{self.closing})")
 
 
@@ -179,7 +179,7 @@ def read_objects(source: MarkedText, start: int, position: int, form: Form = cal
         if text.startswith("]", here):
             return [], here + 1
     if not text.startswith("{", here):
-        return source.broken(start, position, "the call is not a JSON object")
+        return source.report_broken(start, position, "the call is not a JSON object")
     while True:
         found = extent(text, here)
         if found.whole:
@@ -189,7 +189,7 @@ def read_objects(source: MarkedText, start: int, position: int, form: Form = cal
                 break
             start = here = following.end()
         else:
-            problem, here = _broken_object(source, start, here, found.end, form)
+            problem, here = _report_unfinished_object(source, start, here, found.end, form)
             items.append(problem)
             start = here
             if not text.startswith("{", here):
@@ -198,7 +198,7 @@ def read_objects(source: MarkedText, start: int, position: int, form: Form = cal
     return items, bracket + 1 if listed and text.startswith("]", bracket) else found.end
 
 
-def _broken_object(source: MarkedText, start: int, here: int, position: int, form: Form) -> tuple[Item, int]:
+def _report_unfinished_object(source: MarkedText, start: int, here: int, position: int, form: Form) -> tuple[Item, int]:
     """Return the problem of an object that has no end, and where the next object, or else the next mark, begins."""
     mark = source.next_mark(position)
     limit = mark.start() if mark else len(source.text)

@@ -43,11 +43,11 @@ def xlam() -> TextParser:
 
     Source: the tests of vLLM's parser of this name.
     """
-    return TextParser("xlam", XLAM_MARKS.compiled(), read_xlam, lambda calls: f"[{', '.join(map(json_call, calls))}]")
+    return TextParser("xlam", XLAM_MARKS.compile(), read_xlam, lambda calls: f"[{', '.join(map(json_call, calls))}]")
 
 
 def _llama(name: str) -> TextParser:
-    return TextParser(name, Marks(f"{TAG_MARKS.opener}|{_BARE}", TAG_MARKS.others).compiled(), read_llama, write)
+    return TextParser(name, Marks(f"{TAG_MARKS.opener}|{_BARE}", TAG_MARKS.others).compile(), read_llama, write)
 
 
 def write(calls: Sequence[WritableCall]) -> str:

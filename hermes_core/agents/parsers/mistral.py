@@ -24,7 +24,7 @@ def mistral() -> TextParser:
 
     Ids are kept if present: `"id"` in the objects, `[CALL_ID]` after the name.
     """
-    return TextParser("mistral", Marks(OPENER).compiled(), read_mistral, write)
+    return TextParser("mistral", Marks(OPENER).compile(), read_mistral, write)
 
 
 def write(calls: Sequence[WritableCall]) -> str:
@@ -39,5 +39,5 @@ def read_mistral(source: MarkedText, mark: re.Match[str]) -> tuple[list[Item], i
         return read_objects(source, mark.start(), here)
     head = _HEAD.match(source.text, here)
     if head is None:
-        return source.broken(mark.start(), mark.end(), "the call has no name")
+        return source.report_broken(mark.start(), mark.end(), "the call has no name")
     return read_arguments(source, mark.start(), head.end(), name=head[1], closing=_NOTHING, identifier=head[2])

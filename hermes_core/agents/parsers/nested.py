@@ -11,7 +11,7 @@ from hermes_core.agents.parsers.base import ParsedCall, WritableCall
 from hermes_core.agents.parsers.jsontext import Item
 from hermes_core.agents.parsers.literals import NotRead
 from hermes_core.agents.parsers.scan import MarkedText, Marks, TextParser
-from hermes_core.agents.parsers.typed import Schema, member_schema, typed
+from hermes_core.agents.parsers.typed import Schema, convert, member_schema
 
 _SIGN = "]<]minimax[>["
 """The token before each tag. A value can hold anything except this."""
@@ -30,7 +30,7 @@ def minimax_m3() -> TextParser:
     Objects are written as tags inside of tags, lists as `<item>` tags. Source: the tests of vLLM's parser, and
     SGLang's detector.
     """
-    return TextParser("minimax_m3", MARKS.compiled(), read, write)
+    return TextParser("minimax_m3", MARKS.compile(), read, write)
 
 
 def write(calls: Sequence[WritableCall]) -> str:
@@ -44,7 +44,7 @@ def read(source: MarkedText, mark: re.Match[str]) -> tuple[list[Item], int]:
     start = mark.start()
     head = _HEAD.match(source.text, mark.end()) if mark[0].endswith('"') else None
     if head is None:
-        return source.broken(start, mark.end(), "the call does not begin with a tool's name")
+        return source.report_broken(start, mark.end(), "the call does not begin with a tool's name")
     root = source.tools.get(head[1], {})
     given: list[tuple[str, Any]] = []
     position = head.end()
@@ -53,11 +53,11 @@ def read(source: MarkedText, mark: re.Match[str]) -> tuple[list[Item], int]:
             value, position = _value(source, tag, member_schema(root, tag[2], root), root, 1)
             given.append((tag[2], value))
     except NotRead as error:
-        return source.broken(start, error.position, str(error), head[1])
+        return source.report_broken(start, error.position, str(error), head[1])
     end = _END.match(source.text, position)
     if end is None:
-        return source.broken(start, position, "the call has no end, or something else than arguments", head[1])
-    return [ParsedCall(head[1], _grouped(given), source.text[start : end.end()], start)], end.end()
+        return source.report_broken(start, position, "the call has no end, or something else than arguments", head[1])
+    return [ParsedCall(head[1], _group(given), source.text[start : end.end()], start)], end.end()
 
 
 def _opening(source: MarkedText, position: int) -> re.Match[str] | None:
@@ -79,7 +79,7 @@ def _value(source: MarkedText, tag: re.Match[str], schema: Schema | None, root: 
     if closing is None or closing[1] == "" or closing[2] != tag[2]:
         raise NotRead(tag.end(), f"the value of {tag[2]!r} has no end")
     if not members:
-        return typed(source.text[begin : closing.start()], schema, root), closing.end()
+        return convert(source.text[begin : closing.start()], schema, root), closing.end()
     if source.text[position : closing.start()].strip():
         raise NotRead(position, f"{tag[2]!r} has text beside tags")
     return _container(members), closing.end()
@@ -88,10 +88,10 @@ def _value(source: MarkedText, tag: re.Match[str], schema: Schema | None, root: 
 def _container(members: Sequence[tuple[str, Any]]) -> Any:
     """Return the list of members that are all items; otherwise the object."""
     items = [value for key, value in members if key == "item"]
-    return items if len(items) == len(members) else _grouped(members)
+    return items if len(items) == len(members) else _group(members)
 
 
-def _grouped(members: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+def _group(members: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     """Return the members by key. A key that occurs again has the list of its values."""
     values: dict[str, list[Any]] = {}
     for key, value in members:
@@ -100,10 +100,10 @@ def _grouped(members: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _tags(members: Mapping[str, Any]) -> str:
-    return "".join(f"{_SIGN}<{key}>{_written(value)}{_SIGN}</{key}>" for key, value in members.items())
+    return "".join(f"{_SIGN}<{key}>{_write_value(value)}{_SIGN}</{key}>" for key, value in members.items())
 
 
-def _written(value: Any) -> str:
+def _write_value(value: Any) -> str:
     if isinstance(value, Mapping) and value:
         return _tags(value)
     if isinstance(value, list | tuple) and value:

@@ -33,7 +33,7 @@ _ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8}
 _LETTERS = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "a": "\a", "b": "\b", "f": "\f", "v": "\v", "\n": ""}
 
 
-def _unescaped(text: str) -> str:
+def _unescape(text: str) -> str:
     return _ESCAPE.sub(_meaning, text) if "\\" in text else text
 
 
@@ -46,7 +46,7 @@ def _meaning(escape: re.Match[str]) -> str:
     return chr(number) if number <= 0x10FFFF else escape[0]
 
 
-PYTHON = Literals({quote: _ends_at(quote) for quote in ('"""', "'''", "'", '"')}, _KEY, _unescaped, "**")
+PYTHON = Literals({quote: _ends_at(quote) for quote in ('"""', "'''", "'", '"')}, _KEY, _unescape, "**")
 
 OPENER = rf"\[(?=\s*+{_NAME}\(\s*+(?:[\w.$-]{{1,256}}+\s*+=|\)|\*\*|['\"]))"
 LLAMA_MARKS = Marks(r"<\|python_start\|>", r"<\|python_end\|>")
@@ -59,7 +59,7 @@ def pythonic() -> TextParser:
 
     Source: Meta's page on Llama 3.2's prompt format.
     """
-    return TextParser("pythonic", Marks(OPENER).compiled(), read_bare, _written(json_like=False))
+    return TextParser("pythonic", Marks(OPENER).compile(), read_bare, _make_writer(json_like=False))
 
 
 def llama4_pythonic() -> TextParser:
@@ -69,7 +69,7 @@ def llama4_pythonic() -> TextParser:
     """
     marks = Marks(f"{LLAMA_MARKS.opener}|{OPENER}", LLAMA_MARKS.others)
     read = _either(read_marked, read_bare)
-    return TextParser("llama4_pythonic", marks.compiled(), read, _written(json_like=False))
+    return TextParser("llama4_pythonic", marks.compile(), read, _make_writer(json_like=False))
 
 
 def lfm2() -> TextParser:
@@ -79,8 +79,8 @@ def lfm2() -> TextParser:
 
     Source: the chat template of LFM2.5.
     """
-    write = _written(json_like=False, around=("<|tool_call_start|>[", "]<|tool_call_end|>"))
-    return TextParser("lfm2", LFM_MARKS.compiled(), read_marked, write)
+    write = _make_writer(json_like=False, around=("<|tool_call_start|>[", "]<|tool_call_end|>"))
+    return TextParser("lfm2", LFM_MARKS.compile(), read_marked, write)
 
 
 def olmo3() -> TextParser:
@@ -88,8 +88,8 @@ def olmo3() -> TextParser:
 
     Its calls may have JSON's words for values. Source: the tests of vLLM's parser of this name.
     """
-    write = _written(json_like=True, around=("<function_calls>", "</function_calls>"), joint="\n")
-    return TextParser("olmo3", OLMO_MARKS.compiled(), read_marked, write)
+    write = _make_writer(json_like=True, around=("<function_calls>", "</function_calls>"), joint="\n")
+    return TextParser("olmo3", OLMO_MARKS.compile(), read_marked, write)
 
 
 def read_marked(source: MarkedText, mark: re.Match[str]) -> tuple[list[Item], int]:
@@ -139,7 +139,11 @@ def _calls(source: MarkedText, start: int, position: int) -> tuple[list[Item], i
         start = position = _BETWEEN.match(text, end).end()  # type: ignore[union-attr]  # it matches anywhere
         if listed and text.startswith("]", end):
             return items, end + 1
-    return (items, end) if items else source.broken(start, position, "the calls are not of the form NAME(key=value)")
+    return (
+        (items, end)
+        if items
+        else source.report_broken(start, position, "the calls are not of the form NAME(key=value)")
+    )
 
 
 def _anew(source: MarkedText, position: int) -> int:
@@ -151,7 +155,7 @@ def _anew(source: MarkedText, position: int) -> int:
     return found.start() if found else limit
 
 
-def _written(
+def _make_writer(
     *, json_like: bool, around: tuple[str, str] = ("[", "]"), joint: str = ", "
 ) -> Callable[[Sequence[WritableCall]], str]:
     def text(value: Any) -> str:

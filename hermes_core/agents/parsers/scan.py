@@ -68,7 +68,7 @@ class Marks:
     thinking: Mapping[str, str] = field(default_factory=lambda: THINKING)
     """The marks around reasoning."""
 
-    def compiled(self) -> re.Pattern[str]:
+    def compile(self) -> re.Pattern[str]:
         """Return everything as one pattern, with a group for each kind of mark."""
         think, unthink = ("|".join(map(re.escape, marks)) for marks in (self.thinking, self.thinking.values()))
         others = f"|(?P<other>{self.others})" if self.others else ""
@@ -116,7 +116,7 @@ class MarkedText:
         self._broken += 1
         return self._broken > _EXPLAINED
 
-    def broken(self, start: int, position: int, message: str, name: str = "") -> tuple[list[Item], int]:
+    def report_broken(self, start: int, position: int, message: str, name: str = "") -> tuple[list[Item], int]:
         """Return a reader's result for a call that begins at `start` and can't be read from `position` on.
 
         The call's text ends before the next mark, or after it if that is a closing one.
@@ -196,7 +196,7 @@ class _Scan:
                 self.outside.append(text[begin : mark.start()])
             self.plain = False
             begin = position
-        return self._result(text if self.plain else _joined([*self.outside, text[begin:]]))
+        return self._result(text if self.plain else _join([*self.outside, text[begin:]]))
 
     def _endless(self, read: Reader, opening: re.Match[str], closing: str) -> None:
         """Handle thinking that is never closed. Calls in it are not made, but must not be dropped silently."""
@@ -241,10 +241,10 @@ class _Scan:
     def _result(self, content: str) -> ParsedText:
         problems = [*self.problems, *(item for item in self.items if isinstance(item, ParseProblem))]
         calls = [item for item in self.items if isinstance(item, ParsedCall)]
-        return ParsedText(content, _joined(self.reasoning) or None, tuple(calls), tuple(problems))
+        return ParsedText(content, _join(self.reasoning) or None, tuple(calls), tuple(problems))
 
 
-def _joined(pieces: Sequence[str]) -> str:
+def _join(pieces: Sequence[str]) -> str:
     return "\n".join(piece.strip() for piece in pieces if piece.strip())
 
 

@@ -48,7 +48,7 @@ def member_schema(schema: Schema, key: str, root: Schema) -> Schema | None:
     return None
 
 
-def typed(text: str, schema: Schema | None, root: Schema) -> Any:
+def convert(text: str, schema: Schema | None, root: Schema) -> Any:
     """Return the value of `text` by its schema. `root` is the parameters schema, into which references point.
 
     What may be a string stays one, except null, members of an enumeration, and objects and arrays if those are allowed
@@ -57,7 +57,7 @@ def typed(text: str, schema: Schema | None, root: Schema) -> Any:
     """
     if schema is None:
         return text
-    kinds, members = _allowed(schema, root)
+    kinds, members = _find_types(schema, root)
     bare = text.strip()
     if members:
         return next((member for member in members if _writes(member, text, bare)), text)
@@ -65,7 +65,7 @@ def typed(text: str, schema: Schema | None, root: Schema) -> Any:
         return None
     if "string" in kinds and not (bare[:1] in ("{", "[") and kinds & {"object", "array"}):
         return text
-    value = decoded(bare)
+    value = decode(bare)
     return value if _kinds_of(value) & kinds else text
 
 
@@ -76,7 +76,7 @@ def _writes(member: Any, text: str, bare: str) -> bool:
     return bare in (str(member), json.dumps(member, default=str))
 
 
-def decoded(bare: str) -> Any:
+def decode(bare: str) -> Any:
     """Return the value of a text that is JSON or one of the words; the text itself if it is neither."""
     if bare in _WORDS:
         return _WORDS[bare]
@@ -108,7 +108,7 @@ def _kinds_of(value: Any) -> set[str]:
     return {"object"} if isinstance(value, Mapping) else {"array"}
 
 
-def _allowed(schema: Schema, root: Schema) -> tuple[set[str], list[Any]]:
+def _find_types(schema: Schema, root: Schema) -> tuple[set[str], list[Any]]:
     """Return the types that a schema allows, and the members of its enumeration. No types: it does not say."""
     kinds: set[str] = set()
     members: list[Any] = []

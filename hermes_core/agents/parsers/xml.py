@@ -13,7 +13,7 @@ from hermes_core.agents.parsers.arguments import read_arguments
 from hermes_core.agents.parsers.base import ParsedCall, WritableCall
 from hermes_core.agents.parsers.jsontext import Item
 from hermes_core.agents.parsers.scan import THINKING, MarkedText, Marks, TextParser
-from hermes_core.agents.parsers.typed import Schema, decoded, property_schema, typed
+from hermes_core.agents.parsers.typed import Schema, convert, decode, property_schema
 
 
 def _json(value: Any) -> str:
@@ -72,33 +72,33 @@ class Layout:
 
     def parser(self, name: str) -> TextParser:
         """Return the parser of this format."""
-        return TextParser(name, self.shape.marks.compiled(), self.read, self.write)
+        return TextParser(name, self.shape.marks.compile(), self.read, self.write)
 
     def write(self, calls: Sequence[WritableCall]) -> str:
         """Write the calls as the format's chat template does."""
-        written = [_filled(self.wrap, call=self._call(call, number)) for number, call in enumerate(calls, 1)]
-        return _filled(self.section, calls=self.joint.join(written))
+        written = [_fill(self.wrap, call=self._call(call, number)) for number, call in enumerate(calls, 1)]
+        return _fill(self.section, calls=self.joint.join(written))
 
     def _call(self, call: WritableCall, number: int) -> str:
-        encode = _encoded if self.encoded else str
+        encode = _encode if self.encoded else str
         arguments = (
-            _filled(
+            _fill(
                 self.argument,
                 key=encode(key),
                 kind=self.kind(value),
-                value=self._quoted(value if isinstance(value, str) else self.text(value)),
+                value=self._quote(value if isinstance(value, str) else self.text(value)),
             )
             for key, value in call.arguments.items()
         )
-        return _filled(self.call, name=encode(call.name), number=str(number), arguments="".join(arguments))
+        return _fill(self.call, name=encode(call.name), number=str(number), arguments="".join(arguments))
 
-    def _quoted(self, text: str) -> str:
-        if self.quotes is None or self.unframed(text) == text:
+    def _quote(self, text: str) -> str:
+        if self.quotes is None or self.strip_frame(text) == text:
             return text
         opening, closing = self.quotes
         return f"{opening}{text}{closing}"
 
-    def unframed(self, text: str) -> str:
+    def strip_frame(self, text: str) -> str:
         """Return a value without the line breaks, or the quotes, between it and its tags."""
         if self.lines:
             return text.removeprefix("\n").removesuffix("\n")
@@ -114,9 +114,9 @@ class Layout:
         named = mark[0].endswith(self.shape.opening)
         head = self.shape.head.match(source.text, mark.end()) if named else None
         if head is None:
-            return source.broken(mark.start(), mark.end(), "the call does not begin with a tool's name")
+            return source.report_broken(mark.start(), mark.end(), "the call does not begin with a tool's name")
         name = head["name"].strip("\"'")
-        return _Arguments(source, self, _decoded(name) if self.encoded else name).read(mark.start(), head.end())
+        return _Arguments(source, self, _decode(name) if self.encoded else name).read(mark.start(), head.end())
 
     @cached_property
     def shape(self) -> Shape:
@@ -161,15 +161,15 @@ _FIELD = re.compile(r"\{(\w+)\}")
 _PIECE = re.compile(r"\{(\w+)\}|(\s+)|[^\s{]+")
 
 
-def _encoded(text: str) -> str:
+def _encode(text: str) -> str:
     return text.replace("&", "&amp;").replace('"', "&quot;")
 
 
-def _decoded(text: str) -> str:
+def _decode(text: str) -> str:
     return text.replace("&quot;", '"').replace("&amp;", "&")
 
 
-def _filled(template: str, **values: str) -> str:
+def _fill(template: str, **values: str) -> str:
     return _FIELD.sub(lambda field: values.get(field[1], ""), template)
 
 
@@ -300,7 +300,7 @@ MINIMAX = Layout(
 DOTS = replace(MINIMAX, section="<dots_function_call>\n{calls}\n</dots_function_call>")
 
 
-def _marked(mark: str, section: str) -> Layout:
+def _make_marked_layout(mark: str, section: str) -> Layout:
     return Layout(
         argument=f'<{mark}parameter name="{{key}}" string="{{kind}}">{{value}}</{mark}parameter>\n',
         call=f'<{mark}invoke name="{{name}}">\n{{arguments}}</{mark}invoke>',
@@ -312,9 +312,9 @@ def _marked(mark: str, section: str) -> Layout:
 
 # Their tags have a mark of their own and say which values are text. Source: the chat template that DeepSeek describes
 # for V3.2; SGLang's detectors of DeepSeek V4 and GigaChat 3.5.
-DSML = _marked("｜DSML｜", "function_calls")
-DSML4 = _marked("｜DSML｜", "tool_calls")
-GCML = _marked("｜GCML｜", "tool_calls")
+DSML = _make_marked_layout("｜DSML｜", "function_calls")
+DSML4 = _make_marked_layout("｜DSML｜", "tool_calls")
+GCML = _make_marked_layout("｜GCML｜", "tool_calls")
 # Source: SGLang's detector.
 MINICPM = Layout(
     argument='<param name="{key}">{value}</param>',
@@ -384,16 +384,16 @@ class _Arguments:
             key = self._key(found)
             value = self._value(found.end())
             if value is None:
-                return self.source.broken(start, found.end(), f"the value of {key!r} has no end", self.name)
+                return self.source.report_broken(start, found.end(), f"the value of {key!r} has no end", self.name)
             raw, position = value
-            self.given[key] = self._typed(key, raw, found.groupdict().get("kind"))
+            self.given[key] = self._convert(key, raw, found.groupdict().get("kind"))
         closed = self.shape.end.match(text, position)
         if closed is None:
             mark = self.source.next_mark(position)
             left = text[position : mark.start() if mark else len(text)]
             if not self.given or left.strip():
                 message = "the call has no end, or something else than arguments"
-                return self.source.broken(start, position, message, self.name)
+                return self.source.report_broken(start, position, message, self.name)
         end = closed.end() if closed else position
         call = ParsedCall(
             self.name, self.given, text[start:end], start, repaired=self.repaired, ended=closed is not None
@@ -415,14 +415,14 @@ class _Arguments:
             if thought is not None and thought.start() < end:
                 return None  # a draft in the reasoning, which ended before it did
             self.repaired = True
-            return self.layout.unframed(text[position:end]), end
+            return self.layout.strip_frame(text[position:end]), end
         closing = proper or first
         if closing is None:
             return None
         if first is not None and closing is not first:
             head = self.source.search(shape.inner_head, first.end())
             closing = first if head is not None and head.start() < closing.start() else closing
-        return self.layout.unframed(text[position : closing.start()]), closing.end()
+        return self.layout.strip_frame(text[position : closing.start()]), closing.end()
 
     def _missing_end(self, position: int, first: re.Match[str] | None, proper: re.Match[str] | None) -> int | None:
         """Return the end of a value that nothing closes: before the next argument, the next call, or this call's end.
@@ -450,13 +450,13 @@ class _Arguments:
 
     def _key(self, found: re.Match[str]) -> str:
         key = found["key"].strip().strip("\"'")
-        return _decoded(key) if self.layout.encoded else key
+        return _decode(key) if self.layout.encoded else key
 
-    def _typed(self, key: str, raw: str, kind: str | None) -> Any:
+    def _convert(self, key: str, raw: str, kind: str | None) -> Any:
         """Return the value by the type that the call gives, or by the tool's schema if it gives none."""
         if kind in ("string", "true"):
             return raw
-        return typed(raw, property_schema(self.tool, key), self.tool) if kind is None else decoded(raw.strip())
+        return convert(raw, property_schema(self.tool, key), self.tool) if kind is None else decode(raw.strip())
 
     def _is_next(self, key: str) -> bool:
         """Return whether this can be the tool's next argument."""

@@ -20,7 +20,7 @@ from hermes_core.errors import (
     SandboxLost,
     SlotLost,
     SlotUnclean,
-    explained,
+    explain_errors,
     plugin_fault,
     wrong_answer,
 )
@@ -131,7 +131,7 @@ class GuestConnection:
 
     async def _read(self) -> bytes:
         fault = partial(plugin_fault, self.channel, "read", sandbox_id=self._sandbox_id)
-        with explained(fault, but=(HermesError, TimeoutError)):
+        with explain_errors(fault, but=(HermesError, TimeoutError)):
             data = await self.channel.read(1 << 18)
         if not isinstance(data, bytes | bytearray | memoryview):
             raise wrong_answer(self.channel, "read", data, "bytes", sandbox_id=self._sandbox_id)
@@ -156,7 +156,7 @@ async def greet(
     try:
         async with asyncio.timeout(limit_s):
             fault = partial(plugin_fault, sandbox, "open", sandbox_id=sandbox.id)
-            with explained(fault, but=(HermesError, TimeoutError)):
+            with explain_errors(fault, but=(HermesError, TimeoutError)):
                 result = await sandbox.open(guest_argv(settings.state_dir, join=join))
                 if not isinstance(result, Channel):
                     raise wrong_answer(sandbox, "open", result, "a Channel", sandbox_id=sandbox.id)

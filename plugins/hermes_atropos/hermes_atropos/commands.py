@@ -14,10 +14,10 @@ from typing import Any, Protocol
 
 import click
 
-from hermes_core import ConfigError, Runtime, UnknownNameError, say, validated
+from hermes_core import ConfigError, Runtime, UnknownNameError, say, validate_data
 from hermes_core.cli.exits import EXIT_INCOMPLETE
 from hermes_core.cli.main import LazyGroup
-from hermes_core.cli.options import DottedCommand, dotted, merged, read_config
+from hermes_core.cli.options import DottedCommand, dotted_options, merge_options, read_config
 from hermes_core.cli.support import finish
 
 SECTIONS = ("env", "openai")
@@ -145,8 +145,8 @@ def _make_environment(ctx: click.Context, kind: type[Modes], mode: str, path: Pa
         **_defaults_of_mode(kind, mode),
         **sections["env"],
     }
-    settings = merged(values, dotted(ctx, "env"), config_class)
-    config = validated(config_class, settings, f"environment {kind.name!r}")
+    settings = merge_options(values, dotted_options(ctx, "env"), config_class)
+    config = validate_data(config_class, settings, f"environment {kind.name!r}")
     return kind(config, _servers(ctx, default_servers, sections["openai"]), runtime=runtime)
 
 
@@ -176,7 +176,7 @@ def _servers(ctx: click.Context, defaults: Any, section: Any) -> list[Any]:
         listed = [{**first.model_dump(), **(section[0] if isinstance(section, list) else section)}]
     else:
         listed = [server.model_dump() for server in base]
-    options = dotted(ctx, "openai")
+    options = dotted_options(ctx, "openai")
     if options and len(listed) != 1:
         raise ConfigError(
             f"--openai.… is for one server, and there are {len(listed)}", hint="write the settings in the file"
@@ -185,4 +185,6 @@ def _servers(ctx: click.Context, defaults: Any, section: Any) -> list[Any]:
         for key in (*server, *options):
             if key not in APIServerConfig.model_fields:
                 raise UnknownNameError("key", key, APIServerConfig.model_fields, where="of openai")
-    return [validated(APIServerConfig, merged(server, options, APIServerConfig), "openai") for server in listed]
+    return [
+        validate_data(APIServerConfig, merge_options(server, options, APIServerConfig), "openai") for server in listed
+    ]

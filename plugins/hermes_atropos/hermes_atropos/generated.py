@@ -75,7 +75,7 @@ class PluginEnv(HermesAgentBaseEnv):
             DatasetError: the settings select no item.
         """
         await self._plugin.setup()
-        if next(iter(self._plugin.selected_items()), None) is None:
+        if next(iter(self._plugin.select_items()), None) is None:
             raise DatasetError(
                 f"environment {self.environment_name!r} has no items, as its settings select them",
                 hint="check the dataset, and the settings that choose among its items",
@@ -104,7 +104,7 @@ class PluginEnv(HermesAgentBaseEnv):
         return next(self._order, None)
 
     def _rounds(self) -> Iterator[Item]:
-        items = list(self._plugin.selected_items())
+        items = list(self._plugin.select_items())
         yield from items
         for number in itertools.count(1):
             if not (self.endless and items):
@@ -128,7 +128,7 @@ class PluginEnv(HermesAgentBaseEnv):
             InfraError: no rollout has a score.
         """
         began = time.time()
-        items = list(itertools.islice(self._plugin.selected_items(), self.config.eval_items or None))
+        items = list(itertools.islice(self._plugin.select_items(), self.config.eval_items or None))
         groups = await self._roll_all(items)
         counted = self.evaluation.take()
         scored = [rolled for group in groups for rolled in group.kept]

@@ -12,7 +12,7 @@ from pydantic import SecretStr
 from hermes_atropos.config import HermesAgentEnvConfig
 from hermes_core import Agent, AgentSettings, ConfigError, ExactAgent, Runtime, Settings
 from hermes_core.agents.balanced import BalancedAgent
-from hermes_core.agents.exact.factory import checked_chat
+from hermes_core.agents.exact.factory import load_chat
 from hermes_core.agents.exact.generate import GenerateServer
 from hermes_core.agents.exact.parser_choice import matching_parser
 from hermes_core.agents.model import ModelAgent, OpenAIServer
@@ -146,7 +146,7 @@ def open_servers(
     parsers = parsers_with(runtime, config.tool_call_parser)
     is_program = config.agent != ModelAgent.name  # a program has tools and a system prompt of its own
     tools = tools or is_program
-    chat = checked_chat(
+    chat = load_chat(
         tokenizer,
         template=config.chat_template,
         template_kwargs=config.chat_template_kwargs,

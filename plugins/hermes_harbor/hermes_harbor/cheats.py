@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from hermes_core import Cheat, DatasetError, Item, file_cheats, named_files, shell_cheats, usual_cheats
+from hermes_core import Cheat, DatasetError, Item, file_cheats, find_file_names, shell_cheats, usual_cheats
 from hermes_harbor.tasks import read_text
 
 _REWARD = "/logs/verifier/reward"
@@ -78,5 +78,5 @@ def scripts_in(tests: Sequence[Path]) -> list[str]:
     for path in files[:MOST_TESTS]:
         with contextlib.suppress(DatasetError):  # a file that is too large, or no text
             text = read_text(path)
-            found += [*_RUN.findall(text), *named_files(text)]
+            found += [*_RUN.findall(text), *find_file_names(text)]
     return [name for name in dict.fromkeys(found) if not name.startswith(("/tests/", "/logs/"))][:MOST_NAMES]

@@ -90,7 +90,7 @@ class HarborEnvironment(Environment):
     def _load(self) -> dict[str, tuple[HarborTask, Item]]:
         intake = Intake(self.config.dataset_name, skip=self.config.skip_refused)
         readers = ((where, partial(_with_item, read)) for where, read in self.load(intake))
-        return intake.taken(readers, lambda pair: pair[0].id)
+        return intake.read_all(readers, lambda pair: pair[0].id)
 
     def load(self, intake: Intake) -> Iterable[tuple[str, Callable[[], HarborTask]]]:
         """Yield the place of each task, with a function that reads it or raises `DatasetError`. Blocking.

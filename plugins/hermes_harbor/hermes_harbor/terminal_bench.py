@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from hermes_core import DatasetError, Intake, checked_row, read_rows
+from hermes_core import DatasetError, Intake, read_rows, validate_row
 from hermes_harbor.archives import unpack
 from hermes_harbor.config import TerminalBench2Config
 from hermes_harbor.environment import HarborEnvironment
@@ -61,7 +61,7 @@ class TerminalBench2Environment(HarborEnvironment):
             yield where, partial(self._unpack_row, fields, where, top, number)
 
     def _unpack_row(self, fields: Mapping[str, Any], where: str, top: Path, number: int) -> HarborTask:
-        row = checked_row(TerminalBenchRow, fields, where)
+        row = validate_row(TerminalBenchRow, fields, where)
         folder = top / f"{number}-{re.sub(r'[^A-Za-z0-9_-]', '-', row.task_name)}"
         limits = {"max_bytes": self.config.max_archive_bytes, "max_files": self.config.max_archive_files}
         for name, text in (("environment", row.environment_tar), ("tests", row.tests_tar)):

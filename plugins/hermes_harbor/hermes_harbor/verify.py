@@ -21,7 +21,7 @@ from hermes_core import (
     SlotCommands,
     SlotHandle,
     VerifierError,
-    watched,
+    watch_for_starvation,
 )
 from hermes_harbor.artifacts import Collection, collect_artifacts, keep, lay_out
 from hermes_harbor.config import HarborConfig
@@ -213,7 +213,7 @@ class Verification:
             output=f"{LOGS}/test-stdout.txt",
             programs=packages.programs,
         )
-        result, starved = await watched(commands, run(), limit_s)
+        result, starved = await watch_for_starvation(commands, run(), limit_s)
         await kill_others(commands, beginning)
         if result.timed_out and starved is not None:
             await script(commands, f"rm -rf {LOGS} && mkdir {LOGS} && chmod 777 {LOGS}")

@@ -11,7 +11,7 @@ import yaml
 from inspect_ai.util import ComposeConfig, ComposeService, is_compose_yaml, is_dockerfile, parse_compose_yaml
 from pydantic import BaseModel, ConfigDict, Field
 
-from hermes_core import ConfigError, validated
+from hermes_core import ConfigError, validate_data
 
 
 class HermesSandboxConfig(BaseModel):
@@ -54,7 +54,7 @@ def read_config(config: BaseModel | str | None) -> HermesSandboxConfig:
             return _container({"dockerfile": _build_folder(Path(config))})
         if is_compose_yaml(config):
             return _of_compose(parse_compose_yaml(config), Path(config).parent)
-        return validated(HermesSandboxConfig, yaml.safe_load(Path(config).read_text()) or {}, config)
+        return validate_data(HermesSandboxConfig, yaml.safe_load(Path(config).read_text()) or {}, config)
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"{config} can't be read: {error}", hint="correct the file") from error
 

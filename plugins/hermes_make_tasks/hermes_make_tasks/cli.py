@@ -20,13 +20,13 @@ from hermes_core import (
     UnknownNameError,
     UsageError,
     carry_out,
-    chosen_agent,
-    given_settings,
+    choose_agent,
+    collect_settings,
     progress_for,
     progress_option,
     say,
     setting_option,
-    validated,
+    validate_data,
 )
 from hermes_make_tasks.wanted import Wanted
 
@@ -97,7 +97,7 @@ def make_tasks(ctx: click.Context, /, repo: str | None, out: Path | None, **give
         wanted = _read_wanted(ctx, repo, options)
         if wanted.statement == "template":
             return await make(runtime, options, wanted, out, progress=display)
-        agent = runtime.agent("model", chosen_agent(ctx, runtime, "model"))
+        agent = runtime.agent("model", choose_agent(ctx, runtime, "model"))
         if isinstance(agent, CanCheckEndpoint):
             await agent.check_endpoint()
         return await make(runtime, options, wanted, out, writer=agent, progress=display)
@@ -118,7 +118,7 @@ def _read_wanted(ctx: click.Context, repo: str, options: RunOptions) -> Wanted:
 
     from hermes_make_tasks.origin import check_ref
 
-    given, params = given_settings(ctx, Wanted), ctx.params
+    given, params = collect_settings(ctx, Wanted), ctx.params
     made: dict[str, Any] = {
         "repo": str(Path(repo).absolute()) if Path(repo).exists() else repo,
         "kinds": _kinds(params["kinds"]),
@@ -129,7 +129,7 @@ def _read_wanted(ctx: click.Context, repo: str, options: RunOptions) -> Wanted:
     if "requirements" in given:
         lines = given["requirements"].read_text(encoding="utf-8").splitlines()
         made["requirements"] = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
-    wanted = validated(Wanted, {**given, **made}, "the command line")
+    wanted = validate_data(Wanted, {**given, **made}, "the command line")
     check_ref(wanted.ref)
     if not re.fullmatch(r"((>=)?\d+\.\d+)?", wanted.python):
         raise UsageError(f"--python {wanted.python!r} is not a version", hint="write 3.11, or >=3.9")

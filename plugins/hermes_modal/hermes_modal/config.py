@@ -17,7 +17,7 @@ from hermes_core import (
     TerminalVariables,
     UnknownNameError,
     nearest_hint,
-    validated,
+    validate_data,
 )
 from hermes_core import read_profiles as profiles_of
 
@@ -171,7 +171,7 @@ class ModalSandboxConfig(SandboxConfig):
 
     def _with(self, changes: Mapping[str, Any]) -> Self:
         values = {**self.model_dump(exclude_unset=True), **changes}
-        return validated(type(self), values, f"profile {self.name!r} of backend 'modal'")
+        return validate_data(type(self), values, f"profile {self.name!r} of backend 'modal'")
 
     @classmethod
     def from_dict(cls, name: str, data: Mapping[str, Any]) -> Self:
@@ -210,7 +210,7 @@ class ModalSandboxConfig(SandboxConfig):
             values["idle_timeout"] = pause
         if (most := values.get("max_sandboxes")) is not None:
             values.setdefault("min_sandboxes", min(1, int(most)) if _is_number(most) else 1)
-        return validated(cls, {**values, "name": name}, what)
+        return validate_data(cls, {**values, "name": name}, what)
 
     @classmethod
     def from_env(cls, profile: str = "default", environ: Mapping[str, str] | None = None) -> Self:

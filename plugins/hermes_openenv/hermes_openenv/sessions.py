@@ -22,7 +22,7 @@ from hermes_core import (
     TokenSequence,
     TrainerRun,
     open_trainer_session,
-    validated,
+    validate_data,
 )
 
 OPENENV = AdaptedPackage("hermes-rl-openenv", "openenv", "0.10.0")
@@ -58,7 +58,7 @@ class HermesSessionFactory(ResourceSessionFactory[ResourceSession]):
         **options: Any,
     ) -> None:
         OPENENV.check()
-        run_options = validated(RunOptions, options, "the options of HermesSessionFactory")
+        run_options = validate_data(RunOptions, options, "the options of HermesSessionFactory")
         self.run = TrainerRun(
             partial(open_trainer_session, environment, run_options, env=env, agent=agent),
             exact=agent is not None,

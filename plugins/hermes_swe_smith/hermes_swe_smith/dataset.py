@@ -47,7 +47,9 @@ def load_tasks(
 
     intake = intake or Intake(config.dataset_name, skip=config.skip_refused)
     try:
-        return intake.taken(((where, partial(read, row, where)) for where, row in rows), lambda task: task.instance_id)
+        return intake.read_all(
+            ((where, partial(read, row, where)) for where, row in rows), lambda task: task.instance_id
+        )
     finally:
         if left_out:
             log.info(

@@ -156,7 +156,7 @@ class SweSmithEnvironment(Environment):
     async def prepare_sandbox(self, sandbox: NewSandbox) -> None:
         """Clone the repositories of all items, and install what their tests need, while there is a network."""
         done = set()
-        for item in self.selected_items():
+        for item in self.select_items():
             task = self._task(item)
             source = self._catalog.source(task)
             if source.key not in done and task.image in (None, sandbox.image):

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from hermes_core import ConfigError, DatasetError, checked_row, nearest_hint
+from hermes_core import ConfigError, DatasetError, nearest_hint, validate_row
 from hermes_swe_smith.rows import SweTask
 
 _URL = re.compile(r"^(https?|ssh|git|file)://|^[\w.-]+@[\w.-]+:")
@@ -190,7 +190,7 @@ def _read_listing(path: Path) -> dict[str, RepoEntry]:
         raise DatasetError(f"{path} can't be read: {error}", hint="a JSON list of repositories") from error
     if not isinstance(listing, list):
         raise DatasetError(f"{path}: the whole must be a list", hint="it is a JSON list of repositories")
-    entries = [checked_row(RepoEntry, entry, f"{path}, entry {number}") for number, entry in enumerate(listing, 1)]
+    entries = [validate_row(RepoEntry, entry, f"{path}, entry {number}") for number, entry in enumerate(listing, 1)]
     return {entry.repo: entry for entry in entries}
 
 

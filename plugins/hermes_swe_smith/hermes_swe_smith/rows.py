@@ -26,7 +26,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
-from hermes_core import DatasetError, checked_row
+from hermes_core import DatasetError, validate_row
 from hermes_swe_smith import doctests
 from hermes_swe_smith.config import SweSmithConfig, image_name
 from hermes_swe_smith.names import node_ids, test_file
@@ -186,7 +186,7 @@ def parse_row(row: Mapping[str, Any], where: str, config: SweSmithConfig) -> Swe
             break
     if fields.get("instance_id"):
         where = f"{where}, instance {str(fields['instance_id'])[:200]!r}"
-    parsed = checked_row(SweRow, fields, where, _field_hint)
+    parsed = validate_row(SweRow, fields, where, _field_hint)
     variant: Variant = "r2e" if r2e else _variant(fields, where, config)
     patch_is = _patch_is(parsed, variant, where, config)
     base_is: Literal["clean", "buggy"] = "clean"

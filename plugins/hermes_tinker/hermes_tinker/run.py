@@ -18,7 +18,7 @@ from hermes_core import (
     TrainerRun,
     check_temperature,
     open_trainer_session,
-    validated,
+    validate_data,
 )
 from hermes_tinker.server import Policy, TinkerServer
 from hermes_tinker.versions import TINKER
@@ -63,7 +63,7 @@ class TinkerRun:
         **options: Any,
     ) -> None:
         TINKER.check()
-        run_options = validated(RunOptions, options, "the options of TinkerRun")
+        run_options = validate_data(RunOptions, options, "the options of TinkerRun")
         self.training = training
         self._policy = Policy(training)
         opening = partial(_open_session, self._policy, environment, env, agent or {}, run_options)

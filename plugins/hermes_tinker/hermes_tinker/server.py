@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Sequence
 from typing import Any
 
 from hermes_core import AgentSettings, BadCompletion, Chat, Endpoint, Served
-from hermes_core.agents.exact.wires import Sampled, checked
+from hermes_core.agents.exact.wires import Sampled, check_sampled
 
 
 class Policy:
@@ -51,7 +51,7 @@ class TokensOnly:
 
     raw_logprobs = False  # at temperature 1, which `TinkerRun` demands, raw and processed logprobs are the same
 
-    async def served(self, *, patience_s: float = math.inf) -> Served:
+    async def fetch_info(self, *, patience_s: float = math.inf) -> Served:
         """Return an empty `Served`, because few servers of Tinker report the length of their context."""
         return Served()
 
@@ -123,7 +123,7 @@ class TinkerServer(TokensOnly):
             (sequence,) = answer.sequences
             logprobs = [min(each, 0.0) for each in sequence.logprobs]  # rounded to float32, one may be above 0
             sampled = Sampled(list(sequence.tokens), logprobs, str(sequence.stop_reason), weight_version=str(version))
-            return checked(sampled, prompt.length, params.max_tokens)
+            return check_sampled(sampled, prompt.length, params.max_tokens)
         except (TypeError, ValueError) as error:
             raise BadCompletion(
                 f"Tinker gave no tokens with logprobs: {error}", hint="check which versions the server was made for"

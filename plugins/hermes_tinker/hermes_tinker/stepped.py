@@ -33,7 +33,7 @@ from hermes_core import (
     UsageError,
     VerifierError,
     open_trainer_session,
-    validated,
+    validate_data,
 )
 from hermes_core.agents.exact.wires import Sampled
 from hermes_tinker.server import TokensOnly
@@ -223,7 +223,7 @@ class Rollouts:
         agent: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
-        run_options = validated(RunOptions, {**options, "infra_retries": 0}, "the options of the run")
+        run_options = validate_data(RunOptions, {**options, "infra_retries": 0}, "the options of the run")
         self.name = environment if isinstance(environment, str) else environment.name
         opening = partial(_open_session, environment, env, agent or {}, run_options)
         self._shared = SharedRun(partial(TrainerRun, opening, eager=True))

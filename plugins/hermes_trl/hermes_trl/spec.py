@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any, Self
 
-from hermes_core import Environment, RunOptions, SharedRun, validated
+from hermes_core import Environment, RunOptions, SharedRun, validate_data
 from hermes_trl.environment import (
     RewardFunction,
     RolloutEnvironment,
@@ -59,7 +59,7 @@ class HermesSpec:
         **options: Any,
     ) -> None:
         self._rewards = tuple(rewards)
-        run_options = validated(RunOptions, options, "the options of HermesSpec")
+        run_options = validate_data(RunOptions, options, "the options of HermesSpec")
         self._shared = SharedRun(partial(TrlRun, environment, env, agent, run_options, refills))
 
     @property

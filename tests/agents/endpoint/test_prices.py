@@ -8,7 +8,7 @@ from hermes_core.agents.endpoint.prices import TokenPrices
 from hermes_core.agents.loop import HermesAgentLoop
 from hermes_core.agents.model import OpenAIServer
 from hermes_core.errors import ConfigError
-from hermes_core.validation import validated
+from hermes_core.validation import validate_data
 
 CACHED = {"prompt_tokens_details": {"cached_tokens": 800_000}}
 ECHO = [{"type": "function", "function": {"name": "echo", "parameters": {"type": "object"}}}]
@@ -40,7 +40,7 @@ def test_wrong_prices_are_refused_in_words(tmp_path):
         (str(tmp_path / "none.yaml"), "none.yaml"),
     ):
         with pytest.raises(ConfigError, match=says):
-            validated(AgentSettings, {"prices": prices}, "the agent")
+            validate_data(AgentSettings, {"prices": prices}, "the agent")
 
 
 async def ran(script, price, **fields):

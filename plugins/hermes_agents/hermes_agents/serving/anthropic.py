@@ -28,7 +28,7 @@ from hermes_agents.serving.dialects import (
     write_arguments,
 )
 from hermes_core import Message
-from hermes_core.agents.canonical import joined
+from hermes_core.agents.canonical import join_texts
 
 _KNOWN = frozenset({"messages", "system", "tools", "stream", "model", "max_tokens", "tool_choice"})
 _ABOUT_NOTHING = frozenset({"metadata", "service_tier", "cache_control"})
@@ -194,7 +194,7 @@ def _split_block(block: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, 
 
 def _system(raw: Any) -> str:
     texts = [raw] if isinstance(raw, str) else [part.get("text") for part in mappings(raw)]
-    return joined([string(text) for text in texts if isinstance(text, str) and not text.startswith(_BILLING)])
+    return join_texts([string(text) for text in texts if isinstance(text, str) and not text.startswith(_BILLING)])
 
 
 def _read_message(raw: Mapping[str, Any], asked: ModelRequest) -> None:
@@ -236,7 +236,7 @@ def read_answer(blocks: Sequence[Mapping[str, Any]], asked: ModelRequest) -> Mes
             texts.append(_part(block, asked))
     answer: Message = {"role": "assistant", "content": content(texts)}
     if any(thinking):
-        answer["reasoning_content"] = joined(thinking)
+        answer["reasoning_content"] = join_texts(thinking)
     if calls:
         answer["tool_calls"] = calls
     return answer

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 from hermes_core import AgentResult, CallError, CallErrorKind, Message, ToolError
-from hermes_core.agents.canonical import Canonical, canonical, joined, squeezed
+from hermes_core.agents.canonical import Canonical, canonical, join_texts, strip_spaces
 
 Place = Literal["root", "continues", "fork"]
 """What a call is to those before it: it begins a conversation, continues one where it ended, or leaves one before its
@@ -137,7 +137,7 @@ class _Thread:
     def __init__(self, opening: Sequence[Canonical], step: MessageNode) -> None:
         self._opening = tuple(opening)
         self._begins_with = frozenset(opening)
-        self._said = squeezed(joined([form.text for form in opening]))
+        self._said = strip_spaces(join_texts([form.text for form in opening]))
         self._by_step: dict[MessageNode, _Own] = {}
         self._by_form: dict[Canonical, list[_Own]] = {}
         self._first: list[_Own] = []
@@ -191,13 +191,13 @@ class _Thread:
             likely: answers that may be one, besides these.
         """
         told = [
-            (squeezed(form.text), known[index] if index < len(known) else None)
+            (strip_spaces(form.text), known[index] if index < len(known) else None)
             for index, form in enumerate(forms)
             if form.role in ("user", "assistant") and form not in self._begins_with
         ]
         own = [each.step for each in self.answers if not each.step.form.calls]
         for summary in (*own[: -_LATEST - 1 : -1], *likely[: -_LATEST - 1 : -1]):
-            text = squeezed(summary.form.text)
+            text = strip_spaces(summary.form.text)
             # Where it was answered, it is followed by more of that conversation, and not by this one.
             holds = any(text in each and step is not summary for each, step in told)
             if len(text) >= _SHORTEST_SUMMARY and holds and text not in self._said:
@@ -272,7 +272,7 @@ class Conversations:
     """
 
     def __init__(self, text: str) -> None:
-        self._text = squeezed(text)
+        self._text = strip_spaces(text)
         self._top = MessageNode({}, Canonical("", ""), None)
         self._lines: list[_Thread] = []
         """At most two: the one that began first, and the first one with tools."""
@@ -413,7 +413,7 @@ class Conversations:
     def _has_task(self, forms: Sequence[Canonical], known: Sequence[MessageNode]) -> bool:
         """Return whether a user's message has the text of the task before the first answer."""
         first = next((index for index, step in enumerate(known) if step.sampled is not None), len(forms))
-        return any(form.role == "user" and self._text in squeezed(form.text) for form in forms[:first])
+        return any(form.role == "user" and self._text in strip_spaces(form.text) for form in forms[:first])
 
 
 def _offers(answer: MessageNode) -> bool:
@@ -497,4 +497,4 @@ def _answer_call(result: AgentResult, number: int, step: MessageNode, offered: f
 def task_text(messages: Sequence[Message]) -> str:
     """Return what the user asks for in a prompt: the text of its last message of the user."""
     texts = [canonical(message).text for message in messages if message["role"] == "user"]
-    return joined(texts[-1:])
+    return join_texts(texts[-1:])

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from hermes_core import Message, ModelReply
-from hermes_core.agents.canonical import joined
+from hermes_core.agents.canonical import join_texts
 
 Event = tuple[str, Mapping[str, Any] | str]
 """A server-sent event: its name, empty for one without, and its data."""
@@ -202,7 +202,7 @@ def whole_number(value: Any) -> int | None:
 def content(parts: Sequence[Mapping[str, Any]]) -> str | list[dict[str, Any]]:
     """Return the content of a message with these parts in the OpenAI form: a text, unless there are images."""
     if all(part["type"] == "text" for part in parts):
-        return joined([part["text"] for part in parts])
+        return join_texts([part["text"] for part in parts])
     return [dict(part) for part in parts]
 
 

@@ -29,7 +29,7 @@ from hermes_agents.serving.dialects import (
     whole_number,
     write_arguments,
 )
-from hermes_core.agents.canonical import joined
+from hermes_core.agents.canonical import join_texts
 
 _ADDRESS = re.compile(r"/models/(?P<model>.+):(?P<method>generateContent|streamGenerateContent|countTokens)")
 _SSE, _ARRAY = "text/event-stream", "application/json"
@@ -93,7 +93,7 @@ class GeminiDialect:
         asked.settings = {key: value for key, value in {**generation, **more}.items() if value is not None}
         if calling.get("mode", "AUTO") not in ("AUTO", "NONE"):
             asked.settings["toolConfig"] = calling
-        if system := joined([string(part.get("text")) for part in _parts(body.get("systemInstruction"))]):
+        if system := join_texts([string(part.get("text")) for part in _parts(body.get("systemInstruction"))]):
             asked.messages.append({"role": "system", "content": system})
         called: Called = {}
         said = mappings(body.get("contents"))

@@ -9,7 +9,7 @@ from hermes_agents.serving.anthropic import read_answer
 from hermes_agents.serving.dialects import BadRequest, ModelRequest, mappings, string
 from hermes_agents.serving.responses import read_item
 from hermes_core import BadCompletion, HttpRefusal, Message
-from hermes_core.agents.canonical import joined
+from hermes_core.agents.canonical import join_texts
 from hermes_core.agents.replies import count
 
 Body = Mapping[str, Any]
@@ -265,7 +265,7 @@ def _together(first: Message, second: Message) -> Message:
     for key in ("content", "reasoning_content"):
         texts = [text for each in (first, second) if isinstance(text := each.get(key), str) and text]
         if texts or key == "content":
-            whole[key] = joined(texts)
+            whole[key] = join_texts(texts)
     if calls := [call for each in (first, second) for call in each.get("tool_calls", ())]:
         whole["tool_calls"] = calls
     return whole

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, NoReturn
 from hermes_agents.serving.dialects import BadRequest, Dialect, ModelRequest, RequestRefusal, Tool
 from hermes_agents.serving.upstream import Passage
 from hermes_core import Message, ToolCall
-from hermes_core.agents.canonical import Canonical, canonical, canonical_arguments, digest, squeezed
+from hermes_core.agents.canonical import Canonical, canonical, canonical_arguments, digest, strip_spaces
 from hermes_core.agents.replies import decode_arguments, is_sayable, sayable
 from hermes_core.validation import each_once
 
@@ -173,7 +173,7 @@ def _says(sent: Any, given: Any) -> bool:
 
 
 def _squeeze(value: Any) -> bytes:
-    return squeezed(sayable(value) if isinstance(value, str) else canonical_arguments(value))
+    return strip_spaces(sayable(value) if isinstance(value, str) else canonical_arguments(value))
 
 
 def _read_json(body: bytes, *, unambiguous: bool) -> tuple[Any, Any]:

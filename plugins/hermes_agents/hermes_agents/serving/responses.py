@@ -29,7 +29,7 @@ from hermes_agents.serving.dialects import (
     write_arguments,
 )
 from hermes_core import Message
-from hermes_core.agents.canonical import joined
+from hermes_core.agents.canonical import join_texts
 
 _KNOWN = frozenset(
     {"input", "instructions", "tools", "stream", "model", "max_output_tokens", "tool_choice", "previous_response_id"}
@@ -288,12 +288,14 @@ def read_item(item: Mapping[str, Any], asked: ModelRequest) -> None:
     if kind == "message":
         role, said = string(item.get("role")) or "user", _content(item.get("content"), asked)
         if role == "assistant":
-            _add_to_answer(asked, "content", said if isinstance(said, str) else joined([part["text"] for part in said]))
+            _add_to_answer(
+                asked, "content", said if isinstance(said, str) else join_texts([part["text"] for part in said])
+            )
         else:
             asked.messages.append({"role": "system" if role == "developer" else role, "content": said})
     elif kind == "reasoning":
         texts = [*mappings(item.get("summary")), *mappings(item.get("content"))]
-        _add_to_answer(asked, "reasoning_content", joined([string(part.get("text")) for part in texts]))
+        _add_to_answer(asked, "reasoning_content", join_texts([string(part.get("text")) for part in texts]))
     elif kind in ("function_call", "custom_tool_call"):
         _answer(asked).setdefault("tool_calls", []).append(_read_call(item, kind))
     elif kind in _OUTPUTS:
@@ -338,7 +340,7 @@ def _add_to_answer(asked: ModelRequest, key: str, text: str) -> None:
     follows = bool(answer.get("tool_calls")) or (key == "reasoning_content" and bool(answer["content"]))
     if follows:  # another answer begins, since ours have thinking, text and calls in this order
         asked.messages.append(answer := {"role": "assistant", "content": ""})
-    answer[key] = joined([each for each in (answer.get(key), text) if each])
+    answer[key] = join_texts([each for each in (answer.get(key), text) if each])
 
 
 def _content(raw: Any, asked: ModelRequest) -> Any:

@@ -11,7 +11,7 @@ from hermes_agents.serving.dialects import BadRequest, Dialect, ModelRequest
 from hermes_agents.serving.http import Exchange
 from hermes_agents.serving.requests import Passing, Request
 from hermes_agents.serving.upstream import Passage, Upstream
-from hermes_core import AgentSettings, AgentTask, ChatServer, KeepsState, ModelReply, derived_seed
+from hermes_core import AgentSettings, AgentTask, ChatServer, KeepsState, ModelReply, derive_seed
 from hermes_core.agents.replies import read_reply
 
 _CHARACTERS = 200
@@ -86,7 +86,7 @@ class Sampling:
         settings = self._settings
         extra = dict(settings.extra_body or {})
         if settings.seed is not None:
-            extra.setdefault("seed", derived_seed(settings.seed, self._seed_key))
+            extra.setdefault("seed", derive_seed(settings.seed, self._seed_key))
         options = {
             "tools": asked.tools or None,
             "temperature": settings.temperature,

@@ -72,7 +72,7 @@ class EndlessTerminalsEnvironment(Environment):
     def _load(self) -> dict[str, tuple[EndlessTask, Item]]:
         intake = Intake(self.config.dataset_name, skip=self.config.skip_refused)
         readers = ((where, partial(_with_item, read)) for where, read in tasks_of(self.config, intake))
-        return intake.taken(readers, lambda pair: pair[0].id)
+        return intake.read_all(readers, lambda pair: pair[0].id)
 
     def items(self) -> Sequence[Item]:
         """Return the tasks, in the order of the rows or of their folders' names."""

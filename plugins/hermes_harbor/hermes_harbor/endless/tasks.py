@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from hermes_core import DatasetError, Intake, checked_row, read_rows
+from hermes_core import DatasetError, Intake, read_rows, validate_row
 from hermes_harbor.endless.config import EndlessConfig
 from hermes_harbor.endless.definition import Definition, Unsupported, parse
 from hermes_harbor.tasks import UnsupportedTask
@@ -105,7 +105,7 @@ def tasks_of(config: EndlessConfig, intake: Intake) -> Iterable[tuple[str, Calla
 
 def _task_of_row(fields: Mapping[str, Any], where: str, config: EndlessConfig) -> EndlessTask:
     parent = Path(config.tasks_dir or ".").expanduser()
-    extra = checked_row(EndlessRow, fields, where).extra_info
+    extra = validate_row(EndlessRow, fields, where).extra_info
     named = Path(extra.task_dir)
     folder = next((each for each in (parent / named, parent / named.name) if each.is_dir()), None)
     if folder is None:
@@ -123,7 +123,7 @@ def _task(folder: Path, limit: float | None, config: EndlessConfig) -> EndlessTa
             f"{folder} has no container.def", hint="folders with environment/Dockerfile are tasks of harbor"
         )
     fields = _json(folder / "task.json")
-    task = checked_row(TaskJson, fields, str(folder / "task.json"))
+    task = validate_row(TaskJson, fields, str(folder / "task.json"))
     description = task.description or task.instruction
     if not description or not description.strip():
         raise DatasetError(f"{folder / 'task.json'} has no description", hint="it is what the agent is asked to do")

@@ -31,7 +31,7 @@ from hermes_core import (
     Slot,
     SlotCommands,
     ToolBackend,
-    validated,
+    validate_data,
 )
 from hermes_core.sandbox.promises import create_sandbox, diagnosis_of, levels_of, list_sandboxes
 
@@ -181,7 +181,7 @@ class Rig:
     def profile(self, **changes: Any) -> SandboxConfig:
         """Return the profile under test, with these keys changed."""
         what = f"the profile of backend {self.name!r}"
-        return validated(self.backend.config_class, {**self.config, **changes, "name": "default"}, what)
+        return validate_data(self.backend.config_class, {**self.config, **changes, "name": "default"}, what)
 
     def tool_backend(
         self, level: Isolation, owner: str, config: SandboxConfig, backend: Backend | None = None

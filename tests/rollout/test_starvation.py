@@ -8,8 +8,8 @@ import pytest
 
 from hermes_core.datasets import tasks
 from hermes_core.errors import CommandError, SlotLost
-from hermes_core.rollout import starved
-from hermes_core.rollout.starved import watched
+from hermes_core.rollout import starvation
+from hermes_core.rollout.starvation import watch_for_starvation
 from hermes_core.sandbox.commands import CommandResult
 from tests.rollout.test_rollout import Plain, Slots, roll
 
@@ -45,21 +45,21 @@ class Looked:
     ],
 )
 async def test_a_check_is_starved_if_it_waited_for_a_processor(monkeypatch, said, is_starved):
-    monkeypatch.setattr(starved, "LEAST_LIMIT_S", 0)
+    monkeypatch.setattr(starvation, "LEAST_LIMIT_S", 0)
     commands = Looked(said)
-    outcome, reason = await watched(commands, commands.check(), 0.01)
+    outcome, reason = await watch_for_starvation(commands, commands.check(), 0.01)
     assert (outcome, reason is not None) == ("its outcome", is_starved)
 
 
 async def test_what_ends_in_time_or_has_a_short_limit_is_not_looked_at():
     commands = Looked(b"9000000000000")
     for limit_s in (0.0, 1000.0):
-        assert await watched(commands, asyncio.sleep(0.01, "done"), limit_s) == ("done", None)
+        assert await watch_for_starvation(commands, asyncio.sleep(0.01, "done"), limit_s) == ("done", None)
     assert not commands.seen.is_set()
 
 
 def test_the_script_prints_one_number():
-    done = subprocess.run(["sh", "-c", starved._WAITED], capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(["sh", "-c", starvation._WAITED], capture_output=True, text=True, timeout=120, check=True)
     assert int(done.stdout) >= 0 and not done.stderr
 
 
@@ -88,7 +88,7 @@ async def test_a_check_that_waited_until_its_time_limit_is_repeated_once(monkeyp
         return {}
 
     monkeypatch.setattr(tasks, "run_all", run_all)
-    monkeypatch.setattr(tasks, "watched", watch)
+    monkeypatch.setattr(tasks, "watch_for_starvation", watch)
     environment = tasks.TasksEnvironment(tasks.TasksConfig(dataset_name="none"))
     monkeypatch.setattr(environment, "_furnish", furnish)
 

@@ -21,7 +21,7 @@ class WorkAtFault(HermesError):
     """The verification gave no result because of the agent's work: the score is 0."""
 
 
-async def decided(verify: Callable[[], Awaitable[T]], untouched: Callable[[], Awaitable[bool]]) -> T:
+async def attribute_failure(verify: Callable[[], Awaitable[T]], untouched: Callable[[], Awaitable[bool]]) -> T:
     """Return the result of a verification.
 
     If it fails, and an untouched environment can be verified, it is tried again: what it lacked may have been missing

@@ -30,7 +30,7 @@ echo "$most"
 """
 
 
-async def watched(commands: SlotCommands, check: Awaitable[T], limit_s: float) -> tuple[T, str | None]:
+async def watch_for_starvation(commands: SlotCommands, check: Awaitable[T], limit_s: float) -> tuple[T, str | None]:
     """Return the outcome of a check, and why its time limit may have passed without its fault, or None.
 
     A check that sleeps, or computes all the time, is to blame itself. Where the kernel does not count how long threads
