@@ -22,7 +22,7 @@ from typing import Any
 
 import hermes_rl
 import verifiers.v1 as vf
-from hermes_testing.scripted_server import Call, ScriptedServer, ToolScript, call
+from hermes_testing.scripted_server import ScriptedCall, ScriptedServer, ToolScript, call
 from hermes_verifiers.adapter import HermesEnvConfig
 from verifiers.v1.clients import ModelContext
 from verifiers.v1.envs.single_agent import SingleAgentEnv, SingleAgentEnvConfig
@@ -51,7 +51,7 @@ while True:
 """
 
 
-def solver(prompt: str) -> Generator[Call, Any, str]:
+def solver(prompt: str) -> Generator[ScriptedCall, Any, str]:
     """The model: does what the prompt asks for."""
     number = prompt.split()[1]
     yield call("terminal", command=f"echo {number} > out.txt")

@@ -8,7 +8,7 @@ from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any
 
-from hermes_testing.scripted_server import Call, ScriptedServer, ToolScript, call
+from hermes_testing.scripted_server import ScriptedCall, ScriptedServer, ToolScript, call
 
 from hermes_core import Runtime, hookimpl, run_rollouts
 
@@ -29,7 +29,7 @@ class Counts:
         self.rewards.append(record["reward"])
 
 
-def script(prompt: str) -> Generator[Call, Any, str]:
+def script(prompt: str) -> Generator[ScriptedCall, Any, str]:
     yield call("write_file", path="out.txt", content="1\n")
     yield call("terminal", command="cat out.txt")
     return "Done."

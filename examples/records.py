@@ -8,7 +8,7 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
-from hermes_testing.scripted_server import Call, ScriptedServer, ToolScript, call
+from hermes_testing.scripted_server import ScriptedCall, ScriptedServer, ToolScript, call
 
 from hermes_core import ExportFilters, Runtime, export_run, read_records, run_rollouts
 
@@ -17,7 +17,7 @@ TASKS = [
 ]
 
 
-def script(prompt: str) -> Generator[Call, Any, str]:
+def script(prompt: str) -> Generator[ScriptedCall, Any, str]:
     """A model that always writes the same."""
     yield call("write_file", path="out.txt", content="yes\n")
     return "Done."

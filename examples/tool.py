@@ -7,7 +7,7 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
-from hermes_testing.scripted_server import Call, ScriptedServer, ToolScript, call
+from hermes_testing.scripted_server import ScriptedCall, ScriptedServer, ToolScript, call
 
 from hermes_core import CallContext, Runtime, ToolRegistrar, function_tool, hookimpl, run_rollouts
 
@@ -26,7 +26,7 @@ class Plugin:
         registry.add(function_tool(count_words, toolsets="words"))
 
 
-def script(prompt: str) -> Generator[Call, Any, str]:
+def script(prompt: str) -> Generator[ScriptedCall, Any, str]:
     """What the model does: it yields calls and receives their answers."""
     answer = yield call("count_words", path="text.txt")
     yield call("terminal", command=f"echo {answer['words']} > count.txt")

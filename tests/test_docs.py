@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hermes_testing.scripted_server import Call, ScriptedServer, ToolScript, call
+from hermes_testing.scripted_server import ScriptedCall, ScriptedServer, ToolScript, call
 
 import hermes_core
 from hermes_core.agents.base import AgentSettings
@@ -167,7 +167,7 @@ async def test_the_guide_to_agents_asks_a_model(tmp_path: Path) -> None:
     names: dict[str, Any] = {}
     exec(code, names)
 
-    def solver(prompt: str) -> Generator[Call, Any, str]:
+    def solver(prompt: str) -> Generator[ScriptedCall, Any, str]:
         yield call("terminal", command="echo hello > out.txt")
         return "Done."
 

@@ -8,7 +8,7 @@ import random
 import time
 
 import pytest
-from hermes_testing.scripted_server import Call, Fault, Reply, ScriptedServer, ToolScript, call
+from hermes_testing.scripted_server import Fault, Reply, ScriptedCall, ScriptedServer, ToolScript, call
 
 from hermes_core.agents.base import Agent, AgentResult, AgentSettings, AgentTask, StopReason
 from hermes_core.agents.endpoint.errors import ContextLengthExceeded, ResponseTooLarge
@@ -60,7 +60,9 @@ async def failure(server: ScriptedServer, **fields) -> ModelError:
 
 async def test_a_conversation_over_http():
     script = [
-        Reply("looking", [call("echo", n=1), Call("echo", '{"n": 2}', id="mine")], reasoning="hm", usage=(10, 5)),
+        Reply(
+            "looking", [call("echo", n=1), ScriptedCall("echo", '{"n": 2}', id="mine")], reasoning="hm", usage=(10, 5)
+        ),
         Reply("done", usage=(30, 2)),
     ]
     async with ScriptedServer(script) as server:
@@ -106,7 +108,12 @@ async def test_reasoning_details_survive_the_round_trip():
 
 
 async def test_malformed_calls_go_back_well_formed_but_are_recorded_as_written():
-    bad = [Call("echo", '{"n": '), Call("no such tool!", "[]"), Call("echo", json.dumps('{"n": 1}')), Call("echo", "")]
+    bad = [
+        ScriptedCall("echo", '{"n": '),
+        ScriptedCall("no such tool!", "[]"),
+        ScriptedCall("echo", json.dumps('{"n": 1}')),
+        ScriptedCall("echo", ""),
+    ]
     async with ScriptedServer([Reply(None, bad), Reply("done")]) as server:
         result = await run(server)
         sent = [made["function"] for made in server.requests[1]["messages"][1]["tool_calls"]]

@@ -18,7 +18,7 @@ from typing import Any
 import hermes_agents
 import httpx
 import pytest
-from hermes_testing.scripted_server import Call, ScriptedServer, ToolScript, call
+from hermes_testing.scripted_server import ScriptedCall, ScriptedServer, ToolScript, call
 
 from hermes_core.runtime import Runtime
 from hermes_core.settings import Settings
@@ -101,7 +101,7 @@ def tasks(tmp_path: Path) -> str:
     return str(path)
 
 
-def obedient(prompt: str) -> Generator[Call, Any, str]:
+def obedient(prompt: str) -> Generator[ScriptedCall, Any, str]:
     """A model that does what the tasks ask for."""
     number = re.search(r"Write (\d+)", prompt)
     assert number is not None
@@ -110,7 +110,7 @@ def obedient(prompt: str) -> Generator[Call, Any, str]:
 
 
 @pytest.fixture
-def obedient_play() -> Callable[[str], Generator[Call, Any, str]]:
+def obedient_play() -> Callable[[str], Generator[ScriptedCall, Any, str]]:
     """That model, for a `ToolScript` with something else around it."""
     return obedient
 

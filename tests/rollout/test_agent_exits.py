@@ -11,7 +11,7 @@ import signal
 
 import hermes_docker
 import pytest
-from hermes_testing.scripted_server import Call, Fault, Reply, ScriptedServer
+from hermes_testing.scripted_server import Fault, Reply, ScriptedCall, ScriptedServer
 
 from hermes_core.agents.base import AgentSettings, StopReason
 from hermes_core.agents.model import ModelAgent
@@ -333,21 +333,28 @@ async def test_a_slot_that_does_not_die_counts_as_nothing_done_and_the_pool_goes
 
 # --- what the model says ----------------------------------------------------------------------------------------------
 
-LS = Call("terminal", {"command": "ls"})
+LS = ScriptedCall("terminal", {"command": "ls"})
 SAYS = {
     "nothing": [Reply("")],
     "no call, no end": [Reply("x" * 3_000_000, finish_reason="length")],
     "what the endpoint withholds": [Reply("", finish_reason="content_filter")],
-    "calls of no tool": [Reply(tool_calls=[Call("", ""), Call("\ud83d", "{}"), Call("x" * 5000, "{}")]), Reply("bye")],
-    "calls with one id": [Reply(tool_calls=[Call("terminal", {"command": "ls"}, id="a")] * 3), Reply("bye")],
-    "calls with no id": [Reply(tool_calls=[Call("terminal", {"command": "ls"}, id="")] * 3), Reply("bye")],
-    "arguments that are no JSON": [
-        Reply(tool_calls=[Call("terminal", text) for text in ("{", "[" * 50_000, "9" * 5000, "NaN", '"', "\\ud800")]),
+    "calls of no tool": [
+        Reply(tool_calls=[ScriptedCall("", ""), ScriptedCall("\ud83d", "{}"), ScriptedCall("x" * 5000, "{}")]),
         Reply("bye"),
     ],
-    "arguments that are deep": [Reply(tool_calls=[Call("terminal", json.dumps(deep(300)))]), Reply("bye")],
+    "calls with one id": [Reply(tool_calls=[ScriptedCall("terminal", {"command": "ls"}, id="a")] * 3), Reply("bye")],
+    "calls with no id": [Reply(tool_calls=[ScriptedCall("terminal", {"command": "ls"}, id="")] * 3), Reply("bye")],
+    "arguments that are no JSON": [
+        Reply(
+            tool_calls=[
+                ScriptedCall("terminal", text) for text in ("{", "[" * 50_000, "9" * 5000, "NaN", '"', "\\ud800")
+            ]
+        ),
+        Reply("bye"),
+    ],
+    "arguments that are deep": [Reply(tool_calls=[ScriptedCall("terminal", json.dumps(deep(300)))]), Reply("bye")],
     "more calls than there is room for": [
-        Reply(tool_calls=[Call("read_file", {"path": "a"})] * 500),
+        Reply(tool_calls=[ScriptedCall("read_file", {"path": "a"})] * 500),
         Reply("bye"),
     ],
     "what the endpoint refuses": [Reply(tool_calls=[LS]), Fault(400, "the arguments are not valid")],

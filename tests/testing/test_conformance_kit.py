@@ -785,7 +785,7 @@ def session_of(backend: type[LocalBackend], *names: str, before: Callable[[], No
             before()
 
     mark = pytest.mark.conformance(backend.name, plugins=[Plugin(backend)], names=names)
-    session = cli._Session(mark, rows_to_stderr=False, tracebacks=False)
+    session = cli._KitSession(mark, rows_to_stderr=False, tracebacks=False)
     with nested():
         pytest.main([*cli._PYTEST], plugins=[session, Before()])
     return session

@@ -9,7 +9,7 @@ import re
 
 import httpx
 import pytest
-from hermes_testing.scripted_server import Call, Fault, Reply, ScriptedServer, ToolScript, call
+from hermes_testing.scripted_server import Fault, Reply, ScriptedCall, ScriptedServer, ToolScript, call
 
 
 def client(server: ScriptedServer) -> httpx.AsyncClient:
@@ -28,7 +28,7 @@ def said(response: httpx.Response) -> dict:
 
 
 async def test_a_reply_has_the_shape_of_the_api():
-    reply = Reply("hm", [call("f", a=1), Call("g", "{bad", id="")], reasoning="why", usage=(3, 4))
+    reply = Reply("hm", [call("f", a=1), ScriptedCall("g", "{bad", id="")], reasoning="why", usage=(3, 4))
     async with ScriptedServer([reply]) as server:
         body = (await ask(server)).json()
     assert body["object"] == "chat.completion"
@@ -272,8 +272,8 @@ def returns(value):
     ("play", "told"),
     [
         (lambda prompt: "no yield", "write `yield` in it"),
-        (lambda prompt: yields({"name": "f"}), "yielded {'name': 'f'}, and not a Call"),
-        (lambda prompt: yields([call("f"), "g"]), "and not a Call"),
+        (lambda prompt: yields({"name": "f"}), "yielded {'name': 'f'}, and not a ScriptedCall"),
+        (lambda prompt: yields([call("f"), "g"]), "and not a ScriptedCall"),
         (lambda prompt: returns(7), "returned 7, and not a text or a Reply"),
     ],
 )

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hermes_testing.scripted_server import Call, ScriptedServer, ToolScript, call
+from hermes_testing.scripted_server import ScriptedCall, ScriptedServer, ToolScript, call
 from hermes_verifiers import worker
 
 from hermes_core import Environment, Runtime, SetupFailed, hookimpl
@@ -25,16 +25,16 @@ pytestmark = [
 
 LEVEL = {} if os.geteuid() == 0 else {"isolation": "shared", "allow_unisolated": True}
 
-Play = Callable[[str], Generator[Call, Any, str]]
+Play = Callable[[str], Generator[ScriptedCall, Any, str]]
 
 
-def writes_1(prompt: str) -> Generator[Call, Any, str]:
+def writes_1(prompt: str) -> Generator[ScriptedCall, Any, str]:
     """A model that solves one of the tasks."""
     yield call("terminal", command="echo 1 > out.txt")
     return "Done."
 
 
-def sleeps(prompt: str) -> Generator[Call, Any, str]:
+def sleeps(prompt: str) -> Generator[ScriptedCall, Any, str]:
     """A model that does what is asked for, and does not come to an end."""
     yield call("terminal", command="echo 1 > out.txt; sleep 60")
     return "Done."
@@ -143,7 +143,7 @@ async def test_a_killed_sandbox_is_a_sandbox_error(tasks: dict[str, Any], place:
 
 
 async def test_a_dead_endpoint_is_the_error_of_verifiers_own(tasks: dict[str, Any], place: dict[str, Any]) -> None:
-    def asks_twice(prompt: str) -> Generator[Call, Any, str]:
+    def asks_twice(prompt: str) -> Generator[ScriptedCall, Any, str]:
         yield call("terminal", command="sleep 2")
         return "Done."
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hermes_testing.scripted_server import Call, ScriptedServer, ToolScript, call
+from hermes_testing.scripted_server import ScriptedCall, ScriptedServer, ToolScript, call
 
 pytestmark = [pytest.mark.usefixtures("verifiers_extra"), pytest.mark.filterwarnings("ignore")]
 
@@ -26,7 +26,7 @@ class Solver:
         self.tasks = [json.loads(line) for line in tasks.read_text().splitlines()]
         self.expected = {task["instance_id"]: float(n % 2 == 0) for n, task in enumerate(self.tasks)}
 
-    def play(self, prompt: str) -> Generator[Call, Any, str]:
+    def play(self, prompt: str) -> Generator[ScriptedCall, Any, str]:
         task = max(
             (task for task in self.tasks if task["problem_statement"].strip() in prompt),
             key=lambda task: len(task["problem_statement"]),

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import click
-from hermes_testing.scripted_server import Call, ScriptedServer, ToolScript, call
+from hermes_testing.scripted_server import ScriptedCall, ScriptedServer, ToolScript, call
 
 import hermes_swe_smith
 from hermes_core import HermesError, Isolation, RunSummary, Runtime, Settings, run_rollouts
@@ -53,7 +53,7 @@ FIXES = (
 )
 
 
-def play(prompt: str) -> Generator[Call, Any, str]:
+def play(prompt: str) -> Generator[ScriptedCall, Any, str]:
     """Yield the tool calls of the scripted model, which looks, edits and tests, and return its last message."""
     fix = next((fix for fix in FIXES if fix.issue in prompt), None)
     if fix is None:  # a run checks the endpoint by another prompt before the first rollout

@@ -38,13 +38,13 @@ _MAX_HEAD = 64 * 1024
 FEWEST = (1, 16)
 """The fewest tokens that can be asked for: 16 of Responses."""
 _TICKS = 5
-"""Rounds of the event loop from an accepted connection to its task; asyncio takes three."""
+"""How many rounds of the event loop we wait for the task of an accepted connection; asyncio takes three."""
 _DIALECTS: Mapping[str, Dialect] = {"/v1/messages": AnthropicDialect(), "/v1/responses": ResponsesDialect()}
 _REASONS = {200: "OK", 400: "Bad Request", 401: "Unauthorized", 404: "Not Found", 413: "Content Too Large"}
 
 
 @dataclass(frozen=True)
-class Call:
+class ScriptedCall:
     """One tool call of a scripted reply."""
 
     name: str
@@ -54,9 +54,9 @@ class Call:
     """The call's id; generated if None. An empty string is sent unchanged."""
 
 
-def call(tool_name: str, /, **arguments: Any) -> Call:
+def call(tool_name: str, /, **arguments: Any) -> ScriptedCall:
     """Return a tool call, written like a function call: `call("terminal", command="ls")`."""
-    return Call(tool_name, arguments)
+    return ScriptedCall(tool_name, arguments)
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Reply:
     """One scripted answer of the model."""
 
     content: str | None = None
-    tool_calls: Sequence[Call] = ()
+    tool_calls: Sequence[ScriptedCall] = ()
     reasoning: str | None = None
     """Sent as `reasoning_content`."""
     finish_reason: str | None = None
@@ -142,7 +142,7 @@ class ScriptedServer:
         self.models = tuple(models)
         self.api_key = api_key
         self.requests: deque[dict[str, Any]] = deque(maxlen=keep_requests)
-        """The latest requests as they came, including those that met a fault."""
+        """The bodies of the latest requests, including those that `faults` answered."""
         self.request_count = 0
         self.script_error: Exception | None = None
         """The first error that the script raised. It is raised again when the server is closed."""
@@ -177,8 +177,8 @@ class ScriptedServer:
             raise self.script_error
 
     async def _accept_no_more(self, server: asyncio.Server) -> None:
-        """Let every connection that was accepted get its task. asyncio forgets those that have none when the server is
-        closed, and leaves them open: their clients would wait for ever."""
+        """Stop accepting, and wait until every accepted connection has its task. asyncio forgets connections without a
+        task when the server is closed, and leaves them open: their clients would wait for ever."""
         for listening in server.sockets:
             asyncio.get_running_loop().remove_reader(listening.fileno())
         for _ in range(_TICKS):
@@ -224,28 +224,28 @@ class ScriptedServer:
             headers.get("x-api-key"),
             headers.get("authorization", "").removeprefix("Bearer "),
         ):
-            return _failed(Fault(401, "incorrect API key provided", "invalid_api_key"))
+            return _answer_fault(Fault(401, "incorrect API key provided", "invalid_api_key"))
         if (method, path) == ("GET", "/v1/models"):
             models = [{"id": name, "object": "model", "created": 0, "owned_by": "script"} for name in self.models]
             return Reply(), 200, json.dumps({"object": "list", "data": models}).encode()
         dialect = _DIALECTS.get(path)
         if method != "POST" or (dialect is None and path != "/v1/chat/completions"):
-            return _failed(Fault(404, f"there is no {method} {path} here"))
+            return _answer_fault(Fault(404, f"there is no {method} {path} here"))
         try:
             request = json.loads(body)
         except ValueError as error:
-            return _failed(Fault(400, f"the request is not JSON: {error}"))
+            return _answer_fault(Fault(400, f"the request is not JSON: {error}"))
         if not isinstance(request, dict):
-            return _failed(Fault(400, "the request is no JSON object"))
+            return _answer_fault(Fault(400, "the request is no JSON object"))
         self.requests.append(request)
         self.request_count += 1
         if dialect is not None or request.get("stream"):
             return await self._respond_in(dialect or ChatDialect(), request)
         if not isinstance(request.get("messages"), list):
-            return _failed(Fault(400, "the request has no list of messages"))
+            return _answer_fault(Fault(400, "the request has no list of messages"))
         answer = await self._answer(request)
         if isinstance(answer, Fault):
-            return _failed(answer)
+            return _answer_fault(answer)
         return answer, 200, json.dumps(self._completion(request, answer)).encode()
 
     async def _respond_in(self, dialect: Dialect, request: dict[str, Any]) -> tuple[Answer, int, bytes]:
@@ -253,11 +253,11 @@ class ScriptedServer:
         try:
             asked = dialect.read(request)
         except BadRequest as error:
-            return _failed(Fault(400, str(error)), dialect)
+            return _answer_fault(Fault(400, str(error)), dialect)
         given = {"model": asked.model, "messages": asked.messages, "max_tokens": asked.max_tokens}
         answer = await self._answer({**given, "tools": asked.tools} if asked.tools else given)
         if isinstance(answer, Fault):
-            return _failed(answer, dialect)
+            return _answer_fault(answer, dialect)
         reply = read_reply(self._completion(given, answer), 1)
         written = Written(f"s{next(self._ids)}", 0, asked.model or "", reply)
         if not asked.stream:
@@ -327,24 +327,23 @@ class ScriptedServer:
         return keep and not cut
 
 
-Step = Call | Reply | Sequence[Call]
+Step = ScriptedCall | Reply | Sequence[ScriptedCall]
 Play = Callable[[str], Generator[Step, Any, str | Reply]]
 
 
 class ToolScript:
     """Plays a generator function as the model: `ScriptedServer(ToolScript(play))`.
 
-    `play(prompt)` gets the text of the prompt's last message. It yields the next step (a `Call`, a list of them, or a
-    whole `Reply`) and receives the tool's answer (one decoded JSON value per call; a list of them if it yielded a list
-    or a reply). Its return value is the model's last message.
+    `play(prompt)` gets the text of the prompt's last message. It yields the next step: a `ScriptedCall`, a list of
+    them, or a whole `Reply`. It receives the tool's answer as a decoded JSON value; a list of answers if it yielded a
+    list or a reply. Its return value is the model's last message.
 
-    The server keeps no state for it: on each request the function is replayed from its start with the results in the
-    request. So it serves any number of conversations at once, and must depend only on its arguments and the results.
-    A request for the fewest tokens is no conversation, but asks whether the server takes the key: it is answered
-    without `play`.
+    The server keeps no state of a conversation: each request runs the function again from its start, with the results
+    in the request. So one function serves any number of conversations at once, and must depend only on its arguments
+    and the results. A request for the fewest tokens is the check of a key by an agent, and is answered without `play`.
 
     Raises:
-        TypeError: when it is asked, if the function is no generator function, or yields or returns something else.
+        TypeError: at a request, if `play` is no generator function, or yields or returns something else.
     """
 
     def __init__(self, play: Play) -> None:
@@ -363,8 +362,8 @@ class ToolScript:
         try:
             step = next(steps)
             for start, end in itertools.pairwise([*starts, len(messages)]):
-                said = [_decoded(message) for message in messages[start + 1 : end] if message["role"] == "tool"]
-                step = steps.send((said[0] if said else None) if isinstance(step, Call) else said)
+                said = [_decode(message) for message in messages[start + 1 : end] if message["role"] == "tool"]
+                step = steps.send((said[0] if said else None) if isinstance(step, ScriptedCall) else said)
         except StopIteration as end_of_play:
             last = end_of_play.value
             if not isinstance(last, Reply | str | None):
@@ -374,13 +373,13 @@ class ToolScript:
             steps.close()
         if isinstance(step, Reply):
             return step
-        calls = [step] if isinstance(step, Call) else step
-        if not isinstance(calls, list | tuple) or not all(isinstance(each, Call) for each in calls):
-            raise TypeError(f"the script yielded {step!r:.80}, and not a Call, a list of them, or a Reply")
+        calls = [step] if isinstance(step, ScriptedCall) else step
+        if not isinstance(calls, list | tuple) or not all(isinstance(each, ScriptedCall) for each in calls):
+            raise TypeError(f"the script yielded {step!r:.80}, and not a ScriptedCall, a list of them, or a Reply")
         return Reply(tool_calls=list(calls))
 
 
-def _failed(fault: Fault, dialect: Dialect | None = None) -> tuple[Answer, int, bytes]:
+def _answer_fault(fault: Fault, dialect: Dialect | None = None) -> tuple[Answer, int, bytes]:
     return fault, fault.status, _error_body(fault, dialect) if fault.body is None else fault.body
 
 
@@ -396,7 +395,7 @@ def _arguments_text(arguments: Mapping[str, Any] | str) -> str:
     return arguments if isinstance(arguments, str) else json.dumps(arguments)
 
 
-def _decoded(message: Mapping[str, Any]) -> Any:
+def _decode(message: Mapping[str, Any]) -> Any:
     """Return a tool's answer: the decoded JSON value, or the text itself if it is not JSON."""
     text = _text(message.get("content"))
     try:

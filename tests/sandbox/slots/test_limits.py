@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 from hermes_testing.conformance.kit import Kit
-from hermes_testing.conformance.running import TICKER, stopped, ticks
+from hermes_testing.conformance.running import TICKER, check_stopped, ticks
 from hermes_testing.conformance.waiting import until, within
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -23,7 +23,7 @@ async def test_what_was_started_ends_too(kit: Kit) -> None:
     slot = await kit.slot()
     result = await slot.run(f"({TICKER}) & sleep 1000", timeout_s=0.5)
     assert (result.timed_out, result.exit_code, result.signal) == (True, None, 15), "how it ended"
-    await stopped(slot)
+    await check_stopped(slot)
 
 
 async def test_what_ignores_term_is_killed(kit: Kit) -> None:
@@ -31,7 +31,7 @@ async def test_what_ignores_term_is_killed(kit: Kit) -> None:
     slot = await kit.slot()
     result = await within(30, slot.run(f"trap '' TERM; {TICKER}", timeout_s=0.5), "a command that ignores TERM")
     assert (result.timed_out, result.signal) == (True, 9), "how it ended"
-    await stopped(slot)
+    await check_stopped(slot)
 
 
 async def test_a_child_that_ignores_term_is_killed(kit: Kit) -> None:
@@ -39,7 +39,7 @@ async def test_a_child_that_ignores_term_is_killed(kit: Kit) -> None:
     slot = await kit.slot()
     result = await within(30, slot.run(f"(trap '' TERM; {TICKER}) & sleep 1000", timeout_s=0.5), "its time limit")
     assert result.timed_out, "it did not time out"
-    await stopped(slot)
+    await check_stopped(slot)
 
 
 async def test_children_may_clean_up(kit: Kit) -> None:
@@ -56,7 +56,7 @@ async def test_a_double_fork_does_not_get_away(kit: Kit) -> None:
     slot = await kit.slot()
     result = await slot.run(f"( ( {TICKER} ) & ) ; sleep 1000", timeout_s=0.7)
     assert result.timed_out, "it did not time out"
-    await stopped(slot)
+    await check_stopped(slot)
 
 
 async def test_a_session_of_its_own_does_not_get_away(kit: Kit) -> None:
@@ -66,7 +66,7 @@ async def test_a_session_of_its_own_does_not_get_away(kit: Kit) -> None:
         pytest.skip("the sandbox has no `setsid`")
     result = await slot.run(f"setsid sh -c '({TICKER}) & wait' & sleep 1000", timeout_s=0.7)
     assert result.timed_out, "it did not time out"
-    await stopped(slot)
+    await check_stopped(slot)
 
 
 async def test_earlier_commands_are_spared(kit: Kit) -> None:
@@ -98,4 +98,4 @@ async def test_cancelling_at_any_moment(kit: Kit) -> None:
         running.cancel()
         await asyncio.wait([running])
     assert (await slot.run("echo fine")).text == "fine\n", "the next command"
-    await stopped(slot)
+    await check_stopped(slot)

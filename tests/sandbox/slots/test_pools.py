@@ -22,7 +22,7 @@ async def test_a_pool_shrinks_when_idle(kit: Kit) -> None:
             await tools.release(slot, reset_workspace=True)
 
         async def one_left() -> bool:
-            return [info.sandbox_id for info in await kit.listed()] == [kept.sandbox_id]
+            return [info.sandbox_id for info in await kit.list_sandboxes()] == [kept.sandbox_id]
 
         await until(one_left, 60, "idle sandboxes were not ended")
         assert (await tools.commands(kept).run("echo fine")).text == "fine\n", "a command in the busy one"

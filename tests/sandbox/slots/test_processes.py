@@ -7,8 +7,8 @@ import resource
 import time
 
 import pytest
-from hermes_testing.conformance.kit import Kit, ran
-from hermes_testing.conformance.running import TICKER, stopped, ticking
+from hermes_testing.conformance.kit import Kit, communicate
+from hermes_testing.conformance.running import TICKER, check_stopped, wait_for_ticks
 from hermes_testing.conformance.waiting import expect_refusal, within
 
 from hermes_core.errors import CommandError
@@ -126,7 +126,7 @@ async def test_what_ignores_term_is_told_as_killed(kit: Kit) -> None:
     await _says(slot, process.process_id, b"ready")
     killed = await within(20, slot.kill(process.process_id, grace_s=0.5), "its end")
     assert (killed.running, killed.signal) == (False, 9), "its end"
-    await stopped(slot)
+    await check_stopped(slot)
 
 
 async def test_a_handled_term_keeps_its_exit_code(kit: Kit) -> None:
@@ -144,9 +144,9 @@ async def test_a_kill_finds_what_has_left_its_session(kit: Kit) -> None:
     if not (await slot.run("command -v setsid")).ok:
         pytest.skip("the sandbox has no `setsid`")
     process = await slot.start(f"setsid sh -c '( ( {TICKER} ) & ) & sleep 1000' & wait")
-    await ticking(slot)
+    await wait_for_ticks(slot)
     await slot.kill(process.process_id, grace_s=0.5)
-    await stopped(slot)
+    await check_stopped(slot)
 
 
 async def test_a_kill_after_its_end(kit: Kit) -> None:
@@ -154,10 +154,10 @@ async def test_a_kill_after_its_end(kit: Kit) -> None:
     slot = await kit.slot()
     process = await slot.start(f"({TICKER}) >/dev/null 2>&1 & exit 3")
     assert (await slot.wait(process.process_id, timeout_s=20)).exit_code == 3, "its exit code"
-    await ticking(slot)
+    await wait_for_ticks(slot)
     killed = await slot.kill(process.process_id, grace_s=0.5)
     assert (killed.running, killed.exit_code, killed.signal) == (False, 3, None), "its end, after the kill"
-    await stopped(slot)
+    await check_stopped(slot)
 
 
 async def test_a_kill_spares_the_others(kit: Kit) -> None:
@@ -261,7 +261,7 @@ async def test_characters_cut_by_a_read(kit: Kit) -> None:
 async def test_a_gigabyte_is_held_to_its_buffer(kit: Kit) -> None:
     """A process that writes 1 GB is held to its buffer: neither driver nor guest grows."""
     slot = await kit.lease()
-    commands = (await kit.shared()).commands(slot)
+    commands = (await kit.common_tools()).commands(slot)
     if kit.direct:
         pytest.skip("a sandbox without Python sends every byte to the driver, which holds the last ones")
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -276,7 +276,7 @@ async def test_a_gigabyte_is_held_to_its_buffer(kit: Kit) -> None:
     if attach is None or kit.level is Isolation.SHARED:
         return  # there it may be anyone's processes that a sandbox sees
     sandbox: Sandbox = await attach(slot.sandbox_id)
-    peaks = await ran(await sandbox.open(["sh", "-c", "grep -h VmHWM /proc/[0-9]*/status 2>/dev/null || :"]))
+    peaks = await communicate(await sandbox.open(["sh", "-c", "grep -h VmHWM /proc/[0-9]*/status 2>/dev/null || :"]))
     largest = max((int(line.split()[1]) for line in peaks.out.splitlines()), default=0)
     assert largest < 128 << 10, f"a process of the sandbox took {largest >> 10} MB"
 
@@ -364,13 +364,13 @@ async def test_the_next_lease_knows_none(kit: Kit) -> None:
                 commands = tools.commands(again)
                 assert list(await commands.processes()) == [], f"processes of the next lease (reset: {reset})"
                 await expect_refusal(commands.poll(process.process_id), "unknown_process")
-                await stopped(commands)
+                await check_stopped(commands)
 
 
 @pytest.mark.needs(OUTLIVE)
 async def test_emptying_a_slot_keeps_its_logs(kit: Kit) -> None:
     """After everything of a slot was killed, its processes are ended ones, with their logs."""
-    tools, slot = await kit.shared(), await kit.lease()
+    tools, slot = await kit.common_tools(), await kit.lease()
     commands = tools.commands(slot)
     process = await commands.start("trap '' TERM; echo last words; while :; do sleep 0.1; done")
     await _says(commands, process.process_id, b"last words\n")

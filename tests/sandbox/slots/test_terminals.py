@@ -7,7 +7,7 @@ import time
 
 import pytest
 from hermes_testing.conformance.kit import Kit
-from hermes_testing.conformance.running import TICKER, stopped, ticking
+from hermes_testing.conformance.running import TICKER, check_stopped, wait_for_ticks
 from hermes_testing.conformance.waiting import expect_refusal, until, within
 
 from hermes_core.sandbox.commands import ProcessStatus, SlotCommands, WindowSize
@@ -257,28 +257,28 @@ async def test_a_terminal_s_shell_is_killed(kit: Kit) -> None:
     process = await slot.start(["sh", "-i"], pty=SIZE, env={"PS1": "ready> "})
     await _seen(slot, process, b"ready>")
     await _type(slot, process, f"trap '' HUP TERM; ({TICKER}) &\n")
-    await ticking(slot)
+    await wait_for_ticks(slot)
     killed = await within(20, slot.kill(process.process_id, grace_s=0.5), "its end")
     assert (killed.running, killed.signal) == (False, 9), "its end"
-    await stopped(slot)
+    await check_stopped(slot)
 
 
 @pytest.mark.needs(TERMINALS)
 async def test_terminals_end_with_their_slot(kit: Kit) -> None:
     """What ends a rollout ends its terminals, and what they ran, whatever that ignores."""
-    tools, slot = await kit.shared(), await kit.lease()
+    tools, slot = await kit.common_tools(), await kit.lease()
     commands = tools.commands(slot)
     process = await commands.start(f"trap '' HUP TERM INT; {TICKER}", pty=SIZE)
     await tools.kill_everything(slot)
     assert not (await commands.poll(process.process_id)).running, "that it runs"
-    await stopped(commands)
+    await check_stopped(commands)
     assert (await commands.run("echo on", pty=SIZE)).stdout == b"on\r\n", "the next command in a terminal"
 
 
 @pytest.mark.needs(TERMINALS)
 async def test_the_tools_drive_a_terminal(kit: Kit) -> None:
     """`terminal(background, pty)` and `process` do all of this for a model, and say what is wrong."""
-    tools, slot = await kit.shared(), await kit.lease()
+    tools, slot = await kit.common_tools(), await kit.lease()
 
     async def call(name: str, **args: object) -> dict[str, object]:
         tool = kit.rig.runtime.tools.get(name)

@@ -80,7 +80,7 @@ class Pair:
 
 
 async def _pair(kit: Kit) -> Pair:
-    """Return two slots of one sandbox. In the second runs a process with a mark in its command line and environment."""
+    """Return two slots of one sandbox. A process in the second has a mark in its command line and environment."""
     slot, other = await kit.neighbours()
     mark = "mark" + secrets.token_hex(8)
     script = (
@@ -89,10 +89,10 @@ async def _pair(kit: Kit) -> Pair:
     )
     await other.start(script)
 
-    async def begun() -> bool:
+    async def has_begun() -> bool:
         return bool((await other.run("cat pid 2>/dev/null")).text)
 
-    await until(begun, 10, "the victim's process did not begin")
+    await until(has_begun, 10, "the victim's process did not begin")
     pid, home, tmp = (await other.run("cat pid home tmp")).text.split()
     return Pair(slot, other, mark, pid, home, tmp)
 
@@ -142,7 +142,7 @@ async def a_neighbour_can_not_be_signalled(kit: Kit) -> None:
     everything = 'for p in /proc/[0-9]*; do kill -9 "${p#/proc/}"; done; kill -9 -1'
     # In a sandbox of its own a slot may be root. If that sandbox separates nothing, this would kill the host.
     found = f"grep -q {both.mark} /proc/{both.pid}/cmdline && kill -9 {both.pid}"
-    await both.slot.run(found if kit.dedicated else f"kill -9 {both.pid}; {everything}")
+    await both.slot.run(found if kit.is_dedicated else f"kill -9 {both.pid}; {everything}")
     alive = [each for each in await both.other.processes() if each.running]
     assert len(alive) == 1, "running processes of the neighbour afterwards"
     assert (await both.other.run("echo fine")).text == "fine\n", "the neighbour's next command"
@@ -203,7 +203,7 @@ async def the_names_of_temporary_files_are_hidden(kit: Kit) -> None:
     assert not await both.got("ls -A /tmp /dev/shm"), "it saw the name of a neighbour's temporary file"
 
 
-async def _served(both: Pair) -> str:
+async def _serve(both: Pair) -> str:
     await both.other.start(["python3", "-c", SERVER, both.mark])
 
     async def listens() -> bool:
@@ -218,7 +218,7 @@ async def _served(both: Pair) -> str:
 async def a_neighbours_port_is_out_of_reach(kit: Kit) -> None:
     """A slot can't connect to a neighbour's server on localhost."""
     both = await _pair(kit)
-    port = await _served(both)
+    port = await _serve(both)
     own = await both.other.run(["python3", "-c", CONNECT, "port", port])
     assert own.ok, f"the neighbour itself can't connect to it: {own.error_text}"
     assert not (await both.slot.run(["python3", "-c", CONNECT, "port", port])).ok, "it connected to it"
@@ -229,7 +229,7 @@ async def a_neighbours_port_is_out_of_reach(kit: Kit) -> None:
 async def a_neighbours_abstract_socket_is_out_of_reach(kit: Kit) -> None:
     """A slot can't connect to a neighbour's abstract socket."""
     both = await _pair(kit)
-    await _served(both)
+    await _serve(both)
     own = await both.other.run(["python3", "-c", CONNECT, "abstract", both.mark])
     assert own.ok, f"the neighbour itself can't connect to it: {own.error_text}"
     assert not (await both.slot.run(["python3", "-c", CONNECT, "abstract", both.mark])).ok, "it connected to it"
@@ -255,7 +255,7 @@ async def no_privilege_is_to_be_had(kit: Kit) -> None:
         return
     if kit.direct:
         pytest.skip("a sandbox without Python runs its one slot as the sandbox's own user")
-    if kit.dedicated:
+    if kit.is_dedicated:
         pytest.skip("a slot with a sandbox of its own may be root in it: the sandbox is what separates")
     await other.run("cp $(command -v id) ./id; chmod 4755 ./id")
     got = await slot.run(

@@ -42,17 +42,17 @@ class Check:
     @property
     def limit_s(self) -> float:
         """Return its time limit in seconds."""
-        return float(self._marked("limit", LIMIT_S))
+        return float(self._argument("limit", LIMIT_S))
 
     @property
     def least(self) -> Isolation:
         """Return the weakest level of a run that makes the promise."""
-        return Isolation(self._marked("least", Isolation.SHARED))
+        return Isolation(self._argument("least", Isolation.SHARED))
 
     @property
     def needs(self) -> str:
         """Return what it needs, in words of `DirectClient.missing`; empty if a sandbox without a guest will do."""
-        return str(self._marked("needs", ""))
+        return str(self._argument("needs", ""))
 
     def as_param(self) -> Any:
         """Return it as an argument of `parametrize`. Where the promise is not made by design, it is skipped."""
@@ -68,7 +68,7 @@ class Check:
             here = here.tb_next
         return here or trace
 
-    def _marked(self, name: str, otherwise: object) -> Any:
+    def _argument(self, name: str, otherwise: object) -> Any:
         mark = _marks(self.function).get(name)
         return otherwise if mark is None else mark.args[0]
 

@@ -80,7 +80,7 @@ def conformance(
         return
     mark = pytest.mark.conformance(backend, config={} if config is None else read_mapping(config), **given)
     tell_problems(new_runtime(ctx.obj or 0))
-    session = _Session(mark, rows_to_stderr=as_json, tracebacks=bool(ctx.find_root().params.get("traceback")))
+    session = _KitSession(mark, rows_to_stderr=as_json, tracebacks=bool(ctx.find_root().params.get("traceback")))
     with _hide_warnings(unless=bool(ctx.obj)), session.tell_what_lasts():
         pytest.main([*_PYTEST], plugins=[session])
     if session.interrupted:
@@ -113,7 +113,7 @@ def _hide_warnings(*, unless: bool) -> Iterator[None]:
         logger.setLevel(level)
 
 
-class _Session:
+class _KitSession:
     """A plugin of pytest for one session: prints each check when it ends, and keeps what came of it.
 
     On a terminal, the last line says what is being done. Elsewhere, a line says so if it takes long.

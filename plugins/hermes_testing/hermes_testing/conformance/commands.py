@@ -10,7 +10,7 @@ import pytest
 
 from hermes_core import Isolation
 from hermes_testing.conformance.kit import Kit
-from hermes_testing.conformance.running import BOMB, PROOF, TICKER, stopped, ticking
+from hermes_testing.conformance.running import BOMB, PROOF, TICKER, check_stopped, wait_for_ticks
 from hermes_testing.conformance.waiting import within
 
 HARMLESS = {
@@ -99,10 +99,10 @@ async def cancelling_ends_a_command(kit: Kit) -> None:
     """A command whose caller was cancelled is killed, with everything it started."""
     slot = await kit.slot()
     running = asyncio.ensure_future(slot.run(f"trap '' TERM; ({TICKER}) & wait"))
-    await ticking(slot)
+    await wait_for_ticks(slot)
     running.cancel()
     await asyncio.wait([running])
-    await stopped(slot)
+    await check_stopped(slot)
 
 
 @pytest.mark.least(Isolation.USER)

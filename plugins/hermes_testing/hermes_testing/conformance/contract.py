@@ -29,7 +29,7 @@ from hermes_core import (
     SandboxStatus,
 )
 from hermes_core.sandbox.pool.profile_check import check_profile
-from hermes_testing.conformance.kit import Kit, ran
+from hermes_testing.conformance.kit import Kit, communicate
 from hermes_testing.conformance.waiting import until, within
 
 T = TypeVar("T")
@@ -50,7 +50,7 @@ async def one_creation_id_is_one_sandbox(kit: Kit) -> None:
     async with kit.sandbox(creation_id) as first:
         again = await kit.create(kit.spec(creation_id))
         assert again.id == first.id, "the id of the sandbox that a second `create` with one creation id gives"
-        assert [info.sandbox_id for info in await kit.listed()] == [first.id], "what `list` gives after it"
+        assert [info.sandbox_id for info in await kit.list_sandboxes()] == [first.id], "what `list` gives after it"
 
 
 async def one_creation_id_is_one_sandbox_at_once(kit: Kit) -> None:
@@ -61,7 +61,7 @@ async def one_creation_id_is_one_sandbox_at_once(kit: Kit) -> None:
     one, other = (task.result() for task in tasks)
     try:
         assert one.id == other.id, "the ids that two `create` with one creation id at the same time gave"
-        assert len(await kit.listed()) == 1, "sandboxes listed after it"
+        assert len(await kit.list_sandboxes()) == 1, "sandboxes listed after it"
     finally:
         await one.terminate()
         await other.terminate()
@@ -73,13 +73,15 @@ async def list_tells_what_was_created(kit: Kit) -> None:
     async with kit.sandbox() as sandbox:
         found = [info for info in await kit.backend.list() if info.sandbox_id == sandbox.id]
         assert len(found) == 1, "sandboxes of that id in the list of all"
-        assert found == list(await kit.listed()), "what `list` gives for the owner, beside what it gives for all"
+        assert found == list(await kit.list_sandboxes()), (
+            "what `list` gives for the owner, beside what it gives for all"
+        )
         assert found[0].owner == kit.owner, "its owner"
         assert found[0].creation_id, "`list` gives no creation id"
         age = found[0].created - before
         assert -60 < age < 600, f"`created` is {age:.0f} s away from now: is it seconds since the epoch?"
-        assert await kit.listed("nobody-" + uuid.uuid4().hex) == [], "the sandboxes of an owner who has none"
-    assert await kit.listed() == [], "what is listed after its end"
+        assert await kit.list_sandboxes("nobody-" + uuid.uuid4().hex) == [], "the sandboxes of an owner who has none"
+    assert await kit.list_sandboxes() == [], "what is listed after its end"
 
 
 async def status_follows_life(kit: Kit) -> None:
@@ -98,7 +100,7 @@ async def terminate_is_idempotent(kit: Kit) -> None:
                 group.create_task(sandbox.terminate())
         await sandbox.terminate()
         await kit.backend.terminate_id(sandbox.id)
-        assert await kit.listed() == [], "what is listed after its end"
+        assert await kit.list_sandboxes() == [], "what is listed after its end"
 
 
 async def terminate_by_id(kit: Kit) -> None:
@@ -106,7 +108,7 @@ async def terminate_by_id(kit: Kit) -> None:
     async with kit.sandbox() as sandbox:
         await kit.backend.terminate_id(sandbox.id)
         assert await sandbox.status() != SandboxStatus.RUNNING, "it still has status `running`"
-        assert await kit.listed() == [], "what is listed afterwards"
+        assert await kit.list_sandboxes() == [], "what is listed afterwards"
 
 
 async def an_ended_sandbox_opens_no_channel(kit: Kit) -> None:
@@ -114,10 +116,10 @@ async def an_ended_sandbox_opens_no_channel(kit: Kit) -> None:
     async with kit.sandbox() as sandbox:
         await sandbox.terminate()
         with pytest.raises(SandboxLost):
-            await _opened(sandbox)
+            await _open_channel(sandbox)
 
 
-async def _opened(sandbox: Sandbox) -> None:
+async def _open_channel(sandbox: Sandbox) -> None:
     await (await sandbox.open(["true"])).aclose()
 
 
@@ -136,7 +138,9 @@ async def a_program_gets_its_arguments(kit: Kit) -> None:
     """`open` starts a program with exactly these arguments and variables, without a shell."""
     words = ["", " ", "a b", "$HOME", "`id`", "'", '"', "\\", "\n", "*", "ü€"]
     async with kit.sandbox() as sandbox:
-        got = await ran(await sandbox.open(["sh", "-c", 'printf "%s|" "$V" "$@"', "x", *words], env={"V": "a 'b'\n$c"}))
+        got = await communicate(
+            await sandbox.open(["sh", "-c", 'printf "%s|" "$V" "$@"', "x", *words], env={"V": "a 'b'\n$c"})
+        )
         wanted = "".join(f"{word}|" for word in ["a 'b'\n$c", *words])
         got.prints(wanted.encode(), "the words as `sh` got them")
 
@@ -144,7 +148,7 @@ async def a_program_gets_its_arguments(kit: Kit) -> None:
 async def variables_of_the_spec_are_set(kit: Kit) -> None:
     """`SandboxSpec.environment` is in the environment of every program."""
     async with kit.sandbox() as sandbox:
-        got = await ran(await sandbox.open(["sh", "-c", 'echo "$HERMES_KIT"']))
+        got = await communicate(await sandbox.open(["sh", "-c", 'echo "$HERMES_KIT"']))
         got.prints(b"environment of the spec\n", "the value of the variable")
 
 
@@ -155,7 +159,7 @@ async def nothing_of_the_driver_is_added(kit: Kit) -> None:
     os.environ[name] = "of the driver"
     try:
         async with kit.sandbox() as sandbox:
-            got = await ran(await sandbox.open(["env"]))
+            got = await communicate(await sandbox.open(["env"]))
         async with kit.tools(seats=1, per_sandbox=1) as tools, tools.lease() as slot:
             commands = await tools.commands(slot).run("env")
     finally:
@@ -172,20 +176,20 @@ async def no_call_stops_the_loop(kit: Kit) -> None:
     for _ in range(3):  # others may use the machine during one of them
         stopped = {}
         async with AsyncExitStack() as stack:
-            sandbox = await _unblocked(kit.create(kit.spec()), "create", stopped)
+            sandbox = await _watch_loop(kit.create(kit.spec()), "create", stopped)
             stack.push_async_callback(sandbox.terminate)
-            channel = await _unblocked(sandbox.open(["true"]), "open", stopped)
-            await _unblocked(ran(channel), "a channel", stopped)
-            await _unblocked(sandbox.status(), "status", stopped)
-            await _unblocked(kit.backend.list(kit.owner), "list", stopped)
-            await _unblocked(sandbox.terminate(), "terminate", stopped)
+            channel = await _watch_loop(sandbox.open(["true"]), "open", stopped)
+            await _watch_loop(communicate(channel), "a channel", stopped)
+            await _watch_loop(sandbox.status(), "status", stopped)
+            await _watch_loop(kit.backend.list(kit.owner), "list", stopped)
+            await _watch_loop(sandbox.terminate(), "terminate", stopped)
         always &= stopped.keys()
         if not always:
             return
     pytest.fail("the event loop stood still in " + ", ".join(stopped[name] for name in sorted(always)))
 
 
-async def _unblocked(call: Awaitable[T], name: str, stopped: dict[str, str]) -> T:
+async def _watch_loop(call: Awaitable[T], name: str, stopped: dict[str, str]) -> T:
     """Return the call's result, and note it if it kept the event loop from running."""
     stalls = [0.0]
     ticking = asyncio.create_task(_tick(stalls))
@@ -243,7 +247,7 @@ async def memory_is_limited_or_refused(kit: Kit) -> None:
     try:
         size = 4 * MEMORY_MB << 20
         held = f"head -c {size} /dev/zero | tail -c {size} | wc -c"  # `tail` holds what it may have to print
-        got = await ran(await sandbox.open(["sh", "-c", held]))
+        got = await communicate(await sandbox.open(["sh", "-c", held]))
         assert got.out.strip() != b"%d" % size, f"a program held {4 * MEMORY_MB} MiB with memory set to {MEMORY_MB}"
     except InfraError:
         pass  # the limit killed the sandbox as well
@@ -255,7 +259,7 @@ async def no_network_leads_nowhere(kit: Kit) -> None:
     """With `network: none`, no program in the sandbox reaches anything outside it."""
     if Network.NONE not in kit.rig.capabilities.network:
         pytest.skip("the backend does not declare network none")
-    async with kit.made(kit.spec(network="none")) as sandbox:
+    async with kit.sandbox_of(kit.spec(network="none")) as sandbox:
         await _is_cut_off(kit, sandbox)
 
 
@@ -266,25 +270,25 @@ async def a_cut_network_leads_nowhere(kit: Kit) -> None:
         pytest.skip("the backend does not declare network setup")
     if can.snapshot:
         pytest.skip("it makes snapshots, so core makes another sandbox without network from one")
-    async with kit.made(kit.spec(network="setup")) as sandbox:
+    async with kit.sandbox_of(kit.spec(network="setup")) as sandbox:
         await sandbox.cut_network()
         await _is_cut_off(kit, sandbox)
 
 
 async def _is_cut_off(kit: Kit, sandbox: Sandbox) -> None:
     """Check that the sandbox has no route, or else that it can't reach a server that others can."""
-    header, *lines = (await ran(await sandbox.open(["cat", "/proc/net/route", "/proc/net/ipv6_route"]))).out.split(
-        b"\n"
-    )
+    header, *lines = (
+        await communicate(await sandbox.open(["cat", "/proc/net/route", "/proc/net/ipv6_route"]))
+    ).out.split(b"\n")
     leads = {line.split()[0 if b"\t" in line else -1] for line in lines if line} - {b"lo"}
     if header.startswith(b"Iface") and not leads:
         return
     async with _servers() as addresses:
-        found = await _reached(sandbox, addresses)
+        found = await _reach(sandbox, addresses)
         assert not found, f"a program in it reached a server of the driver's, {found}"
         if Network.OPEN in kit.rig.capabilities.network:
-            async with kit.made(kit.spec(network="open")) as other:
-                if await _reached(other, addresses):
+            async with kit.sandbox_of(kit.spec(network="open")) as other:
+                if await _reach(other, addresses):
                     return
     pytest.skip("a route may lead out, and sandboxes that have a network do not reach the driver's host")
 
@@ -302,7 +306,7 @@ async def _servers() -> AsyncIterator[list[str]]:
         yield [f"{host}:{port}" for host in hosts]
 
 
-async def _reached(sandbox: Sandbox, addresses: list[str]) -> str:
+async def _reach(sandbox: Sandbox, addresses: list[str]) -> str:
     """Return the first address that a program in the sandbox can connect to; empty if there is none."""
     script = """import socket, sys
 for address in sys.argv[1:]:
@@ -314,14 +318,14 @@ for address in sys.argv[1:]:
     print(address)
     break
 """
-    return (await ran(await sandbox.open(["python3", "-c", script, *addresses]))).out.decode().strip()
+    return (await communicate(await sandbox.open(["python3", "-c", script, *addresses]))).out.decode().strip()
 
 
 async def exit_status_and_last_words(kit: Kit) -> None:
     """`wait` returns the program's exit status; the end of its standard error is kept, separate from its output."""
     async with kit.sandbox() as sandbox:
         for status in (0, 3, 255):
-            got = await ran(await sandbox.open(["sh", "-c", f"echo out; echo words >&2; exit {status}"]))
+            got = await communicate(await sandbox.open(["sh", "-c", f"echo out; echo words >&2; exit {status}"]))
             ended = (got.status, got.out, got.err.strip())
             assert ended == (status, b"out\n", "words"), f"a program that exits with {status}"
 
@@ -348,7 +352,9 @@ async def unread_input_holds_nothing_up(kit: Kit) -> None:
 async def a_missing_program_is_told(kit: Kit) -> None:
     """A program that does not exist ends with status 126 or 127, or `open` fails; nothing hangs."""
     async with kit.sandbox() as sandbox:
-        got = await within(30, ran(await sandbox.open(["no-such-program-anywhere"])), "a program that does not exist")
+        got = await within(
+            30, communicate(await sandbox.open(["no-such-program-anywhere"])), "a program that does not exist"
+        )
         assert got.status in (126, 127), f"its status is {got.status}, not 126 or 127"
 
 
@@ -357,7 +363,7 @@ async def a_channel_is_binary(kit: Kit) -> None:
     data = bytes(range(256)) * 64
     async with kit.sandbox() as sandbox:
         channel = await sandbox.open(["head", "-c", str(len(data))])
-        (await ran(channel, data)).prints(data, "what came back of all bytes, through `head`")
+        (await communicate(channel, data)).prints(data, "what came back of all bytes, through `head`")
 
 
 async def a_channel_carries_much(kit: Kit) -> None:
@@ -400,7 +406,7 @@ async def a_slow_reader_slows_the_writer(kit: Kit) -> None:
         try:
             await channel.read(1)
             await asyncio.sleep(2)
-            got = await ran(await sandbox.open(["cat", flag]))
+            got = await communicate(await sandbox.open(["cat", flag]))
             assert got.status != 0, "256 MB were taken from a program, and nobody had read them"
         finally:
             await channel.aclose()
@@ -422,7 +428,7 @@ async def channels_are_independent(kit: Kit) -> None:
 
 
 async def _echo(sandbox: Sandbox, number: int) -> bytes:
-    return (await ran(await sandbox.open(["sh", "-c", f"sleep 0.1; echo {number}"]))).out
+    return (await communicate(await sandbox.open(["sh", "-c", f"sleep 0.1; echo {number}"]))).out
 
 
 async def a_cancelled_read_loses_nothing(kit: Kit) -> None:
@@ -487,7 +493,7 @@ async def a_program_outlives_its_channel(kit: Kit) -> None:
         await channel.aclose()
 
         async def alive() -> bool:
-            return (await ran(await sandbox.open(["cat", proof]))).out == b"alive\n"
+            return (await communicate(await sandbox.open(["cat", proof]))).out == b"alive\n"
 
         await until(alive, 20, "a process that ignores HUP was ended with its channel")
 
@@ -501,7 +507,7 @@ async def attaching(kit: Kit) -> None:
     async with kit.sandbox() as sandbox:
         again: Sandbox = await attach(sandbox.id)
         assert again.id == sandbox.id, "the id of what was attached to"
-        (await ran(await again.open(["sh", "-c", "echo x"]))).prints(b"x\n", "what `sh` prints in it")
+        (await communicate(await again.open(["sh", "-c", "echo x"]))).prints(b"x\n", "what `sh` prints in it")
         await again.terminate()
         assert await sandbox.status() != SandboxStatus.RUNNING, "ended by the second handle, it still runs"
         with pytest.raises(SandboxLost):
@@ -517,13 +523,17 @@ async def a_snapshot_keeps_files(kit: Kit) -> None:
     async with kit.sandbox() as first:
         path = f"{first.workspace_base}/kept"
         write = 'mkdir -p "$1"; echo "$2" >"$1/file"'
-        await ran(await first.open(["sh", "-c", write, "x", path, "before"]))
+        await communicate(await first.open(["sh", "-c", write, "x", path, "before"]))
         snapshot_id = await backend.snapshot(first)
-        await ran(await first.open(["sh", "-c", write, "x", path, "after"]))
-        (await ran(await first.open(["cat", f"{path}/file"]))).prints(b"after\n", "the file in the first sandbox")
+        await communicate(await first.open(["sh", "-c", write, "x", path, "after"]))
+        (await communicate(await first.open(["cat", f"{path}/file"]))).prints(
+            b"after\n", "the file in the first sandbox"
+        )
     second = await backend.restore(kit.spec(), snapshot_id)
     try:
-        (await ran(await second.open(["cat", f"{path}/file"]))).prints(b"before\n", "the file in the second sandbox")
+        (await communicate(await second.open(["cat", f"{path}/file"]))).prints(
+            b"before\n", "the file in the second sandbox"
+        )
     finally:
         await second.terminate()
 
@@ -538,8 +548,10 @@ async def an_image_is_built(kit: Kit) -> None:
         pytest.skip("the profile under test names no `image` to begin from")
     with tempfile.TemporaryDirectory(prefix="hermes-kit-") as folder:
         image = await cast(CanBuild, kit.backend).prepare_image(_build_on(config.image, Path(folder)), config)
-    async with kit.made(kit.spec(image=image)) as sandbox:
-        (await ran(await sandbox.open(["cat", "/built-by-the-kit"]))).prints(b"built\n", "the file that was built")
+    async with kit.sandbox_of(kit.spec(image=image)) as sandbox:
+        (await communicate(await sandbox.open(["cat", "/built-by-the-kit"]))).prints(
+            b"built\n", "the file that was built"
+        )
 
 
 def _build_on(image: str, folder: Path) -> ImageBuild:
@@ -561,13 +573,13 @@ async def a_cancelled_creation_leaves_nothing(kit: Kit) -> None:
             await (await creating).terminate()
         except asyncio.CancelledError:
             pass
-        for info in await kit.listed():
+        for info in await kit.list_sandboxes():
             await kit.backend.terminate_id(info.sandbox_id)
-    assert await kit.listed() == [], "what is listed after five cancelled creations"
+    assert await kit.list_sandboxes() == [], "what is listed after five cancelled creations"
     end = time.monotonic() + LATER_S + 1.5 * took
     while time.monotonic() < end:  # a call of the provider that nobody waits for may be done only now
         await asyncio.sleep(0.2)
-        assert await kit.listed() == [], "what is listed some time after five cancelled creations"
+        assert await kit.list_sandboxes() == [], "what is listed some time after five cancelled creations"
 
 
 async def the_diagnosis_says_something(kit: Kit) -> None:

@@ -64,7 +64,9 @@ async def a_creation_whose_answer_is_lost(kit: Kit) -> None:
     async with kit.tools(seats=1, per_sandbox=1, backend=tampered) as tools:
         slot = await tools.acquire()
         assert tampered.lost == 1, "answers that the check has lost"
-        assert [info.sandbox_id for info in await kit.listed()] == [slot.sandbox_id], "the sandboxes that there are"
+        assert [info.sandbox_id for info in await kit.list_sandboxes()] == [slot.sandbox_id], (
+            "the sandboxes that there are"
+        )
 
 
 @pytest.mark.limit(120)
@@ -76,7 +78,7 @@ async def nobody_waits_for_a_lost_creation(kit: Kit) -> None:
         with pytest.raises(InfraError):
             await tools.acquire(timeout_s=2)
     assert tampered.lost >= 1, "the check has lost no answer"
-    assert [info.sandbox_id for info in await kit.listed()] == [], "the sandboxes that there are"
+    assert [info.sandbox_id for info in await kit.list_sandboxes()] == [], "the sandboxes that there are"
 
 
 @pytest.mark.limit(120)
@@ -87,7 +89,7 @@ async def a_failed_start_leaves_nothing(kit: Kit) -> None:
     tools = kit.tools(seats=1, per_sandbox=1, warm=1, backend=tampered)
     with pytest.raises(HermesError):
         await tools.__aenter__()
-    assert [info.sandbox_id for info in await kit.listed()] == [], "the sandboxes that there are"
+    assert [info.sandbox_id for info in await kit.list_sandboxes()] == [], "the sandboxes that there are"
 
 
 @pytest.mark.limit(180)
@@ -113,14 +115,14 @@ async def a_killed_driver_leaves_nothing(kit: Kit) -> None:
         driver.stdin.write(json.dumps(request).encode() + b"\n")
         line = await within(90, driver.stdout.readline(), "a driver of its own, up to its first command")
         assert line == b"ready\n", f"a driver of its own failed: {line!r}"
-        assert len(await kit.listed()) >= 1, "the other driver's sandbox is not listed"
+        assert len(await kit.list_sandboxes()) >= 1, "the other driver's sandbox is not listed"
     finally:
         if driver.returncode is None:
             driver.kill()
         await driver.wait()
 
     async def gone() -> bool:
-        return not await kit.listed()
+        return not await kit.list_sandboxes()
 
     await until(gone, 90, f"{DEAD_AFTER_S:g} s after its driver's death a sandbox should have ended itself")
 

@@ -12,7 +12,7 @@ import pytest
 from hermes_core import CommandResult, Connection, Isolation, SlotCommands
 from hermes_testing.conformance.apart import SHARED
 from hermes_testing.conformance.kit import Kit
-from hermes_testing.conformance.transport import tampered
+from hermes_testing.conformance.transport import open_tampered_slot
 from hermes_testing.conformance.waiting import expect_refusal, until, within
 
 FORWARD = "ports whose connections end on the driver"
@@ -222,7 +222,7 @@ async def no_port_is_told(kit: Kit) -> None:
 @pytest.mark.limit(120)
 async def a_cut_channel_loses_nothing_of_a_connection(kit: Kit) -> None:
     """What flows through a port while the channel is cut, again and again, arrives once and whole, both ways."""
-    async with tampered(kit) as (backend, slot):
+    async with open_tampered_slot(kit) as (backend, slot):
         await with_python(kit, slot)
         exchanging = asyncio.ensure_future(_exchange(slot, random.Random(2).randbytes(BODY)))
         for _ in range(5):

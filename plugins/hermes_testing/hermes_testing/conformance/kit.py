@@ -81,7 +81,7 @@ def _shorten(output: bytes) -> str:
     return f"{text} ({len(output)} bytes)"
 
 
-async def ran(channel: Channel, stdin: bytes = b"") -> ProgramOutput:
+async def communicate(channel: Channel, stdin: bytes = b"") -> ProgramOutput:
     """Send the program its input, and wait for its end."""
     assert isinstance(channel, Channel), f"`open` returned {channel!r:.80}, which is not a Channel"
     try:
@@ -195,7 +195,7 @@ class Rig:
             owner=owner,
         )
 
-    async def shared(self, level: Isolation) -> ToolBackend:
+    async def common_tools(self, level: Isolation) -> ToolBackend:
         """Return the tool backend whose sandboxes the checks of one level share."""
         if level not in self._shared:
             config = self.profile(
@@ -233,7 +233,7 @@ class Rig:
         if guest:
             await self._try_levels(levels)
             return
-        tools = await self.shared(self.level)
+        tools = await self.common_tools(self.level)
         async with tools.lease() as slot:
             self.missing = tools.missing(slot)
 
@@ -243,7 +243,7 @@ class Rig:
             if level is self.level:
                 continue
             try:
-                async with (await self.shared(level)).lease():
+                async with (await self.common_tools(level)).lease():
                     pass
             except PolicyError as error:
                 await self.replace(level)
@@ -290,7 +290,7 @@ async def _failure_of(sandbox: Sandbox, *argv: str) -> str:
     """Return why a program that does nothing failed; empty if it did not."""
     try:
         async with asyncio.timeout(PROBE_S):
-            done = await ran(await sandbox.open(argv))
+            done = await communicate(await sandbox.open(argv))
     except TimeoutError:
         why = f"it did not end within {PROBE_S:g} s"
     except Exception as error:
@@ -331,13 +331,13 @@ class Kit:
         """End what the check has left.
 
         Args:
-            failed: the check's own error comes first.
+            failed: the check has raised an error, so sandboxes that it has left are no error of their own.
 
         Raises:
-            AssertionError: sandboxes were left.
+            AssertionError: the check has left sandboxes. They are ended first.
         """
         await self._stack.aclose()
-        left = await self.listed()
+        left = await self.list_sandboxes()
         for info in left:
             await self.backend.terminate_id(info.sandbox_id)
         assert failed or not left, f"sandboxes were left: {', '.join(info.sandbox_id for info in left)}"
@@ -348,7 +348,7 @@ class Kit:
         return self.rig.backend
 
     @property
-    def dedicated(self) -> bool:
+    def is_dedicated(self) -> bool:
         """Return whether each sandbox has one slot only."""
         return self.level is Isolation.DEDICATED
 
@@ -363,28 +363,28 @@ class Kit:
 
     # --- slots of sandboxes that are shared with other checks
 
-    async def shared(self) -> ToolBackend:
+    async def common_tools(self) -> ToolBackend:
         """Return the tool backend whose sandboxes all checks of this level share."""
-        return await self.rig.shared(self.level)
+        return await self.rig.common_tools(self.level)
 
     async def lease(self, group: str | None = None) -> Slot:
         """Return a slot that is released and reset when the check is over."""
-        tools = await self.shared()
+        tools = await self.common_tools()
         slot = await tools.acquire(group=group)
         self._stack.push_async_callback(tools.release, slot, reset_workspace=True)
         return slot
 
     async def slot(self) -> SlotCommands:
-        """Return the commands of such a slot."""
-        return (await self.shared()).commands(await self.lease())
+        """Return the commands of a slot that is released and reset when the check is over."""
+        return (await self.common_tools()).commands(await self.lease())
 
     async def neighbours(self) -> tuple[SlotCommands, SlotCommands]:
         """Return the commands of two slots of one sandbox (of two sandboxes, if each has one slot)."""
         group = uuid.uuid4().hex
         one, other = await self.lease(group), await self.lease(group)
-        if one.sandbox_id != other.sandbox_id and not self.dedicated:
+        if one.sandbox_id != other.sandbox_id and not self.is_dedicated:
             pytest.fail("two slots of one group are on two sandboxes, though there was room on one")
-        tools = await self.shared()
+        tools = await self.common_tools()
         return tools.commands(one), tools.commands(other)
 
     # --- what is the check's own
@@ -402,7 +402,7 @@ class Kit:
             backend: a backend to use instead of the one under test, usually a wrapper of it.
             config: more keys of the profile.
         """
-        slots = 1 if self.dedicated else per_sandbox
+        slots = 1 if self.is_dedicated else per_sandbox
         numbers = {"slots_per_sandbox": slots, "max_sandboxes": -(-seats // slots), "min_sandboxes": warm}
         settings = {**numbers, "reserve_slots": 0, "acquire_timeout_s": ACQUIRE_S, **config}
         tools = self.rig.tool_backend(self.level, self.owner, self.rig.profile(**settings), backend)
@@ -421,7 +421,7 @@ class Kit:
         )
 
     async def create(self, spec: SandboxSpec) -> Sandbox:
-        """Return what the backend creates, which the caller ends.
+        """Create a sandbox, which the caller ends.
 
         Raises:
             HermesError: the backend raised it, raised something else, or returned no sandbox.
@@ -429,7 +429,7 @@ class Kit:
         return await create_sandbox(self.backend, "create", lambda: self.backend.create(spec))
 
     @asynccontextmanager
-    async def made(self, spec: SandboxSpec) -> AsyncIterator[Sandbox]:
+    async def sandbox_of(self, spec: SandboxSpec) -> AsyncIterator[Sandbox]:
         """Make a sandbox, which ends with the block."""
         sandbox = await self.create(spec)
         try:
@@ -441,9 +441,9 @@ class Kit:
         self, creation_id: str | None = None, *, ttl_s: float = RAW_TTL_S
     ) -> AbstractAsyncContextManager[Sandbox]:
         """Make a sandbox of the check's own, without a guest, which ends with the block."""
-        return self.made(self.spec(creation_id, ttl_s=ttl_s))
+        return self.sandbox_of(self.spec(creation_id, ttl_s=ttl_s))
 
-    async def listed(self, owner: str | None = None) -> Sequence[SandboxInfo]:
+    async def list_sandboxes(self, owner: str | None = None) -> Sequence[SandboxInfo]:
         """Return the check's own sandboxes that the backend lists and that have not ended."""
         found = await list_sandboxes(self.backend, owner or self.owner)
         return [info for info in found if info.status is SandboxStatus.RUNNING]

@@ -106,7 +106,7 @@ async def a_hundred_leases(kit: Kit) -> None:
         async with tools.lease() as slot:
             await tools.commands(slot).run("true")
         before = await census()
-        here = len(await kit.listed())
+        here = len(await kit.list_sandboxes())
 
         async def turn() -> None:
             async with tools.lease() as slot:
@@ -114,10 +114,12 @@ async def a_hundred_leases(kit: Kit) -> None:
 
         for _ in range(turns // 4):
             await asyncio.gather(*(turn() for _ in range(4)))
-        assert len(await kit.listed()) <= max(here, 4), f"{len(await kit.listed())} sandboxes, {here} before"
-        if not kit.dedicated:
+        assert len(await kit.list_sandboxes()) <= max(here, 4), (
+            f"{len(await kit.list_sandboxes())} sandboxes, {here} before"
+        )
+        if not kit.is_dedicated:
             await nothing_more(before, f"{turns} leases")
-    assert await kit.listed() == [], "sandboxes after the end"
+    assert await kit.list_sandboxes() == [], "sandboxes after the end"
 
 
 @pytest.mark.limit(300)
@@ -133,7 +135,7 @@ async def sandboxes_come_and_go(kit: Kit) -> None:
     before = await census()
     for _ in range(4):
         await asyncio.gather(one(), one())
-    assert [info.sandbox_id for info in await kit.listed()] == [], "sandboxes afterwards"
+    assert [info.sandbox_id for info in await kit.list_sandboxes()] == [], "sandboxes afterwards"
     await nothing_more(before, "eight sandboxes")
 
 

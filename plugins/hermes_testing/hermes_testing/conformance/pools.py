@@ -16,10 +16,10 @@ async def a_pool_is_warm_at_its_start(kit: Kit) -> None:
     """`min_sandboxes` exist when `start` returns, in the pool's counts and in the backend's list."""
     async with kit.tools(seats=4, per_sandbox=2, warm=2) as tools:
         status = tools.get_status()
-        slots = 2 if kit.dedicated else 4
+        slots = 2 if kit.is_dedicated else 4
         assert (status["healthy_sandboxes"], status["available_slots"]) == (2, slots), "sandboxes and free slots"
-        assert len(await kit.listed()) == 2, "sandboxes that the backend lists"
-    assert len(await kit.listed()) == 0, "sandboxes that it lists after the end"
+        assert len(await kit.list_sandboxes()) == 2, "sandboxes that the backend lists"
+    assert len(await kit.list_sandboxes()) == 0, "sandboxes that it lists after the end"
 
 
 @pytest.mark.limit(150)
@@ -44,7 +44,7 @@ async def closing_ends_everything(kit: Kit) -> None:
         waiting = asyncio.ensure_future(tools.acquire())
         await asyncio.sleep(0.3)
         await within(60, tools.aclose(), "closing the tool backend")
-        assert len(await kit.listed()) == 0, "sandboxes afterwards"
+        assert len(await kit.list_sandboxes()) == 0, "sandboxes afterwards"
         outcomes = await asyncio.gather(command, waiting, return_exceptions=True)
         assert all(isinstance(each, Exception) for each in outcomes), f"after the end: {outcomes!r}"
 
@@ -55,7 +55,7 @@ async def cancelling_a_creation_leaves_nothing(kit: Kit) -> None:
     for seconds in (0.0, 0.02, 0.1, 0.3, 1.0):
         async with kit.tools(seats=1, per_sandbox=1) as tools:
             await _cut(tools.acquire(), seconds)
-        assert [info.sandbox_id for info in await kit.listed()] == [], (
+        assert [info.sandbox_id for info in await kit.list_sandboxes()] == [], (
             f"sandboxes after a cancellation at {seconds:g} s"
         )
 
@@ -68,7 +68,7 @@ async def cancelling_a_start_leaves_nothing(kit: Kit) -> None:
         tools = await _cut(block.__aenter__(), seconds)
         if tools is not None:
             await tools.aclose()
-        assert [info.sandbox_id for info in await kit.listed()] == [], (
+        assert [info.sandbox_id for info in await kit.list_sandboxes()] == [], (
             f"sandboxes after a cancellation at {seconds:g} s"
         )
 

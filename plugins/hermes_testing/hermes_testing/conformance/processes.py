@@ -8,7 +8,7 @@ import pytest
 
 from hermes_core import Isolation, WindowSize
 from hermes_testing.conformance.kit import Kit
-from hermes_testing.conformance.running import TICKER, stopped, ticking
+from hermes_testing.conformance.running import TICKER, check_stopped, wait_for_ticks
 from hermes_testing.conformance.waiting import expect_refusal
 
 TERMINALS = "terminals (pty)"
@@ -40,10 +40,10 @@ async def a_background_process_is_killed_with_its_children(kit: Kit) -> None:
     """`kill` ends a background process and what it started."""
     slot = await kit.slot()
     process = await slot.start(f"({TICKER}) & wait")
-    await ticking(slot)
+    await wait_for_ticks(slot)
     killed = await slot.kill(process.process_id, grace_s=1)
     assert not killed.running, "it still runs after `kill`"
-    await stopped(slot)
+    await check_stopped(slot)
 
 
 async def no_terminal_is_told(kit: Kit) -> None:

@@ -21,16 +21,16 @@ async def ticks(slot: SlotCommands) -> str:
     return (await slot.run("wc -c <ticks 2>/dev/null || echo 0")).text.strip()
 
 
-async def ticking(slot: SlotCommands) -> None:
+async def wait_for_ticks(slot: SlotCommands) -> None:
     """Wait until the ticker runs."""
 
-    async def begun() -> bool:
+    async def has_begun() -> bool:
         return await ticks(slot) != "0"
 
-    await until(begun, 15, "it did not begin")
+    await until(has_begun, 15, "it did not begin")
 
 
-async def stopped(slot: SlotCommands) -> None:
+async def check_stopped(slot: SlotCommands) -> None:
     """Check that the ticker does not run any more."""
 
     async def still() -> bool:

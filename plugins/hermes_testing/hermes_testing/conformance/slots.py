@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from hermes_core import Isolation, SlotCommands, StaleSlotError
-from hermes_testing.conformance.kit import Kit, ran
-from hermes_testing.conformance.running import BOMB, PROOF, TICKER, ticking, ticks
+from hermes_testing.conformance.kit import Kit, communicate
+from hermes_testing.conformance.running import BOMB, PROOF, TICKER, ticks, wait_for_ticks
 from hermes_testing.conformance.waiting import within
 
 COMMON = ("/tmp", "/var/tmp", "/dev/shm")
@@ -17,7 +17,7 @@ COMMON = ("/tmp", "/var/tmp", "/dev/shm")
 async def a_slot_says_what_it_is(kit: Kit) -> None:
     """A slot's handle names its sandbox, profile and workspace, and a level that is at least the requested one."""
     slot = await kit.lease()
-    tools = await kit.shared()
+    tools = await kit.common_tools()
     assert Isolation.parse(slot.isolation) >= kit.level, f"asked for {kit.level.label}, granted {slot.isolation}"
     assert slot.profile == "default", "its profile"
     assert slot.slot_id and slot.sandbox_id, "it has no id"
@@ -34,7 +34,9 @@ async def a_slots_user_has_a_name(kit: Kit) -> None:
         return
     # In a system that is not the sandbox's own, or can't be written to, names can't be given.
     async with kit.sandbox() as sandbox:
-        writable = sandbox.own_system and (await ran(await sandbox.open(["sh", "-c", "test -w /etc"]))).status == 0
+        writable = (
+            sandbox.own_system and (await communicate(await sandbox.open(["sh", "-c", "test -w /etc"]))).status == 0
+        )
     if not writable:
         pytest.skip("documented as open: the sandbox has no /etc of its own that can be written to")
     pytest.fail(f"the slot's user has no name: {said.error_text.strip()}")
@@ -109,7 +111,7 @@ async def _leave_tickers(commands: SlotCommands) -> None:
     writer = 'while :; do mkdir -p "$1"; echo x >>"$1/ticks"; sleep 0.05; done'
     for prefix in ("", "setsid "):
         await commands.run(f"trap '' TERM HUP; ( {prefix}sh -c '{writer}' x \"$PWD\" >/dev/null 2>&1 & ) ; true")
-    await ticking(commands)
+    await wait_for_ticks(commands)
 
 
 @pytest.mark.levels
@@ -188,7 +190,7 @@ async def what_can_not_be_proved_clean_is_replaced(kit: Kit) -> None:
 async def killing_keeps_files(kit: Kit) -> None:
     """`kill_everything` ends the slot's processes and keeps its files and its lease."""
     slot = await kit.lease()
-    tools = await kit.shared()
+    tools = await kit.common_tools()
     commands = tools.commands(slot)
     await commands.write_file("kept", b"x")
     process = await commands.start(TICKER)
@@ -207,7 +209,7 @@ async def killing_keeps_files(kit: Kit) -> None:
 @pytest.mark.needs(PROOF)
 async def a_slot_that_kills_everything_harms_itself_only(kit: Kit) -> None:
     """`kill -9 -1` is that command's failure, never the infrastructure's; the neighbour is not affected."""
-    if kit.dedicated:
+    if kit.is_dedicated:
         pytest.skip("in a sandbox of its own a slot may be root, and end it")
     slot, other = await kit.neighbours()
     neighbour = asyncio.ensure_future(other.run("sleep 1; echo undisturbed"))
@@ -233,7 +235,7 @@ async def a_release_without_reset_keeps_files(kit: Kit) -> None:
 async def preparation_is_read_only(kit: Kit) -> None:
     """Slots can read what was prepared for their sandbox, but not change it; they can't read what is private."""
     slot = await kit.lease()
-    tools = await kit.shared()
+    tools = await kit.common_tools()
     builds = []
 
     async def build(commands: SlotCommands, directory: str) -> None:

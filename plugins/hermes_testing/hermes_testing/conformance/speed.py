@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from hermes_core import Sandbox
-from hermes_testing.conformance.kit import Kit, ran
+from hermes_testing.conformance.kit import Kit, communicate
 
 GUEST = "background processes that outlive"
 """What a sandbox without Python lacks. Without a guest, a command needs two channels."""
@@ -43,8 +43,8 @@ async def less(measure: Callable[[], Awaitable[tuple[float, float]]], times: flo
     pytest.fail(otherwise.format(*figures))
 
 
-async def _opened(sandbox: Sandbox) -> None:
-    await ran(await sandbox.open(["true"]))
+async def _open_channel(sandbox: Sandbox) -> None:
+    await communicate(await sandbox.open(["true"]))
 
 
 async def a_command_is_quick(kit: Kit) -> None:
@@ -58,7 +58,7 @@ async def a_command_is_quick(kit: Kit) -> None:
             lacks = kit.rig.missing[0]
             pytest.skip(f"a sandbox without a guest lacks: {lacks}; a command is two channels")
         async with kit.sandbox() as sandbox:
-            return ours, await p50(lambda: _opened(sandbox), 10)
+            return ours, await p50(lambda: _open_channel(sandbox), 10)
 
     await less(measure, 1.2, "`true` takes {:.4f} s, a channel of its own {:.4f} s")
 
@@ -103,7 +103,7 @@ async def a_lease_is_quicker_than_a_sandbox(kit: Kit) -> None:
 
             ours = await p50(lease, 15)
         kit.figure("lease_p50_ms", ours * 1000)
-        if kit.direct and kit.dedicated:
+        if kit.direct and kit.is_dedicated:
             pytest.skip("without Python each lease of a dedicated sandbox takes a new one")
         return ours, ready
 
@@ -124,7 +124,7 @@ async def output_flows(kit: Kit) -> None:
         async with kit.sandbox() as sandbox:
 
             async def bare() -> None:
-                await ran(await sandbox.open(["head", "-c", "10000000", "/dev/zero"]))
+                await communicate(await sandbox.open(["head", "-c", "10000000", "/dev/zero"]))
 
             return seconds, await p50(bare, 5)
 

@@ -39,7 +39,7 @@ class TamperedChannel(Channel):
         await self.inner.aclose()
 
     async def read(self, n: int) -> bytes:
-        """As the channel, with what was tampered with."""
+        """Read from the channel, once it flows; an error after a cut, and once the garbage if there is some."""
         await self.flowing.wait()
         data = await self.inner.read(n)
         if self._is_cut:
@@ -69,7 +69,7 @@ class TamperedChannel(Channel):
 
 
 class TamperedSandbox(Sandbox):
-    """A sandbox whose channels are tampered with."""
+    """A sandbox whose channels are `TamperedChannel`s."""
 
     def __init__(self, inner: Sandbox, backend: TamperedBackend) -> None:
         for name in Sandbox.__annotations__:
@@ -90,7 +90,7 @@ class TamperedSandbox(Sandbox):
         return await self._inner.status()
 
     async def terminate(self) -> None:
-        """As the sandbox, after a while if the check asks for it."""
+        """End the sandbox, after `end_delay_s` of the backend."""
         await asyncio.sleep(self._backend.end_delay_s)
         await self._inner.terminate()
 
@@ -125,7 +125,7 @@ class TamperedBackend(Backend):
         return self.inner.levels(config)
 
     async def create(self, spec: SandboxSpec) -> Sandbox:
-        """As the backend; the answer may be lost."""
+        """Create a sandbox. For `lose_answers` creations, raise `ChannelLost` although there is a sandbox."""
         sandbox = await self.inner.create(spec)
         if self.lost < self.lose_answers:
             self.lost += 1

@@ -18,7 +18,7 @@ OUTLIVES = "background processes that outlive"
 
 
 @asynccontextmanager
-async def tampered(kit: Kit) -> AsyncIterator[tuple[TamperedBackend, SlotCommands]]:
+async def open_tampered_slot(kit: Kit) -> AsyncIterator[tuple[TamperedBackend, SlotCommands]]:
     """Return a slot behind channels that can be tampered with."""
     backend = TamperedBackend(kit.backend)
     async with kit.tools(seats=1, per_sandbox=1, backend=backend) as tools:
@@ -29,7 +29,7 @@ async def tampered(kit: Kit) -> AsyncIterator[tuple[TamperedBackend, SlotCommand
 @pytest.mark.needs(OUTLIVES)
 async def a_cut_channel_loses_no_command(kit: Kit) -> None:
     """A command continues while its channel is cut, runs once, and its result arrives."""
-    async with tampered(kit) as (backend, slot):
+    async with open_tampered_slot(kit) as (backend, slot):
         running = asyncio.ensure_future(slot.run("echo x >>ran; sleep 1; echo done; exit 7"))
         await asyncio.sleep(0.4)
         await backend.channels[-1].cut()
@@ -42,7 +42,7 @@ async def a_cut_channel_loses_no_command(kit: Kit) -> None:
 @pytest.mark.limit(120)
 async def a_stalled_reader(kit: Kit) -> None:
     """While nobody reads the channel, output waits in the sandbox; later it is all there."""
-    async with tampered(kit) as (backend, slot):
+    async with open_tampered_slot(kit) as (backend, slot):
         channel = backend.channels[-1]
         running = asyncio.ensure_future(slot.run("seq 1 2000000; echo x >written", output_limit=32 << 20))
         await asyncio.sleep(0.1)
