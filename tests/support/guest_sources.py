@@ -22,7 +22,7 @@ def change_guest() -> Iterator[Callable[[str, str], None]]:
         sandbox = Path(bundle.__file__).parents[1]
         assert any(old in read(path) for sent in ("guest", "linux") for path in (sandbox / sent).glob("*.py"))
         patch.setattr(Path, "read_text", changed)
-        patch.setattr(bundle, "_compiled", lambda *_: None)
+        patch.setattr(bundle, "_compile_module", lambda *_: None)
         bundle.payload.cache_clear()
 
     with pytest.MonkeyPatch.context() as patch:
