@@ -18,7 +18,7 @@ from hermes_core.mcp.servers import McpServer
 from hermes_core.sandbox.channels.base import CHUNK_BYTES, Tail
 from hermes_core.sandbox.commands import SlotCommands
 from hermes_core.sandbox.local.processes import MARKER, kill_marked
-from hermes_core.sandbox.programs import GRACE_S, ProgramEnded, SlotProgram, ending
+from hermes_core.sandbox.programs import GRACE_S, ProgramEnded, SlotProgram, describe_end
 
 _LOOK_S = 0.02
 _INHERITED = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "USER")
@@ -96,7 +96,7 @@ class _OnDriver:
         await asyncio.sleep(_LOOK_S)  # for the last of its standard error
         status = self._process.returncode or 0
         how = f"signal {-status} ended it" if status < 0 else f"it ended with status {status}"
-        return ending(how, self._tail.text())
+        return describe_end(how, self._tail.text())
 
     async def keep_errors(self) -> None:
         """Read its standard error, and keep the end of it."""

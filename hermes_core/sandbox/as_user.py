@@ -1,7 +1,7 @@
-"""The commands of a slot that is root, run as another user of its system.
+"""Runs the commands of a slot that is root as another user of its system.
 
-Works with a guest and without one, as it needs only `sh`, and `setpriv` or `su`. Files are read and written by the
-scripts of the direct mode, with the user's rights.
+It needs only `sh`, and `setpriv` or `su`, so it works with and without a guest. Scripts of the direct mode read and
+write files, with the user's rights.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from hermes_core.sandbox.commands import Around, Command, CommandResult, Process
 from hermes_core.sandbox.direct import files, sh
 
 MAX_COMMAND = 100_000
-"""Maximum number of bytes of a command: all of it is one word of a command line."""
+"""Maximum number of bytes of a command, which is passed as one argument."""
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}\$?(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,99})?")
 
-# Arguments: a user as Docker writes it, and a command line. Like there, a number need not be that of a user, and with a
-# group there are no others. Root runs this with variables that the item may have set, so no program is looked for in
-# PATH. `setpriv` becomes the command, so that signals and the exit status are its own. Where it is busybox's, it can't
-# do that.
+# Arguments: a user as Docker writes it, and a command line. As with Docker, a number need not be the id of a known
+# user, and with a group the user has no others. Root runs this with variables that the item may have set, so it uses
+# no program from PATH. `setpriv` execs the command, so signals and the exit status are the command's own. Busybox's
+# `setpriv` (a link) lacks these options.
 _SWITCH = """
 name=${1%%:*} group=${1#"${1%%:*}"} found= groups=--init-groups
 group=${group#:}
@@ -75,24 +75,24 @@ T = TypeVar("T")
 
 
 def _by_root(method: Callable[Concatenate[SlotCommands, P], T]) -> Callable[Concatenate[AsUser, P], T]:
-    """Return a method that does the same with root's commands."""
+    """Return a method that calls the same method of root's commands."""
     name = method.__name__
 
     def call_root(self: AsUser, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        outcome: T = getattr(self._root, name)(*args, **kwargs)
-        return outcome
+        result: T = getattr(self._root, name)(*args, **kwargs)
+        return result
 
     call_root.__name__, call_root.__doc__ = name, method.__doc__
     return call_root
 
 
 class AsUser(files.ScriptedFiles):
-    """The commands of a slot as another user than root. They have this user's home, and files that it makes are its
-    own. A program that can't be run ends with status 126 or 127, as in a shell.
+    """The commands of a slot as another user than root, with the home of that user, who owns the files that they make.
+    A program that can't be run ends with status 126 or 127, as in a shell.
 
     Args:
-        commands: the slot's own, which run as root.
-        user: as Docker writes it: a name or a number, or with a group, `user:group`.
+        commands: the slot's commands, which run as root.
+        user: a user as Docker writes it: a name or a number, or with a group `user:group`.
 
     Raises:
         CommandError: `user` can't be a user's name.
@@ -147,15 +147,15 @@ class AsUser(files.ScriptedFiles):
         sh.check_words(place, *args)
         source, word = files.with_path(script, place)
         argv = ["sh", "-c", _PRELUDE + source, "sh", word, *args]
-        done = await self._run(Command(argv, cwd="/", env={"LC_ALL": "C"}, stdin=stdin, output_limit=limit))
-        if not done.ok:
-            error = sh.failure(done.error_text)
+        result = await self._run(Command(argv, cwd="/", env={"LC_ALL": "C"}, stdin=stdin, output_limit=limit))
+        if not result.ok:
+            error = sh.failure(result.error_text)
             raise CommandError(f"{path}: {error.message}", code=error.code)
-        if done.stdout_bytes > limit:
+        if result.stdout_bytes > limit:
             raise CommandError(f"{path}: more than {limit} bytes", code="too_large")
-        return done.stdout
+        return result.stdout
 
     @operation
     async def clear(self, keep: Sequence[str] = ()) -> None:
-        """Refuse: the slot's files are root's."""
+        """Raise CommandError, because the slot's files belong to root."""
         raise CommandError("only root can remove all files of the slot", code="permission")

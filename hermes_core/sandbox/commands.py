@@ -47,7 +47,7 @@ class SandboxImage:
 
     name: str
     digest: str | None = None
-    """Identifies its content, such as `sha256:…`; None if the backend does not know it."""
+    """The digest of its content, such as `sha256:…`; None if the backend does not know it."""
     workdir: str | None = field(default=None, compare=False)
     """The directory in which its programs start; None if the backend does not know it."""
     user: str | None = field(default=None, compare=False)
@@ -55,9 +55,9 @@ class SandboxImage:
     variables: Mapping[str, str] = field(default_factory=dict, compare=False)
     """The environment variables of its programs, as far as the backend knows them."""
     entrypoint: tuple[str, ...] = field(default=(), compare=False)
-    """What a container of the image starts with; empty if that is nothing, or the backend does not know it."""
+    """The entrypoint of its containers; empty if there is none, or the backend does not know it."""
     healthcheck: Mapping[str, Any] | None = field(default=None, compare=False)
-    """How Docker tells whether such a container is healthy; None as for `entrypoint`."""
+    """Docker's health check of its containers; None if there is none, or the backend does not know it."""
 
 
 class Cwd(Enum):
@@ -76,7 +76,7 @@ def start_directory(cwd: str | Cwd | None, image: SandboxImage | None) -> str:
 
 @dataclass(eq=False)
 class Slot:
-    """A handle on one lease of a slot. It is refused after the release, even if the slot has a new owner."""
+    """A handle on one lease of a slot. After the release it is refused, also if the slot has another lease."""
 
     slot_id: str
     """Unique across profiles, sandboxes and time."""
@@ -105,7 +105,7 @@ class WindowSize:
 
 @dataclass(frozen=True)
 class Command:
-    """One command, as `SlotCommands.run` and `start` make it from their arguments. They say what each means."""
+    """One command. `SlotCommands.run` and `start` make it from their arguments, which they describe."""
 
     args: str | Sequence[str]
     """A text for the slot's shell, or a program and its arguments."""
@@ -115,7 +115,7 @@ class Command:
     stdin: bytes | AsyncIterator[bytes] | None = None
     timeout_s: float | None = None
     output_limit: int = OUTPUT_LIMIT
-    """Bytes of output that are kept: by `run` of each stream, head and tail; by `start` the last ones."""
+    """The number of bytes of output kept: by `run`, the head and tail of each stream; by `start`, the last bytes."""
     merge_stderr: bool = False
     spool: bool = False
     pty: WindowSize | None = None
@@ -123,7 +123,7 @@ class Command:
 
     @property
     def line(self) -> str:
-        """Return it as a line for a shell."""
+        """Return the command as a line for a shell."""
         return self.args if isinstance(self.args, str) else shlex.join(self.args)
 
 
@@ -158,7 +158,7 @@ class CommandResult:
 
     @property
     def bytes_dropped(self) -> int:
-        """Return how many bytes of both streams were left out, less the length of the notices in their place."""
+        """Return the number of bytes of both streams that were left out, minus the length of the notices about that."""
         return max(0, self.stdout_bytes + self.stderr_bytes - len(self.stdout) - len(self.stderr))
 
     @property
@@ -247,7 +247,7 @@ class LogChunk:
     total: int
     """Bytes written so far."""
     dropped: int
-    """Bytes before `offset` that were asked for but have left the buffer."""
+    """The number of requested bytes before `offset` that have left the buffer."""
     running: bool = False
     """Whether more output may follow."""
 
@@ -308,21 +308,21 @@ class Operation(Generic[T]):
 
 
 class Call(Protocol):
-    """Carries out an operation of a slot. The `Call` of a lease refuses it once the lease has ended."""
+    """Carries out an operation of a slot. The `Call` of a lease refuses it when the lease has ended."""
 
     def __call__(self, operation: Operation[T], /) -> Coroutine[Any, Any, T]:
         """Await `operation.begin()` and return its outcome."""
 
 
 class Around(Protocol):
-    """Observes operations: carries out each with the `call` that it is given."""
+    """Observes operations, and carries out each by the `call` in its arguments."""
 
     def __call__(self, call: Call, operation: Operation[T], /) -> Coroutine[Any, Any, T]:
         """Await `call(operation)` and return its outcome."""
 
 
 def call_directly(operation: Operation[T], /) -> Coroutine[Any, Any, T]:
-    """Carry out an operation without a check: the `Call` of commands that belong to no lease."""
+    """Carry out an operation without a check. This is the `Call` of commands that belong to no lease."""
     return operation.begin()
 
 
@@ -330,21 +330,21 @@ class Connection(Protocol):
     """One connection that a program in a slot has made to a forward. Both directions end independently."""
 
     async def read(self, n: int = 65536) -> bytes:
-        """Return up to `n` bytes of what the program has sent, as soon as there are some; empty at its end.
+        """Return 1 to `n` bytes from the program; empty at the end.
 
         Raises:
             ConnectionError: the program has broken the connection, or the lease has ended.
         """
 
     async def write(self, data: bytes) -> None:
-        """Send bytes to the program; returns once there is room for more.
+        """Send bytes to the program, and wait until there is room for more.
 
         Raises:
-            ConnectionError: as by `read`.
+            ConnectionError: see `read`.
         """
 
     async def finish(self) -> None:
-        """Tell the program that nothing more will be sent. Idempotent."""
+        """Send the end of our data to the program. Idempotent."""
 
 
 Serve = Callable[[Connection], Awaitable[None]]
@@ -366,13 +366,13 @@ class Forward:
 class SlotCommands(ABC):
     """The commands of one slot.
 
-    Relative paths start at the slot's workspace, or at the `cwd` of its lease. Every method may be cancelled; what it
-    started is then killed. All of them raise `InfraError` (`ChannelLost`, `SandboxLost`, `SlotLost`) if the sandbox
+    Relative paths start at the slot's workspace, or at the `cwd` of its lease. If a method is cancelled, what it
+    started is killed. All of them raise `InfraError` (`ChannelLost`, `SandboxLost`, `SlotLost`) if the sandbox
     can't be reached, `StaleSlotError` after release, and `CommandError` with a `code` if the operation itself fails.
 
     Attributes:
         workspace_dir: the slot's workspace, as a path inside the sandbox.
-        cwd: where relative paths start: relative to the workspace, or absolute.
+        cwd: the directory for relative paths, absolute or relative to the workspace.
         call: carries out each operation, exactly once.
     """
 
@@ -426,7 +426,7 @@ class SlotCommands(ABC):
             stdout: gets standard output piece by piece while the command runs, which waits while the sink is behind.
                 The result then has only its size. If the sink raises, the command is killed.
         """
-        made = Command(
+        value = Command(
             command,
             cwd=cwd,
             env=env,
@@ -438,7 +438,7 @@ class SlotCommands(ABC):
             pty=pty,
             stdout=stdout,
         )
-        return self.call(Operation("run", functools.partial(self._run, made), made))
+        return self.call(Operation("run", functools.partial(self._run, value), value))
 
     def start(
         self,
@@ -461,8 +461,8 @@ class SlotCommands(ABC):
             spool: keep the whole output in a file of the slot (`ProcessStatus.spool_path`).
             pty: see `run`.
         """
-        made = Command(command, cwd=cwd, env=env, output_limit=buffer_bytes, spool=spool, pty=pty)
-        return self.call(Operation("start", functools.partial(self._start, made)))
+        value = Command(command, cwd=cwd, env=env, output_limit=buffer_bytes, spool=spool, pty=pty)
+        return self.call(Operation("start", functools.partial(self._start, value)))
 
     @abstractmethod
     async def _run(self, command: Command) -> CommandResult:
@@ -485,34 +485,33 @@ class SlotCommands(ABC):
     async def log(
         self, process_id: str, *, offset: int = 0, limit: int = 200_000, wait_s: float | None = None
     ) -> LogChunk:
-        """Return its output from a byte offset, or from the first byte that is still held if that one has left the
-        buffer.
+        """Return the output of a background process from a byte offset on, or from the oldest byte in the buffer.
 
         Args:
-            wait_s: if there is no output from the offset on yet, wait this long for some, or for the end of the
-                process.
+            wait_s: if there is no output from the offset on, wait up to this long for some, or for the process's end.
         """
 
     @abstractmethod
     async def wait(self, process_id: str, *, timeout_s: float | None = None) -> ProcessStatus:
-        """Wait for its end, or until the time limit; the returned status says which."""
+        """Wait until a background process ends, or until the time limit. The returned status says which."""
 
     @abstractmethod
     async def write(self, process_id: str, data: bytes, *, eof: bool = False) -> int:
-        """Write to its standard input, then close it if `eof`. Return the number of bytes taken.
+        """Write to the standard input of a background process, then close it if `eof`. Return the number of bytes
+        written.
 
-        A terminal is not closed: its end-of-file is the key Ctrl-D, after which more can be written.
+        A terminal is not closed. It gets the key Ctrl-D, and more can be written after that.
         """
 
     @abstractmethod
     async def resize(self, process_id: str, size: WindowSize) -> ProcessStatus:
-        """Change the size of its terminal. Raise `CommandError` with code `no_pty` if it has none."""
+        """Resize the terminal of a background process. Raises `CommandError` with code `no_pty` if it has none."""
 
     @abstractmethod
     async def kill(self, process_id: str, *, grace_s: float = 2.0) -> ProcessStatus:
-        """Send TERM, then KILL after the grace period, to the process and everything that it started.
+        """Send TERM, and KILL after the grace period, to a background process and all processes that it started.
 
-        If it has ended already, do this to the processes that it left running; `left_killed` is their number.
+        If it has ended already, do this to the processes that it left running. `left_killed` is their number.
         """
 
     @abstractmethod
@@ -521,7 +520,8 @@ class SlotCommands(ABC):
 
     @abstractmethod
     async def write_file(self, path: str, data: bytes, *, mode: int | None = None, append: bool = False) -> None:
-        """Replace (or append to) a file, making its parent directories. Either all is written or an error is raised."""
+        """Replace a file or append to it, and make its parent directories. Either all data is written, or an error is
+        raised."""
 
     @abstractmethod
     async def stat(self, path: str) -> FileStat:

@@ -1,4 +1,4 @@
-"""The backend contract: what a sandbox provider implements. That is creation and one primitive, the channel."""
+"""The backend contract: what a sandbox provider implements, which is creation and one primitive, the channel."""
 
 from __future__ import annotations
 
@@ -83,16 +83,16 @@ class Capabilities:
     builds: bool = False
     """Whether it has `prepare_image`, which builds images of folders with a Dockerfile."""
     gpu: bool = False
-    """Whether its sandboxes can have GPUs. For users to see: a setting for them is one of the `config_class`."""
+    """Whether its sandboxes can have GPUs. It is only shown to users; the `config_class` has the setting."""
     memory_limit: bool = True
-    """Whether `memory`, if the profile can set it, is a limit. Some providers only reserve that much, and the sandbox
-    may use more. It means nothing if the `config_class` names `memory` in `unsupported`."""
+    """Whether the setting `memory` is a limit. Some providers only reserve that much, and the sandbox may use more. It
+    means nothing if the `config_class` names `memory` in `unsupported`."""
     on_driver_host: bool = False
     """Whether its sandboxes run on the driver's host. Below level `user`, commands then have the driver's rights
     there."""
 
     def least(self, isolation: Isolation) -> Isolation:
-        """Return the weakest declared level that is at least this strong; this level itself if there is none."""
+        """Return the weakest declared level that is at least this strong; if there is none, this level itself."""
         return min((level for level in self.isolation if level >= isolation), default=isolation)
 
 
@@ -313,7 +313,7 @@ class SandboxStatus(StrEnum):
 
 @dataclass(frozen=True)
 class SandboxInfo:
-    """An entry of `Backend.list()`: what the provider says about a sandbox with our label."""
+    """An entry of `Backend.list()`: a sandbox with our label."""
 
     sandbox_id: str
     owner: str
@@ -372,19 +372,19 @@ class Sandbox(ABC):
     """The guest's own directory, as a path inside the sandbox. Slots can't read it."""
     uid_base: int | None = None
     """The first of 512 user ids that belong to this sandbox alone (`hermes_core.sandbox.uids` reserves them on this
-    host). A guest that is root gives them to its slots; without them it can't separate its slots."""
+    host). A guest that is root gives them to its slots. Without them it can't separate its slots."""
     own_system: bool = False
     """Whether its root directory is its own, as a container's is, and no host's. The guest then adds the slots' users
     to its /etc/passwd and /etc/group."""
     slot_root: str | None = None
-    """The directory, as a path inside the sandbox, that the roots of slots at level `private-root` start from. Of what
-    is mounted below it, slots see nothing, so it must itself have the programs and /etc. None is the sandbox's own root
-    if `own_system`; otherwise the sandbox can't have slots of that level."""
+    """The directory, as a path inside the sandbox, that slots' root directories start from at level `private-root`.
+    Slots don't see mounts below it, so it must itself have the programs and /etc. None is the sandbox's own root if
+    `own_system`; otherwise the sandbox can't have slots of that level."""
     image: SandboxImage | None = None
-    """The image that it was made from, for the records of rollouts. None is the profile's, with an unknown digest."""
+    """The image that it was made from, for the records of rollouts. None: the profile's image, of unknown digest."""
     lifetime_s: float | None = None
-    """Seconds, from when `create` returns it, after which the provider ends the sandbox in any case; None is never. The
-    pool replaces it before that."""
+    """Seconds from the return of `create` until the provider ends the sandbox in any case. None is never. The pool
+    replaces the sandbox before that."""
 
     @abstractmethod
     async def open(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> Channel:
@@ -418,7 +418,7 @@ class CanAttach(Protocol):
     """What a backend with the capability `attach` implements."""
 
     async def attach(self, sandbox_id: str) -> Sandbox:
-        """Return a handle on a sandbox that runs already. Raise `SandboxLost` if it does not run."""
+        """Return a handle on a running sandbox. Raises `SandboxLost` if it does not run."""
 
 
 class CanBuild(Protocol):
@@ -428,8 +428,8 @@ class CanBuild(Protocol):
         """Build an image or fetch it, so that `create` finds it ready. Return the name that `create` takes as `image`.
 
         The name of an image that is built changes with the content of its folder, which `sandbox/images.py` reads and
-        hashes. Callers who want the same image share one attempt, which is broken off when the last of them is
-        cancelled. `create` makes an image anew that is gone by then.
+        hashes. Concurrent calls for the same image share one attempt, which ends when the last of them is cancelled. If
+        the image is gone when `create` is called, `create` makes it again.
 
         Args:
             config: the profile's settings, such as a platform. Its own `image` has no meaning here.
@@ -466,10 +466,10 @@ class Backend(ABC):
     async def create(self, spec: SandboxSpec) -> Sandbox:
         """Create the sandbox of this spec, or return the existing one with its `creation_id`.
 
-        It returns when the sandbox is ready for `open`: a program that enters too early might run on the host.
+        Return when the sandbox is ready for `open`, because a program that enters too early might run on the host.
 
         Raises:
-            ProvisionError: the provider failed; says which step and what to do.
+            ProvisionError: the provider failed. The message says at which step, and the hint what to do.
             PolicyError: the spec asks for something that this backend cannot grant.
         """
 
@@ -479,7 +479,7 @@ class Backend(ABC):
 
     @abstractmethod
     async def terminate_id(self, sandbox_id: str) -> None:
-        """End a sandbox that we have no handle on. Idempotent."""
+        """End a sandbox by its id. Idempotent."""
 
     @abstractmethod
     async def check(self) -> Diagnosis:
@@ -491,8 +491,7 @@ class Backend(ABC):
         return self.capabilities.isolation
 
     def note_profile(self, config: SandboxConfig) -> None:
-        """Take note of a profile that will be used. Called for each; for providers where `list` must know where to
-        look."""
+        """Called with each profile that will be used, for providers where `list` must know where to look."""
         return
 
     async def aclose(self) -> None:

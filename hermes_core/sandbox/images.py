@@ -82,19 +82,19 @@ def _read(build: ImageBuild, archive: tarfile.TarFile | None) -> str:
     digest = _Digest(build.dockerfile)
     size = 0
     try:
-        for name, found in _entries(build):
-            entry = _tar_entry(name, found)
-            if stat.S_ISREG(found.st_mode):
-                size += found.st_size
+        for name, info in _entries(build):
+            entry = _tar_entry(name, info)
+            if stat.S_ISREG(info.st_mode):
+                size += info.st_size
                 if size > build.max_bytes:
                     raise _unfit(build, f"its files have more than {build.max_bytes} bytes", "list in .dockerignore")
-                with _opened(build.folder / name) as content:
+                with _open_regular(build.folder / name) as content:
                     digest.add(entry)
                     _copy(entry, _Hashed(content, digest), archive)
                 continue
-            if stat.S_ISLNK(found.st_mode):
+            if stat.S_ISLNK(info.st_mode):
                 entry.type, entry.linkname = tarfile.SYMTYPE, os.readlink(build.folder / name)  # noqa: PTH115 - as it is
-            elif stat.S_ISDIR(found.st_mode):
+            elif stat.S_ISDIR(info.st_mode):
                 entry.type = tarfile.DIRTYPE
             else:
                 raise _unfit(build, f"{name!r} is neither a file, a folder nor a link", "remove it")
@@ -107,31 +107,31 @@ def _read(build: ImageBuild, archive: tarfile.TarFile | None) -> str:
 
 
 def _copy(entry: tarfile.TarInfo, content: _Hashed, archive: tarfile.TarFile | None) -> None:
-    """Read the content of a file to its end, into the archive if there is one.
+    """Read the content of a file to its end, and add it to the archive if there is one.
 
     Raises:
-        OSError: the file is shorter than it was.
+        OSError: the file has become shorter.
     """
     if archive is not None:
-        archive.addfile(entry, content)  # type: ignore[arg-type]  # it calls nothing but `read`
+        archive.addfile(entry, content)  # type: ignore[arg-type]  # it only calls `read`
         return
-    left = entry.size
-    while left:
-        piece = content.read(min(_PIECE, left))
+    size = entry.size
+    while size:
+        piece = content.read(min(_PIECE, size))
         if not piece:
             raise OSError("a file became shorter while it was read")
-        left -= len(piece)
+        size -= len(piece)
 
 
 class _Digest:
-    """A digest of fields that can't be confused with each other."""
+    """A digest of fields. Each is preceded by its length, so that no two sequences of fields have the same digest."""
 
     def __init__(self, dockerfile: str) -> None:
         self._hash = hashlib.sha256()
         self._field(dockerfile)
 
     def add(self, entry: tarfile.TarInfo) -> None:
-        """Add an entry, whose content comes next."""
+        """Add the header of a file. `update` adds its content."""
         for value in (entry.name, f"{entry.mode:o}", entry.type.decode(), entry.linkname, str(entry.size)):
             self._field(value)
 
@@ -144,12 +144,12 @@ class _Digest:
         self._hash.update(data)
 
     def hexdigest(self) -> str:
-        """Return the digest of all that was added."""
+        """Return the digest in hexadecimal."""
         return self._hash.hexdigest()
 
 
 class _Hashed:
-    """A file that is hashed while it is read."""
+    """A file whose content is added to a digest while it is read."""
 
     def __init__(self, file: BinaryIO, digest: _Digest) -> None:
         self._file = file
@@ -162,17 +162,17 @@ class _Hashed:
         return piece
 
 
-def _tar_entry(name: str, found: os.stat_result) -> tarfile.TarInfo:
-    """Return the entry for a file, without an owner."""
+def _tar_entry(name: str, info: os.stat_result) -> tarfile.TarInfo:
+    """Return the header for a file, without its owner."""
     entry = tarfile.TarInfo(name)
-    entry.mode = stat.S_IMODE(found.st_mode)
-    entry.mtime = max(0, int(found.st_mtime))
-    entry.size = found.st_size if stat.S_ISREG(found.st_mode) else 0
+    entry.mode = stat.S_IMODE(info.st_mode)
+    entry.mtime = max(0, int(info.st_mtime))
+    entry.size = info.st_size if stat.S_ISREG(info.st_mode) else 0
     return entry
 
 
-def _opened(path: Path) -> BinaryIO:
-    """Open a regular file, but neither a link nor what would wait for another process."""
+def _open_regular(path: Path) -> BinaryIO:
+    """Open a regular file. Links are not followed, and opening a named pipe does not block."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     file = os.fdopen(descriptor, "rb")
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -182,38 +182,45 @@ def _opened(path: Path) -> BinaryIO:
 
 
 def _entries(build: ImageBuild) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield the names of what the build can see, relative to its folder, in order."""
-    kept = _checked_dockerfile(build)
+    """Yield each file and folder that the build can see: its path relative to the folder, and its status. The order is
+    always the same."""
+    _check_dockerfile(build)
     ignored = _Ignored.of(build)
     deadline = time.monotonic() + build.timeout_s
-    count, waiting = 0, [""]
-    while waiting:
-        folder = waiting.pop()
-        inner: list[str] = []
-        with os.scandir(build.folder / folder) as listed:
-            for each in listed:
-                count += 1
-                if count > build.max_files:
-                    raise _unfit(build, f"it has more than {build.max_files} files", "remove some")
-                inner.append(f"{folder}/{each.name}" if folder else each.name)
+    count, pending = 0, [""]
+    while pending:
+        names = _names(build, pending.pop(), count)
+        count += len(names)
         folders: list[str] = []
-        for name in sorted(inner):
+        for name in names:
             if time.monotonic() > deadline:
                 raise _unfit(build, f"it can't be read within {build.timeout_s:g} s", "shorten its .dockerignore")
-            found = os.lstat(build.folder / name)
-            is_folder = stat.S_ISDIR(found.st_mode)
-            left_out = ignored.has(name) and name not in (build.dockerfile, IGNORE)
-            if not left_out:
-                yield name, found
-            if is_folder and (not left_out or ignored.has_exceptions or kept.startswith(f"{name}/")):
+            info = os.lstat(build.folder / name)
+            is_ignored = ignored.has(name) and name not in (build.dockerfile, IGNORE)
+            if not is_ignored:
+                yield name, info
+            # An ignored folder may hold the Dockerfile, or files that an exception takes in.
+            skips = is_ignored and not ignored.has_exceptions and not build.dockerfile.startswith(f"{name}/")
+            if stat.S_ISDIR(info.st_mode) and not skips:
                 if name.count("/") >= MAX_DEPTH:
                     raise _unfit(build, f"it has more than {MAX_DEPTH} folders in each other", "flatten it")
                 folders.append(name)
-        waiting += reversed(folders)
+        pending += reversed(folders)
 
 
-def _checked_dockerfile(build: ImageBuild) -> str:
-    """Return the name of the Dockerfile, which is a regular file in the folder.
+def _names(build: ImageBuild, folder: str, count: int) -> list[str]:
+    """Return the sorted paths of a folder's entries. Raises ImageError if they and `count` others are too many."""
+    names: list[str] = []
+    with os.scandir(build.folder / folder) as entries:
+        for entry in entries:
+            names.append(f"{folder}/{entry.name}" if folder else entry.name)
+            if count + len(names) > build.max_files:
+                raise _unfit(build, f"it has more than {build.max_files} files", "remove some")
+    return sorted(names)
+
+
+def _check_dockerfile(build: ImageBuild) -> None:
+    """Check that the Dockerfile is a regular file in the folder.
 
     Raises:
         ImageError: it is not.
@@ -228,7 +235,6 @@ def _checked_dockerfile(build: ImageBuild) -> str:
             raise _unfit(build, f"{place.relative_to(build.folder)} is a link", "put the file there")
     if not place.is_file():
         raise _unfit(build, f"it has no {build.dockerfile}", "write one")
-    return build.dockerfile
 
 
 def _unfit(build: ImageBuild, reason: str, hint: str) -> ImageError:
@@ -236,14 +242,14 @@ def _unfit(build: ImageBuild, reason: str, hint: str) -> ImageError:
 
 
 class _Ignored:
-    """What a `.dockerignore` names. The last pattern that matches a path or a folder above it decides.
+    """The patterns of a `.dockerignore`. The last one that matches a path or a folder above it decides.
 
-    `**` stands for any number of folders where it is a whole part of a path; elsewhere it is like `*`.
+    `**` stands for any number of folders if it is a whole part of a path; otherwise it is the same as `*`.
     """
 
     def __init__(self, patterns: list[tuple[bool, tuple[str, ...]]]) -> None:
         self._patterns = patterns
-        self.has_exceptions = any(not leave_out for leave_out, _ in patterns)
+        self.has_exceptions = any(not ignores for ignores, _ in patterns)
 
     @classmethod
     def of(cls, build: ImageBuild) -> _Ignored:
@@ -254,7 +260,7 @@ class _Ignored:
         """
         place = build.folder / IGNORE
         try:
-            with _opened(place) as file:
+            with _open_regular(place) as file:
                 data = file.read(MAX_IGNORE_BYTES + 1)
         except FileNotFoundError:
             return cls([])
@@ -265,22 +271,22 @@ class _Ignored:
         return cls([*filter(None, map(_pattern, lines))])
 
     def has(self, name: str) -> bool:
-        """Return whether the file or folder with this name is left out."""
+        """Return whether the file or folder with this path is ignored."""
         parts = name.split("/")
-        return next((leave_out for leave_out, each in reversed(self._patterns) if _covers(each, parts)), False)
+        return next((ignores for ignores, each in reversed(self._patterns) if _covers(each, parts)), False)
 
 
 def _pattern(line: str) -> tuple[bool, tuple[str, ...]] | None:
-    """Return whether a line leaves something out (or takes it in), and its pattern by parts."""
-    leave_out = not line.startswith("!")
+    """Return whether a line ignores paths (and is no exception), and the parts of its pattern; None if it is empty."""
+    ignores = not line.startswith("!")
     path = os.path.normpath(line.removeprefix("!").strip()).lstrip("/")
     if path in ("", "."):
         return None
-    return leave_out, tuple(_part(part) for part in path.split("/"))
+    return ignores, tuple(_part(part) for part in path.split("/"))
 
 
 def _part(part: str) -> str:
-    """Return a part of a pattern as `fnmatch` writes it."""
+    """Translate a part of a pattern to the syntax of `fnmatch`."""
     return re.sub(r"\\(.)", r"[\1]", part).replace("[^", "[!")
 
 
@@ -296,9 +302,9 @@ def _covers(pattern: tuple[str, ...], parts: list[str]) -> bool:
 
 
 def _with_skipped(places: set[int], pattern: tuple[str, ...]) -> set[int]:
-    """Return places in a pattern, with those after a `**` that stands for no folder."""
-    found = set(places)
+    """Add to places in a pattern those behind a `**`, because it may stand for no folder."""
+    result = set(places)
     for at, part in enumerate(pattern[:-1]):
-        if at in found and part == "**":
-            found.add(at + 1)
-    return found
+        if at in result and part == "**":
+            result.add(at + 1)
+    return result

@@ -1,4 +1,4 @@
-"""Programs in a slot that speak over their standard streams, and the lines that they write."""
+"""Programs in a slot that communicate over their standard streams, and a cutter for the lines that they write."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from hermes_core.sandbox.channels.base import CHUNK_BYTES, Inbox
 from hermes_core.sandbox.commands import CommandResult, SlotCommands
 
 GRACE_S = 5.0
-"""Seconds that a program has to end by itself after its input has ended, and again after SIGTERM."""
+"""How long a program may take to end after the end of its input, and again after SIGTERM."""
 
 ENDING_S = 2.0
-"""Seconds to wait for the reason why a program's output has ended."""
+"""How long to wait for a program's exit status after its output has ended."""
 
 _AHEAD_BYTES = 128 << 10
 _STDERR_BYTES = 16 << 10
-_SAID_CHARS = 500
+_STDERR_CHARS = 500
 
 
 class ProgramEnded(Exception):
@@ -27,7 +27,7 @@ class ProgramEnded(Exception):
 
 
 class SlotProgram:
-    """A program as one command of a slot, whose output comes no faster than it is read."""
+    """A program as one command of a slot. While nobody reads its output, it has to wait."""
 
     def __init__(self, commands: SlotCommands) -> None:
         self._commands = commands
@@ -41,7 +41,7 @@ class SlotProgram:
     async def run(
         self, argv: Sequence[str], env: Mapping[str, str], cwd: str | None = None
     ) -> AsyncIterator[SlotProgram]:
-        """Run it while the block runs. At the end its input is ended, and it is killed if it does not end in time."""
+        """Run the program during the block. Then its input ends, and it is killed if it does not end in time."""
         command = self._commands.run(
             argv, cwd=cwd, env=env, stdin=self._lines(), stdout=self._take, output_limit=_STDERR_BYTES
         )
@@ -57,13 +57,13 @@ class SlotProgram:
 
     @property
     def result(self) -> CommandResult | None:
-        """Return how it ended; None if it has not ended, or was killed at the end of `run`.
+        """Return its result; None if it has not ended, or was killed at the end of `run`.
 
         Raises:
             HermesError: it could not be run, or the sandbox is gone.
         """
-        over = self._running.done() and not self._running.cancelled()
-        return self._running.result() if over else None
+        has_result = self._running.done() and not self._running.cancelled()
+        return self._running.result() if has_result else None
 
     async def read(self) -> bytes:
         """Return the next bytes of its output; none when it has ended."""
@@ -72,7 +72,7 @@ class SlotProgram:
         return data
 
     async def write(self, data: bytes) -> None:
-        """Write to its input, and wait while it does not read.
+        """Write to its standard input. Waits while the program does not read.
 
         Raises:
             ProgramEnded: it has ended.
@@ -83,11 +83,10 @@ class SlotProgram:
                 raise ProgramEnded
 
     async def ending(self, wait_s: float) -> str:
-        """Return how it ended, in words, with the end of what it wrote to standard error; empty if it still runs after
-        so many seconds.
+        """Return a description of its end, with the last part of standard error; empty if it runs after `wait_s`.
 
         Raises:
-            InfraError: the sandbox that it ran in is gone.
+            InfraError: the sandbox is gone.
         """
         await asyncio.wait([self._running], timeout=wait_s)
         if not self._running.done():
@@ -98,11 +97,11 @@ class SlotProgram:
             raise
         except HermesError as error:
             return error.message
-        how = f"signal {result.signal} ended it" if result.signal else f"it ended with status {result.returncode}"
-        return ending(how, result.error_text)
+        end = f"signal {result.signal} ended it" if result.signal else f"it ended with status {result.returncode}"
+        return describe_end(end, result.error_text)
 
     async def _take(self, piece: bytes) -> None:
-        if self._closing:  # so that a program that writes can still notice the end of its input
+        if self._closing:  # drop the output, so that the program is not blocked and notices the end of its input
             return
         self._output.feed(piece)
         while len(self._output) >= _AHEAD_BYTES and not self._closing:
@@ -114,42 +113,43 @@ class SlotProgram:
             yield data
 
 
-def ending(how: str, stderr: str) -> str:
-    """Return how a program ended, with the end of what it wrote to standard error."""
-    text = stderr.strip()[-_SAID_CHARS:]
-    return f"{how}, and wrote: {text}" if text else how
+def describe_end(end: str, stderr: str) -> str:
+    """Return the description of a program's end, with the last part of its standard error added."""
+    text = stderr.strip()[-_STDERR_CHARS:]
+    return f"{end}, and wrote: {text}" if text else end
 
 
 class Flooded(Exception):
-    """A program wrote more than it may, or a message that can't be read; says what."""
+    """A program wrote too much, or a message that can't be read."""
 
 
 class LineCutter:
-    """Cuts a stream into lines of bounded length, in time that grows only with the stream."""
+    """Cuts a stream into lines of bounded length, in linear time."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._begun: list[bytes] = []
+        self._pieces: list[bytes] = []
+        """The pieces of the incomplete last line."""
         self._size = 0
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Return the lines that are complete now, without their ends.
+        """Add data. Return the lines that are complete now, without their ends.
 
         Raises:
             Flooded: a line is longer than the limit.
         """
         *complete, rest = data.split(b"\n")
-        found = []
+        lines = []
         for part in complete:
             self._add(part)
-            found.append(b"".join(self._begun))
-            self._begun, self._size = [], 0
+            lines.append(b"".join(self._pieces))
+            self._pieces, self._size = [], 0
         self._add(rest)
-        return found
+        return lines
 
     def _add(self, part: bytes) -> None:
         self._size += len(part)
         if self._size > self._limit:
             raise Flooded(f"it wrote a message of more than {self._limit} bytes")
         if part:
-            self._begun.append(part)
+            self._pieces.append(part)

@@ -1,4 +1,4 @@
-"""Whether a backend keeps what the contract says about its declarations and answers: faults of its author."""
+"""Checks that a backend's declarations and answers keep the contract. Violations are faults of its author."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ _METHODS = {
     "snapshot": ("CanSnapshot", ("snapshot", "restore")),
     "builds": ("CanBuild", ("prepare_image",)),
 }
-"""For each capability that has methods: the protocol that describes them, and their names."""
+"""For each capability that requires methods: the protocol that describes them, and their names."""
 
 
 _KINDS = {"sandbox_id": str, "owner": str, "creation_id": str, "created": int | float, "status": SandboxStatus}
-"""The types of what a `SandboxInfo` says."""
+"""The types of the fields of a `SandboxInfo`."""
 
 
 def check_declarations(backend: Backend, what: str) -> None:
-    """Refuse a backend whose declarations are not of the kind that core reads.
+    """Refuse a backend whose declarations have wrong types.
 
     Args:
-        what: what errors call the backend: `backend 'acme' of plugin 'acme' (hermes-rl-acme 1.0)`.
+        what: a description of the backend for errors: `backend 'acme' of plugin 'acme' (hermes-rl-acme 1.0)`.
 
     Raises:
-        PluginError: says what is wrong, and what to write.
+        PluginError: a declaration is wrong. The hint says what to write.
     """
     _check_config_class(backend, what)
     _check_capabilities(backend, _capabilities(backend, what), what)
@@ -104,65 +104,65 @@ def _check_set(declared: object, kind: type[Enum], where: str) -> None:
 
 
 def levels_of(backend: Backend, config: SandboxConfig) -> frozenset[Isolation]:
-    """Return the declared levels that a profile can have, as the backend's `levels` says.
+    """Return the declared levels that the backend's `levels` allows for a profile.
 
     Raises:
-        HermesError: `levels` raised it, raised something else, or returned no set of levels.
+        HermesError: `levels` raised an error, or did not return a set of levels.
     """
     with explain_errors(partial(plugin_fault, backend, "levels")):
-        found: object = backend.levels(config)
-    if not (isinstance(found, AbstractSet) and all(isinstance(each, Isolation) for each in found)):
-        raise wrong_answer(backend, "levels", found, "a set of Isolation")
-    return backend.capabilities.isolation & found
+        levels: object = backend.levels(config)
+    if not (isinstance(levels, AbstractSet) and all(isinstance(each, Isolation) for each in levels)):
+        raise wrong_answer(backend, "levels", levels, "a set of Isolation")
+    return backend.capabilities.isolation & levels
 
 
 async def create_sandbox(backend: Backend, method: str, make: Callable[[], Awaitable[object]]) -> Sandbox:
-    """Return the sandbox that the backend makes.
+    """Make a sandbox by calling `make`.
 
     Args:
-        method: the backend's method that `make` calls: `create` or `restore`.
+        method: the name of the backend's method that `make` calls: `create` or `restore`.
 
     Raises:
-        HermesError: the method raised it, raised something else, or returned no sandbox.
+        HermesError: the method raised an error, or did not return a sandbox.
     """
     with explain_errors(partial(plugin_fault, backend, method)):
-        made = await make()
-    if not (isinstance(made, Sandbox) and isinstance(getattr(made, "id", None), str)):
-        raise wrong_answer(backend, method, made, "a Sandbox with an `id`")
-    return made
+        sandbox = await make()
+    if not (isinstance(sandbox, Sandbox) and isinstance(getattr(sandbox, "id", None), str)):
+        raise wrong_answer(backend, method, sandbox, "a Sandbox with an `id`")
+    return sandbox
 
 
 async def list_sandboxes(backend: Backend, owner: str | None = None) -> list[SandboxInfo]:
-    """Return the sandboxes that the backend's `list` names.
+    """Return the result of the backend's `list`.
 
     Raises:
-        HermesError: `list` raised it, raised something else, or returned no list of SandboxInfo.
+        HermesError: `list` raised an error, or did not return a list of SandboxInfo.
     """
     with explain_errors(partial(plugin_fault, backend, "list")):
-        found: object = await backend.list(owner)
-    if not isinstance(found, Sequence) or isinstance(found, str):
-        raise wrong_answer(backend, "list", found, "a list of SandboxInfo")
-    for each in found:
-        if not isinstance(each, SandboxInfo):
-            raise wrong_answer(backend, "list", found, f"a list of SandboxInfo: it has {each!r:.80}")
+        infos: object = await backend.list(owner)
+    if not isinstance(infos, Sequence) or isinstance(infos, str):
+        raise wrong_answer(backend, "list", infos, "a list of SandboxInfo")
+    for info in infos:
+        if not isinstance(info, SandboxInfo):
+            raise wrong_answer(backend, "list", infos, f"a list of SandboxInfo: it has {info!r:.80}")
         for key, kind in _KINDS.items():
-            if not isinstance(getattr(each, key), kind):
-                said = f"{key} of a SandboxInfo is {getattr(each, key)!r:.80}"
-                raise wrong_answer(backend, "list", found, f"right: {said}, not a {getattr(kind, '__name__', kind)}")
-    return list(found)
+            if not isinstance(getattr(info, key), kind):
+                field = f"{key} of a SandboxInfo is {getattr(info, key)!r:.80}"
+                raise wrong_answer(backend, "list", infos, f"right: {field}, not a {getattr(kind, '__name__', kind)}")
+    return list(infos)
 
 
 async def diagnosis_of(backend: Backend) -> Diagnosis:
-    """Return what the backend's `check` says.
+    """Return the result of the backend's `check`.
 
     Raises:
         HermesError: `check` raised it.
-        PluginError: `check` raised something else, or returned no Diagnosis.
+        PluginError: `check` raised another error, or did not return a Diagnosis.
     """
     method = f"{type(backend).__name__}.check()"
     try:
         with exits_are_errors():
-            found: object = await backend.check()
+            diagnosis: object = await backend.check()
     except HermesError:
         raise
     except Exception as error:
@@ -172,24 +172,24 @@ async def diagnosis_of(backend: Backend) -> Diagnosis:
             hint="a bug in the plugin: `hermes-rl -vv doctor` shows where; what users can fix should be a "
             "Diagnosis(False, …)",
         ) from error
-    if not isinstance(found, Diagnosis):
+    if not isinstance(diagnosis, Diagnosis):
         raise PluginError(
-            f"{method} returned {type(found).__name__}, not a Diagnosis",
+            f"{method} returned {type(diagnosis).__name__}, not a Diagnosis",
             hint="a bug in the plugin: `check` is to return Diagnosis(usable, summary)",
         )
-    if not _printable(found):
+    if not _is_printable(diagnosis):
         raise PluginError(
-            f"{method} returned {found!r}, with an empty field or one of another type",
+            f"{method} returned {diagnosis!r}, with an empty field or one of another type",
             hint="a bug in the plugin: usable is a bool, summary says something, details and advice have texts",
         )
-    return found
+    return diagnosis
 
 
-def _printable(found: Diagnosis) -> bool:
-    lists: tuple[object, ...] = (found.details, found.advice)
+def _is_printable(diagnosis: Diagnosis) -> bool:
+    lists: tuple[object, ...] = (diagnosis.details, diagnosis.advice)
     return (
-        isinstance(found.usable, bool)
-        and isinstance(found.summary, str)
-        and bool(found.summary.strip())
+        isinstance(diagnosis.usable, bool)
+        and isinstance(diagnosis.summary, str)
+        and bool(diagnosis.summary.strip())
         and all(isinstance(each, tuple | list) and all(isinstance(text, str) for text in each) for each in lists)
     )

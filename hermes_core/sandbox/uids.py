@@ -1,7 +1,8 @@
-"""Blocks of user ids that only one sandbox on this host uses, whichever driver owns it. Light imports only.
+"""Reserves blocks of user ids, each for one sandbox on this host, whichever driver owns it. Light imports only.
 
-Process limits are counted per uid and host, so the same uid in two sandboxes would make them share a limit. A block is
-held by a lock on one byte of a file, which the kernel releases when the last process that has the file open is gone.
+The kernel counts processes per uid and host, so two sandboxes with the same uid would share a limit. A block is
+reserved by a lock on one byte of a file. The kernel releases it when the last process that inherited the descriptor
+has ended.
 """
 # pathlib is slow to import
 # ruff: noqa: PTH123
@@ -14,10 +15,10 @@ import os
 import struct
 
 BLOCK = 512
-"""How many ids a block has."""
+"""The number of ids of a block."""
 
 FIRST_UID, BLOCKS = 2_000_000_000, 1 << 16
-"""Where the blocks begin on an ordinary host: above the ids of accounts and containers, below 2**31."""
+"""The first id and the number of blocks on an ordinary host: above the ids of accounts and containers, below 2**31."""
 
 _LOWEST_UID = 20_000
 _LOCK_FILES = ("/run/hermes-rl-uids", "/tmp/hermes-rl-uids")  # fixed: all drivers must use the same, whatever TMPDIR is
@@ -25,7 +26,7 @@ _TRY_NEXT = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EROFS
 
 
 class UidBlock:
-    """A block of user ids, held until this object is closed and every process that inherited `descriptors` has ended.
+    """A block of user ids, reserved until this object is closed and all processes with its `descriptors` have ended.
 
     ```python
     with reserve() as block:
@@ -36,9 +37,9 @@ class UidBlock:
 
     def __init__(self, uid_base: int | None = None, descriptors: tuple[int, ...] = ()) -> None:
         self.uid_base = uid_base
-        """Its first id; None if it has none."""
+        """The first id of the block; None if it is empty."""
         self.descriptors = descriptors
-        """What holds it: give it to the sandbox's first process as `pass_fds`. Others don't inherit it."""
+        """The descriptors that hold the lock. Pass them to the sandbox's first process as `pass_fds`."""
 
     def close(self) -> None:
         """Leave the block to the processes that inherited it. Idempotent."""
@@ -54,20 +55,20 @@ class UidBlock:
 
 
 def reserve(lock_files: tuple[str, ...] = _LOCK_FILES) -> UidBlock:
-    """Reserve a block. It has no ids if our own id map has no room for one.
+    """Reserve a block. It is empty if our own id map has no room for one.
 
-    It takes microseconds and waits for nothing: call it in the event loop. A thread would go on if its caller is
+    Call it in the event loop, because it takes microseconds and never waits. A thread would go on if its caller is
     cancelled, and nobody would close the block.
 
     Raises:
-        ProvisionError: every block is taken, or the lock file can't be used.
+        ProvisionError: all blocks are taken, or the lock file can't be used.
     """
     first, count = choose_range(_id_map("uid_map"), _id_map("gid_map"))
     if count == 0:
         return UidBlock()
     descriptor = _open_lock_file(lock_files)
     try:
-        start = int.from_bytes(os.urandom(4), "big")  # so that a block that was just in use is not taken next
+        start = int.from_bytes(os.urandom(4), "big")  # random, so that a block that was just released is not reused
         for offset in range(count):
             block = (start + offset) % count
             if _lock(descriptor, block):
@@ -79,17 +80,17 @@ def reserve(lock_files: tuple[str, ...] = _LOCK_FILES) -> UidBlock:
 
 
 def choose_range(uids: list[tuple[int, int]], gids: list[tuple[int, int]]) -> tuple[int, int]:
-    """Return the first id and the number of blocks within both maps, each `(first inside, length)`.
+    """Return the first id and the number of blocks that fit into both maps; `(0, 0)` if none fits.
 
-    They are `(0, 0)` if none fits.
+    Args:
+        uids, gids: the rows of the id maps, as (first id inside, number of ids).
     """
     ranges = []
     for uid, uid_length in uids:
         for gid, gid_length in gids:
             low, high = max(uid, gid, _LOWEST_UID), min(uid + uid_length, gid + gid_length)
             ranges.append((low, high))
-    wanted = (FIRST_UID, FIRST_UID + BLOCK * BLOCKS)
-    if any(low <= wanted[0] and wanted[1] <= high for low, high in ranges):
+    if any(low <= FIRST_UID and high >= FIRST_UID + BLOCK * BLOCKS for low, high in ranges):
         return FIRST_UID, BLOCKS
     length, low = max(((high - low, low) for low, high in ranges), default=(0, 0))
     return (low, min(length // BLOCK, BLOCKS)) if length >= BLOCK else (0, 0)
@@ -122,13 +123,13 @@ def _open_lock_file(paths: tuple[str, ...]) -> int:
 
 
 def _refusal(message: str, hint: str) -> Exception:
-    from hermes_core.errors import ProvisionError  # a supervisor has no time to import it
+    from hermes_core.errors import ProvisionError  # slow to import for a supervisor
 
     return ProvisionError(message, hint=hint)
 
 
 def _lock(descriptor: int, byte: int) -> bool:
-    # A lock of the open file description: children inherit it with the descriptor, and it stays when one of them ends.
+    # A lock of the open file description: children inherit it, and it is kept until the last of them has ended.
     request = struct.pack("hhqqixxxx", fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
     try:
         fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, request)

@@ -26,23 +26,23 @@ def terminal_tool(
     pty: bool = False,
     check_interval: float | None = None,
 ) -> str:
-    """Run a command in the task's sandbox, which is made on first use. Blocks; safe inside a running event loop.
+    """Run a command in the task's sandbox, which is made on first use. Blocks. May be called in a running event loop.
 
     The working directory and the files are kept between calls, until `cleanup_vm`, or TERMINAL_LIFETIME_SECONDS after
     the task's last command. Settings are the TERMINAL_… variables, read once; `docs/guides/terminal.md` lists them.
 
     Args:
         background: start the command and return at once.
-        timeout: seconds after which it is killed; None is TERMINAL_TIMEOUT.
-        task_id: the task whose sandbox is used; None is the task `default`.
-        workdir: directory for this one command; None is where the last one ended.
-        profile: profile of the sandbox, used when the task's first command makes it.
+        timeout: seconds after which it is killed. None is TERMINAL_TIMEOUT.
+        task_id: the task whose sandbox is used. None is the task `default`.
+        workdir: the directory for this command only. None is the directory where the last one ended.
+        profile: the profile of the sandbox, for the task's first command, which makes it.
         pty: run the command in a terminal.
         check_interval: for a background process, seconds between updates to subscribers, at least 30.
 
     Returns:
-        JSON: `{"output", "exit_code", "error"}`, with exit code 124 for a time-out. If the command could not be run at
-            all, the exit code is -1, `"status"` is `"error"`, and `error` says why and what to do. This never raises.
+        JSON: `{"output", "exit_code", "error"}`, with exit code 124 for a time-out. If the command could not be run,
+            the exit code is -1, `"status"` is `"error"`, and `error` says why and what to do. No error is raised.
     """
     request = TerminalCall(command, background, timeout, task_id or DEFAULT_TASK, workdir, profile, pty, check_interval)
     try:
@@ -80,13 +80,13 @@ def process_tool(
     limit: int | None = None,
     task_id: str | None = None,
 ) -> str:
-    """Follow, feed and end the background processes of `terminal_tool`: the tool `process`, for one task. Blocks.
+    """Call the tool `process`, which follows, feeds and ends background processes of a task. Blocks.
 
     Returns:
-        JSON: the tool's answer; with `"status": "error"` if the task can't be reached, or has no sandbox.
+        JSON: the tool's answer, with `"status": "error"` if the task can't be reached or has no sandbox.
     """
-    given = {"session_id": session_id, "data": data, "timeout": timeout, "offset": offset, "limit": limit}
-    args = {"action": action, **{key: value for key, value in given.items() if value is not None}}
+    options = {"session_id": session_id, "data": data, "timeout": timeout, "offset": offset, "limit": limit}
+    args = {"action": action, **{key: value for key, value in options.items() if value is not None}}
     try:
         return json.dumps(_tasks().process(task_id or DEFAULT_TASK, args))
     except LoopEnded as ended:
@@ -94,15 +94,15 @@ def process_tool(
 
 
 def subscribe(subscriber: Subscriber) -> None:
-    """Await `subscriber(update)` for news of processes started with `check_interval`, and for their ends.
+    """Await `subscriber(update)` for new output and ends of processes that were started with `check_interval`.
 
-    It runs in an event loop of the tasks' own, in another thread. `cleanup_all` ends the subscription.
+    It runs in another thread, in the event loop of the tasks. `cleanup_all` ends the subscription.
     """
     _tasks().subscribe(subscriber)
 
 
 def cleanup_vm(task_id: str | None = None, force: bool = False) -> bool:
-    """End the task's sandbox, with everything that runs in it. Return whether there was one.
+    """End the task's sandbox and all processes in it. Return whether there was one.
 
     Raises:
         UsageError: it has running background processes, and `force` is not set.
@@ -111,7 +111,7 @@ def cleanup_vm(task_id: str | None = None, force: bool = False) -> bool:
 
 
 def cleanup_all() -> None:
-    """End every task's sandbox, and forget the settings. The next command reads them again."""
+    """End the sandboxes of all tasks, and forget the settings. The next command reads the settings again."""
     global _terminals
     with _lock:
         ending, _terminals = _terminals, None
@@ -123,6 +123,6 @@ def _tasks() -> TaskTerminals:
     """Return the tasks of this process, made on first use."""
     global _terminals
     with _lock:
-        if _terminals is None or _terminals.closed:
+        if _terminals is None or _terminals.is_closed:
             _terminals = TaskTerminals()
         return _terminals

@@ -87,8 +87,7 @@ class TerminalSettings(BaseModel):
 
 
 def explain(classes: ConfigClasses, environ: Mapping[str, str] | None = None) -> tuple[TerminalSettings, list[str]]:
-    """Return the settings, with a line for each about where it comes from and what else sets it without effect. Raise
-    as `load` does."""
+    """Return the settings, and a line for each that names its source and what it overrides. Raises as `load` does."""
     found = _gather(classes, os.environ if environ is None else environ)
     settings = found.settings()
     plain = ("backend", "timeout_s", "lifetime_s", "cwd", "default_profile")
@@ -98,46 +97,46 @@ def explain(classes: ConfigClasses, environ: Mapping[str, str] | None = None) ->
         if (value := getattr(settings, key)) is not None
     ]
     for name in settings.profiles:
-        told = (
-            f"{key}={_shown(key, value)} ({found.origin(name, key)})" for key, value in found.profiles[name].items()
-        )
-        lines.append(f"profile {name}: " + (", ".join(told) or "the backend's defaults"))
+        profile = found.profiles[name]
+        parts = [f"{key}={_format_value(key, each)} ({found.origin(name, key)})" for key, each in profile.items()]
+        lines.append(f"profile {name}: " + (", ".join(parts) or "the backend's defaults"))
     return settings, lines + found.not_read
 
 
 @dataclass
 class _Found:
-    """The values found, and where."""
+    """The values, and the source of each."""
 
     plain: dict[str, Any]
     origins: dict[str, str]
     profiles: dict[str, dict[str, Any]]
     common: dict[str, str]
-    """By key, the source of the value for every profile."""
+    """By key: the source of the value for all profiles."""
     own: dict[str, dict[str, str]]
-    """By profile and key, the source of the value for that profile."""
+    """By profile and key: the source of the value for that profile."""
     not_read: list[str] = field(default_factory=list)
 
     def settings(self) -> TerminalSettings:
-        profiles = {name: {**given} for name, given in self.profiles.items()}
-        workdirs = {name: str(given.pop("workdir")) for name, given in profiles.items() if given.get("workdir")}
-        for given in profiles.values():
-            given.pop("workdir", None)
-        given = {**self.plain, "profiles": profiles, "workdirs": workdirs}
-        return validate_data(TerminalSettings, given, "the terminal tool", names=self.origins)
+        profiles = {name: {**profile} for name, profile in self.profiles.items()}
+        workdirs = {name: str(profile.pop("workdir")) for name, profile in profiles.items() if profile.get("workdir")}
+        for profile in profiles.values():
+            profile.pop("workdir", None)
+        values = {**self.plain, "profiles": profiles, "workdirs": workdirs}
+        return validate_data(TerminalSettings, values, "the terminal tool", names=self.origins)
 
     def origin(self, profile: str, key: str) -> str:
-        own, common = self.own.get(profile, {}).get(key), self.common.get(key)
-        if own is None:
+        """Return the source of a profile's value, and what it overrides."""
+        specific, common = self.own.get(profile, {}).get(key), self.common.get(key)
+        if specific is None:
             return common or _DEFAULT
-        return f"{own}, before {common}" if common else own
+        return f"{specific}, before {common}" if common else specific
 
 
 def _gather(classes: ConfigClasses, environ: Mapping[str, str]) -> _Found:
     dotenv = read_dotenv(environ)
     variables = {**dotenv, **environ}
 
-    def named(variable: str) -> str:
+    def source_of(variable: str) -> str:
         if variable not in environ:
             return f"{variable} in .env"
         return f"{variable}, before .env" if variable in dotenv else variable
@@ -146,21 +145,21 @@ def _gather(classes: ConfigClasses, environ: Mapping[str, str]) -> _Found:
     declared = (classes[backend]() if backend in classes else SandboxConfig).terminal
     names = {**_PLAIN, f"{_prefix(backend)}DEFAULT_PROFILE": "default_profile"}
     plain: dict[str, Any] = {key: variables[name] for name, key in names.items() if variables.get(name)}
-    origins = {key: named(name) for name, key in names.items() if variables.get(name)}
+    origins = {key: source_of(name) for name, key in names.items() if variables.get(name)}
     for name, value in declared.fixed.items():
         if variables.get(name, value) != value:
             raise ConfigError(f"{name} is {variables[name]!r}", hint=f"leave it out: the only value is `{value}`")
-    given = {name: key for name, key in declared.settings.items() if variables.get(name)}
-    common = {key: _parsed(declared, name, variables[name]) for name, key in given.items()}
-    own, places = _profiles(variables, backend, declared, plain, origins)
+    keys = {name: key for name, key in declared.settings.items() if variables.get(name)}
+    common = {key: _parse(declared, name, variables[name]) for name, key in keys.items()}
+    own, sources = _profiles(variables, backend, declared, plain, origins)
     default = str(plain.get("default_profile", "default"))
     if default not in (own := own or {default: {}}):
         raise UnknownNameError("profile", default, own, where=f"in {origins.get('default_profile', 'the profiles')}")
-    profiles = {name: {**declared.defaults, **common, **(mine or {})} for name, mine in own.items()}
-    told = {key: named(name) for name, key in given.items()}
-    known = {*names, *declared.settings, *declared.fixed, f"{_prefix(backend)}PROFILES_FILE"}
-    not_read = _not_read(variables, known, backend, declared, classes)
-    return _Found(plain, origins, profiles, told, places, not_read)
+    profiles = {name: {**declared.defaults, **common, **(values or {})} for name, values in own.items()}
+    common_sources = {key: source_of(name) for name, key in keys.items()}
+    readable = {*names, *declared.settings, *declared.fixed, f"{_prefix(backend)}PROFILES_FILE"}
+    not_read = _not_read(variables, readable, backend, declared, classes)
+    return _Found(plain, origins, profiles, common_sources, sources, not_read)
 
 
 def _prefix(backend: str) -> str:
@@ -185,43 +184,43 @@ def _profiles(
     plain: dict[str, Any],
     origins: dict[str, str],
 ) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, str]]]:
-    """Return the backend's profiles, from the file or else from variables; and the source of each value, by profile and
+    """Return the backend's profiles, from the file or else from variables, and the source of each value by profile and
     key."""
     file = variables.get(f"{_prefix(backend)}PROFILES_FILE")
     file = file or (_file(backend) if Path(_file(backend)).is_file() else None)
     if file is not None:
         profiles, default = read_profiles(Path(file))
-        for name, given in profiles.items():
-            if not isinstance(given, Mapping):
+        for name, profile in profiles.items():
+            if not isinstance(profile, Mapping):
                 raise ConfigError(
                     f"profile {name!r} of {file} is not a mapping", hint="write `key: value` lines below it"
                 )
         if "default_profile" not in plain:
             plain["default_profile"], origins["default_profile"] = default, file
-        return profiles, {name: dict.fromkeys(given or {}, file) for name, given in profiles.items()}
+        return profiles, {name: dict.fromkeys(profile or {}, file) for name, profile in profiles.items()}
     found: dict[str, dict[str, Any]] = {}
-    places: dict[str, dict[str, str]] = {}
+    sources: dict[str, dict[str, str]] = {}
     of_one_profile = _of_one_profile(backend, declared)
     for variable, value in variables.items():
         if value and (match := of_one_profile.fullmatch(variable)):
             name, key = match[1].lower().replace("_", "-"), match[2].lower()
             found.setdefault(name, {})[key] = value
-            places.setdefault(name, {})[key] = variable
+            sources.setdefault(name, {})[key] = variable
     if found:
         found.setdefault(str(plain.get("default_profile", "default")), {})
-    return found, places
+    return found, sources
 
 
-def _parsed(declared: TerminalVariables, variable: str, value: str) -> Any:
+def _parse(declared: TerminalVariables, variable: str, value: str) -> Any:
     if variable not in declared.lists:
         return value
     try:
-        parsed = json.loads(value)
+        result = json.loads(value)
     except ValueError:
-        parsed = None
-    if not isinstance(parsed, list):
+        result = None
+    if not isinstance(result, list):
         raise ConfigError(f"{variable} is {value!r}", hint='write a JSON list: ["one", "two"]')
-    return parsed
+    return result
 
 
 def _not_read(
@@ -231,7 +230,7 @@ def _not_read(
     declared: TerminalVariables,
     backends: Collection[str],
 ) -> list[str]:
-    """Return the variables that are set without effect, each with the reason, or with what was probably meant."""
+    """Return a line for each variable that is set without effect: the reason, or the name that was probably meant."""
     others = [other for other in backends if other != backend]
     lines = [
         f"{_file(other)} is not read: TERMINAL_ENV is {backend!r}, not {other!r}"
@@ -252,9 +251,9 @@ def _not_read(
     return lines
 
 
-def _shown(key: str, value: Any) -> str:
-    """Return a value as shown in a line. Of variables, however they are written, and of any mapping, only the names are
-    shown, because the values may be secret."""
+def _format_value(key: str, value: Any) -> str:
+    """Return a value as text. Of environment variables in any form, and of mappings, only the names are shown, because
+    the values may be secret."""
     if key.lower().startswith("env"):  # not only `env_vars`, which may be misspelt
         return "{" + ", ".join(_names(value)) + "}"
     return "{" + ", ".join(map(str, value)) + "}" if isinstance(value, Mapping) else str(value)

@@ -1,4 +1,4 @@
-"""A sandbox for each task: made on first use, its directory remembered, ended when the task is over or idle."""
+"""The sandboxes of tasks. Each is made on first use, keeps its directory, and ends when its task ends or is idle."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ log = logging.getLogger(__name__)
 DEFAULT_TASK = "default"
 _LONGEST_LOOK_S = 60.0
 ORPHAN_TTL_S = 24 * 3600.0
-"""Seconds that a task's sandbox waits for the next process, if that process can take it over."""
+"""The time to live of a task's sandbox without a driver, if the next process can take it over."""
 
 T = TypeVar("T")
 
 _GONE = SandboxLost, SlotLost, StaleSlotError
-"""Errors that mean that a task's slot is gone. After other errors its contents are intact: a wrong argument, a lost
-channel, or a sandbox that is too busy to answer."""
+"""Errors after which a task's slot is gone. After others (a wrong argument, a lost channel, a sandbox that is too busy
+to answer), its files are intact."""
 
 _ENTER = 'if [ -e "$TMPDIR/.hermes-cwd" ]; then cd "$(cat "$TMPDIR/.hermes-cwd")" 2>/dev/null; else {first}; fi; '
-# The directory is written on exit to a file of the slot's own. A command's own EXIT trap replaces this one.
+# On exit, the directory is written to a file of the slot, unless the command sets its own EXIT trap.
 _REMEMBER = """trap 'pwd -P >"$TMPDIR/.hermes-cwd"' EXIT; """
 _BEGIN_IN = 'mkdir -p -- {0} 2>/dev/null; cd -- {0} || {{ echo "{1} names it" >&2; exit 1; }}'
 _SETTING = "TERMINAL_CWD, or the profile's workdir,"
@@ -50,10 +50,10 @@ class TerminalCall:
     command: str
     background: bool = False
     timeout_s: float | None = None
-    """Time limit in seconds; None is the settings' time limit."""
+    """Time limit in seconds. None is that of the settings."""
     task_id: str = DEFAULT_TASK
     workdir: str | None = None
-    """Directory of the command; None is where the task's last command ended."""
+    """Directory of the command. None is the directory where the task's last command ended."""
     profile: str | None = None
     pty: bool = False
     check_interval_s: float | None = None
@@ -70,7 +70,7 @@ class _Task:
 
 
 class TaskTerminals:
-    """The tasks of one process, with a runtime and an event loop of their own. Safe to call from any thread.
+    """The tasks of one process, with a runtime and an event loop of their own. Thread-safe.
 
     Raises:
         ConfigError, UnknownNameError: the settings are wrong, or name a backend that does not exist.
@@ -89,7 +89,7 @@ class TaskTerminals:
         self._thread = LoopThread("terminal tasks", self._end)
 
     @property
-    def closed(self) -> bool:
+    def is_closed(self) -> bool:
         """Return whether it has ended."""
         return self._thread.closed
 
@@ -103,10 +103,10 @@ class TaskTerminals:
 
     def process(self, task_id: str, args: dict[str, Any]) -> dict[str, Any]:
         """Call the tool `process` for a task, and block until it is done. Return the tool's answer."""
-        return self._thread.call(self._told(self._process(task_id, args)))
+        return self._thread.call(self._with_errors(self._process(task_id, args)))
 
     def subscribe(self, subscriber: Subscriber) -> None:
-        """Await `subscriber(update)`, in the tasks' own event loop, for news of watched processes."""
+        """Await `subscriber(update)`, in the event loop of the tasks, for updates of watched processes."""
         self._subscribers.append(subscriber)
 
     def cleanup(self, task_id: str | None, *, force: bool = False) -> bool:
@@ -124,10 +124,10 @@ class TaskTerminals:
     # --- in the event loop
 
     async def _answer(self, request: TerminalCall) -> dict[str, Any]:
-        return await self._told(self._run(request))
+        return await self._with_errors(self._run(request))
 
-    async def _told(self, work: Awaitable[dict[str, Any]]) -> dict[str, Any]:
-        """Return the answer, or an answer that says why there is none, without the secrets that we know."""
+    async def _with_errors(self, work: Awaitable[dict[str, Any]]) -> dict[str, Any]:
+        """Return the answer of `work`, or one for its error, without the secrets that we know."""
         try:
             answer = await work
         except HermesError as error:
@@ -136,7 +136,7 @@ class TaskTerminals:
         return {key: redact(value) if isinstance(value, str) else value for key, value in answer.items()}
 
     async def _run(self, request: TerminalCall) -> dict[str, Any]:
-        tools, task_id = await self._opened(), request.task_id
+        tools, task_id = await self._ready_backend(), request.task_id
         limit = self._settings.timeout_s if request.timeout_s is None else check_time_limit(request.timeout_s)
         task = self._task(tools, task_id, request.profile)
         task.running += 1
@@ -155,11 +155,11 @@ class TaskTerminals:
         return answer if "exit_code" in answer else {**failed, **answer}
 
     async def _args(self, tools: ToolBackend, task: _Task, request: TerminalCall, limit: float) -> dict[str, Any]:
-        """Return the tool's arguments. They run the command in the task's directory and, if the call waits for it,
-        record the directory where it ends.
+        """Return the tool's arguments. They run the command in the task's directory and, unless it runs in the
+        background, record the directory where it ends.
 
-        A background command ends at any time, and would change the task's directory then. It is started with `workdir`,
-        so that the listed command is the caller's own.
+        A background command may end at any time, and must not change the task's directory then. It is started with
+        `workdir`, so that its listed command is the caller's.
         """
         args: dict[str, Any] = {"command": request.command, "background": request.background, "pty": request.pty}
         if request.check_interval_s is not None:
@@ -175,8 +175,8 @@ class TaskTerminals:
         return args
 
     def _entering(self, profile: str | None) -> str:
-        """Return the shell code that changes to the directory where the task's last command ended, or where its first
-        one starts."""
+        """Return shell code that changes to the directory where the task's last command ended, or its first one
+        starts."""
         first = self._settings.cwd_of(profile)
         return _ENTER.format(first="true" if first is None else _BEGIN_IN.format(shlex.quote(first), _SETTING))
 
@@ -187,7 +187,7 @@ class TaskTerminals:
         return self._tasks[task_id]
 
     async def _process(self, task_id: str, args: dict[str, Any]) -> dict[str, Any]:
-        tools = await self._opened()
+        tools = await self._ready_backend()
         task = self._tasks.get(task_id)
         if task is None:
             raise UsageError(f"task {task_id!r} has no sandbox", hint="the first command of a task makes one")
@@ -199,8 +199,8 @@ class TaskTerminals:
             task.running -= 1
             task.used = asyncio.get_running_loop().time()
 
-    async def _opened(self) -> ToolBackend:
-        """Return the tool backend, with the sandboxes that the previous process left, if there is a checkpoint."""
+    async def _ready_backend(self) -> ToolBackend:
+        """Return the tool backend. If there is a checkpoint, first take over the sandboxes of the previous process."""
         tools = self._open()
         if self._checkpoint is not None:
             if self._taking_over is None or (self._taking_over.done() and self._taking_over.exception() is not None):
@@ -216,13 +216,13 @@ class TaskTerminals:
 
     def _open(self) -> ToolBackend:
         if self._tools is None:
-            given, runtime_settings = self._given
+            settings, runtime_settings = self._given
             reading = self._runtime or Runtime(runtime_settings)
-            self._settings = TerminalSettings.load(reading.config_classes()) if given is None else given
+            self._settings = TerminalSettings.load(reading.config_classes()) if settings is None else settings
             if self._runtime is None:
-                # A backend of hosts finds what an earlier process left on those that its runtime's profiles name.
-                named = {**reading.settings.profiles, **self._settings.profiles}
-                self._runtime = Runtime(reading.settings.model_copy(update={"profiles": named}))
+                # A backend of hosts looks for earlier sandboxes only on the hosts that its runtime's profiles name.
+                profiles = {**reading.settings.profiles, **self._settings.profiles}
+                self._runtime = Runtime(reading.settings.model_copy(update={"profiles": profiles}))
             backend = self._runtime.backend(self._settings.backend)
             level = strongest(backend)
             if (folder := self._settings.state_dir) is not None and self._checkpoint is None:
@@ -230,8 +230,8 @@ class TaskTerminals:
             self._tools = ToolBackend(
                 backend,
                 profiles={
-                    name: _profile(backend, name, own, recovered=self._checkpoint is not None)
-                    for name, own in self._settings.profiles.items()
+                    name: _profile(backend, name, values, recovered=self._checkpoint is not None)
+                    for name, values in self._settings.profiles.items()
                 },
                 tools=self._runtime.tools,
                 isolation=level,
@@ -245,7 +245,7 @@ class TaskTerminals:
         return self._tools
 
     async def _watch(self, tools: ToolBackend) -> None:
-        """End the sandboxes of tasks that nobody uses."""
+        """End the sandboxes of idle tasks."""
         lifetime = self._settings.lifetime_s
         while True:
             await asyncio.sleep(min(_LONGEST_LOOK_S, lifetime / 4))
@@ -306,7 +306,7 @@ class TaskTerminals:
 
 
 def not_run(error: HermesError) -> dict[str, Any]:
-    """Return the tool's answer for a command that could not be run at all."""
+    """Return the tool's answer for a command that could not be run."""
     return {"output": "", "exit_code": NOT_RUN, "error": str(error), "status": "error"}
 
 
@@ -315,16 +315,16 @@ async def _already(slot: Slot) -> Slot:
 
 
 def _had(slot: asyncio.Task[Slot]) -> bool:
-    """Return whether there is a slot, which was neither refused nor is still waited for."""
+    """Return whether the task has got its slot."""
     return slot.done() and not slot.cancelled() and slot.exception() is None
 
 
 async def _outcome(work: asyncio.Task[T]) -> T:
-    """Return the result of `work`, which continues if the caller is cancelled.
+    """Return the result of `work`, which goes on if the caller is cancelled.
 
     Raises:
-        SandboxLost: another caller ended it, which does not cancel this caller.
-        Exception: as `work` raises it.
+        SandboxLost: another caller cancelled `work`.
+        Exception: the error of `work`.
     """
     try:
         return await asyncio.shield(work)
@@ -338,16 +338,16 @@ async def _outcome(work: asyncio.Task[T]) -> T:
 
 
 async def _directory(commands: SlotCommands, enter: str, limit: float) -> str:
-    """Return the directory to which `enter` changes.
+    """Return the directory to which the shell code `enter` changes.
 
     Raises:
-        CommandError: it changes to no directory.
+        CommandError: the directory can't be entered.
     """
-    found = await commands.run(f"{enter}pwd -P", timeout_s=limit)
-    if not found.ok:
-        said = found.stderr.decode(errors="replace").strip()
-        raise CommandError(f"the command was not run: its directory can't be entered: {said or 'no answer'}")
-    return found.stdout.decode(errors="replace").removesuffix("\n")
+    result = await commands.run(f"{enter}pwd -P", timeout_s=limit)
+    if not result.ok:
+        error = result.error_text.strip()
+        raise CommandError(f"the command was not run: its directory can't be entered: {error or 'no answer'}")
+    return result.text.removesuffix("\n")
 
 
 async def _release(tools: ToolBackend, acquiring: asyncio.Task[Slot]) -> None:
@@ -358,12 +358,11 @@ async def _release(tools: ToolBackend, acquiring: asyncio.Task[Slot]) -> None:
 
 
 def strongest(backend: Backend) -> Isolation:
-    """Return the level for a task: a sandbox of its own if possible, else the strongest separation of slots.
-
-    It is not `private-root`: tasks are not root unless someone asks for it, and many accounts can't grant it.
+    """Return the strongest level for tasks that the backend grants, except `private-root`: tasks are not root unless
+    someone asks for it, and many accounts can't grant it.
 
     Raises:
-        PolicyError: the backend can't separate tasks at all.
+        PolicyError: the backend can't isolate tasks.
     """
     level = max(backend.capabilities.isolation - {Isolation.PRIVATE_ROOT}, default=Isolation.SHARED)
     if level < Isolation.USER:
@@ -374,13 +373,17 @@ def strongest(backend: Backend) -> Isolation:
     return level
 
 
-def _profile(backend: Backend, name: str, given: dict[str, Any], *, recovered: bool) -> SandboxConfig:
-    """Return the profile with one slot per sandbox, and no slots reserved for verification."""
+def _profile(backend: Backend, name: str, values: dict[str, Any], *, recovered: bool) -> SandboxConfig:
+    """Return a profile for tasks: with one slot per sandbox, and no slots reserved for verification.
+
+    Args:
+        recovered: whether the next process can take over its sandboxes, so that these have to wait for it.
+    """
     kind = backend.config_class
-    config = kind.from_dict(name, given)
-    own: dict[str, Any] = {"slots_per_sandbox": 1, "reserve_slots": 0}
+    config = kind.from_dict(name, values)
+    changes: dict[str, Any] = {"slots_per_sandbox": 1, "reserve_slots": 0}
     if recovered and "orphan_ttl_s" not in config.model_fields_set:
-        own["orphan_ttl_s"] = ORPHAN_TTL_S
+        changes["orphan_ttl_s"] = ORPHAN_TTL_S
     if "min_sandboxes" not in config.model_fields_set:
-        own["min_sandboxes"] = 0
-    return validate_data(kind, {**config.model_dump(exclude_unset=True), **own}, f"profile {name!r}")
+        changes["min_sandboxes"] = 0
+    return validate_data(kind, {**config.model_dump(exclude_unset=True), **changes}, f"profile {name!r}")

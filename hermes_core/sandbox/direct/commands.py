@@ -165,10 +165,10 @@ class DirectCommands(ScriptedFiles):
 
     async def _run(self, command: Command) -> CommandResult:
         """Run a command and wait for its end. Spooling is not supported here, so `spool_path` stays None."""
-        run = await self._prepared(command)
+        run = await self._prepare(command)
         return await run.result(command)
 
-    async def _prepared(self, command: Command) -> RunningCommand:
+    async def _prepare(self, command: Command) -> RunningCommand:
         if command.pty is not None:
             message = "a sandbox without Python gives no terminal"
             raise CommandError(message, code="no_pty", hint="leave out pty, or use an image with python3")
@@ -214,7 +214,7 @@ class DirectCommands(ScriptedFiles):
         self._slot.make_room()
         self._slot.starting += 1
         try:
-            run = await self._prepared(command)
+            run = await self._prepare(command)
             channel, token, begun = await run.open_background()
         finally:
             self._slot.starting -= 1

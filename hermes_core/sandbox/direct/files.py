@@ -189,7 +189,7 @@ def parse_list(answer: bytes) -> list[FileStat]:
     return sorted(entries, key=lambda entry: entry.path)
 
 
-def headed(archive: bytes) -> bytes:
+def prepend_entry(archive: bytes) -> bytes:
     """Return the plain archive after an entry of ours: some programs guess from the first bytes, and those are a
     name."""
     first = tarfile.TarInfo("./")
@@ -197,7 +197,7 @@ def headed(archive: bytes) -> bytes:
     return first.tobuf() + archive
 
 
-async def gathered(stream: AsyncIterator[bytes]) -> bytes:
+async def read_all(stream: AsyncIterator[bytes]) -> bytes:
     """Return the whole stream.
 
     Raises:
@@ -297,10 +297,10 @@ class ScriptedFiles(SlotCommands):
         if compression not in COMPRESSIONS:
             message = f"{compression!r} can't be unpacked without Python, or as another user"
             raise CommandError(message, code="invalid", hint="send a plain tar, or one of gzip")
-        archive = data if isinstance(data, bytes) else await gathered(data)
+        archive = data if isinstance(data, bytes) else await read_all(data)
         await asyncio.to_thread(check_archive, archive, compression)
         if not compression:
-            archive = headed(archive)
+            archive = prepend_entry(archive)
         await self._file(TAR_IN, path, str(len(archive)), COMPRESSIONS[compression], stdin=archive)
 
     @operation

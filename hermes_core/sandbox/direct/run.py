@@ -141,7 +141,7 @@ class RunningCommand:
         channel = None
         try:
             channel = await self._open_stdout("-", merge=True)
-            return channel, self._token, await self._begun(channel)
+            return channel, self._token, await self._await_start(channel)
         except BaseException as error:
             self._shell.work.spawn(self._kill_all(), "kill a command that was given up")
             if channel is not None:
@@ -150,14 +150,14 @@ class RunningCommand:
                 await self._shell.check_alive(error)
             raise
 
-    async def _begun(self, channel: Channel) -> bytes:
+    async def _await_start(self, channel: Channel) -> bytes:
         """Return the output so far, once it is known that it runs.
 
         Raises:
             CommandError: it could not be started, so nobody will ever write to its standard error.
         """
         try:
-            return await sh.begun(channel, self._token, cwd=self.cwd, program=self._argv[0])
+            return await sh.await_start(channel, self._token, cwd=self.cwd, program=self._argv[0])
         except sh.Ended as error:
             reason = await _reason(channel)
             if reason is None:
@@ -181,7 +181,7 @@ class RunningCommand:
         channel = await self._open_stdout("fed" if at_once is None else str(len(at_once)), merge=merge)
         try:
             await sh.send(channel, at_once or b"")
-            return await sh.until_token(channel, self._token, out.feed, await self._begun(channel))
+            return await sh.until_token(channel, self._token, out.feed, await self._await_start(channel))
         except sh.Ended:  # it killed its own shell, which is not our fault
             return sh.ExitLine("exit", str(128 + 9))
         except ChannelLost as error:

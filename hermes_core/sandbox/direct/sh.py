@@ -127,7 +127,7 @@ class ExitLine:
     rest: str
 
 
-async def begun(channel: Channel, token: str, *, cwd: str, program: str) -> bytes:
+async def await_start(channel: Channel, token: str, *, cwd: str, program: str) -> bytes:
     """Wait until a command of `COMMAND` was started. Return its output so far.
 
     Raises:

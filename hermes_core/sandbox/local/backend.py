@@ -45,8 +45,8 @@ class LocalConfig(SandboxConfig):
     state_dir: str | None = None
     """The directory of the sandboxes. None is `hermes-rl-<uid>` in the directory for temporary files."""
     root: str | None = None
-    """The directory of the host that the roots of slots start from at level `private-root`, such as one made by
-    debootstrap. None is the host's own system, without what only some of its users may read."""
+    """The directory of the host that slots' root directories start from at level `private-root`, such as one made by
+    debootstrap. None is the host's own system, without files that only some of its users may read."""
     hidden_paths: tuple[str, ...] = ()
     """More directories of the host that no sandbox can see. The driver's home, working directory and checkout are
     always hidden."""
@@ -55,14 +55,13 @@ class LocalConfig(SandboxConfig):
 class LocalBackend(Backend):
     """Sandboxes made of this host's own processes.
 
-    At `user` and `namespace` a sandbox has its own mounts, processes and ipc. Its root shows the system's directories
-    and the interpreter that runs us, but not our home, files, environment or processes. An ordinary user gets this
-    through a user namespace, just like root, with user ids of its own for each slot. At `shared` a sandbox is only a
-    directory, and nothing is separated.
+    At `user` and `namespace`, a sandbox has its own mounts, processes and ipc. It sees the system's directories and the
+    interpreter that runs us, but not our home, files, environment or processes. Root gives each slot a user id. An
+    ordinary user gets the same by user namespaces. At `shared`, a sandbox is only a directory, and nothing is isolated.
 
     Args:
-        settings: the runtime's settings. Its `state_dir` keeps what was found out about this host.
-        state_dir: directory of sandboxes for profiles that don't set it; `LocalConfig.state_dir` has the default.
+        settings: the runtime's settings. Results of searches on this host are kept in its `state_dir`.
+        state_dir: the directory of sandboxes for profiles that don't set one. None: see `LocalConfig.state_dir`.
     """
 
     name: ClassVar[str] = "local"
@@ -80,7 +79,7 @@ class LocalBackend(Backend):
 
     @property
     def capabilities(self) -> Capabilities:  # type: ignore[override]
-        """Return what this host allows. It is tested at the first access (30 ms)."""
+        """Return what this host allows. The first access tries it out, in 30 ms."""
         probe = self._probe
         levels = {Isolation.SHARED}
         networks = {Network.OPEN}
@@ -91,12 +90,12 @@ class LocalBackend(Backend):
         return Capabilities(isolation=frozenset(levels), network=frozenset(networks), attach=True, on_driver_host=True)
 
     async def create(self, spec: SandboxSpec) -> Sandbox:
-        """Start the sandbox of this spec, or return the one that runs under its creation id."""
+        """Start the sandbox of this spec, or return the running one with its creation id."""
         config = spec.config if isinstance(spec.config, LocalConfig) else LocalConfig(**spec.config.model_dump())
-        wanted = host.description(spec, tmpfs_mib=config.tmpfs_size, root=config.root)
-        host.check(wanted, await asyncio.to_thread(lambda: self._probe))
+        description = host.description(spec, tmpfs_mib=config.tmpfs_size, root=config.root)
+        host.check(description, await asyncio.to_thread(lambda: self._probe))
         place = await self._place(config.state_dir or self._state_dir)
-        request = await asyncio.to_thread(self._request, place, wanted, config.hidden_paths)
+        request = await asyncio.to_thread(self._request, place, description, config.hidden_paths)
         report = await launch.create(request)
         if "error" in report:
             raise ProvisionError(
@@ -108,10 +107,10 @@ class LocalBackend(Backend):
         log.debug("sandbox %s runs, kept by process %d", record.sandbox_id, record.supervisor[0])
         return LocalSandbox(place, record)
 
-    def _request(self, place: str, wanted: Mapping[str, Any], hidden: Sequence[str]) -> dict[str, Any]:
-        """Return the request for a sandbox. The first look at what it will see takes a while."""
+    def _request(self, place: str, description: Mapping[str, Any], hidden: Sequence[str]) -> dict[str, Any]:
+        """Return the request for a sandbox. The first call searches for installed packages, which takes a while."""
         packages = package_folders(self._packages) if self._packages is not None else None
-        return host.creation(place, wanted, self._probe, hidden=hidden, packages=packages)
+        return host.creation(place, description, self._probe, hidden=hidden, packages=packages)
 
     async def list(self, owner: str | None = None) -> Sequence[SandboxInfo]:
         """Return every sandbox of this user on this host, living or dead, of any driver."""
@@ -130,34 +129,33 @@ class LocalBackend(Backend):
 
     async def terminate_id(self, sandbox_id: str) -> None:
         """End a sandbox by its id."""
-        found = await self._find(sandbox_id)
-        if found is not None:
-            await found.terminate()
+        sandbox = await self._find(sandbox_id)
+        if sandbox is not None:
+            await sandbox.terminate()
 
     async def attach(self, sandbox_id: str) -> Sandbox:
-        """Return a handle on a sandbox that runs already.
+        """Return a handle on a running sandbox.
 
         Raises:
             SandboxLost: there is none with that id, or it has ended.
         """
-        found = await self._find(sandbox_id)
-        if found is None or await found.status() is not SandboxStatus.RUNNING:
+        sandbox = await self._find(sandbox_id)
+        if sandbox is None or await sandbox.status() is not SandboxStatus.RUNNING:
             raise SandboxLost("no such sandbox runs on this host", hint="create another one", sandbox_id=sandbox_id)
-        return found
+        return sandbox
 
     async def check(self) -> Diagnosis:
-        """Return the levels that this host grants, tested with a real sandbox; and for the others, the reason and what
-        to do."""
+        """Return the levels that this host grants, tried with a real sandbox, and how to get the others."""
         probe = await asyncio.to_thread(lambda: self._probe)
         return await diagnosis.diagnose(self, probe)
 
     async def aclose(self) -> None:
-        """Cancel the work in progress. Sandboxes stay."""
+        """Cancel all work in progress. Sandboxes stay."""
         await self._work.aclose()
 
-    async def _place(self, wanted: str | None) -> str:
-        """Return the state directory. Dead sandboxes are removed from it when it is first used."""
-        return await self._places.get(self._work, partial(asyncio.to_thread, _open, wanted), wanted)
+    async def _place(self, directory: str | None) -> str:
+        """Return the state directory. The first call for a directory removes dead sandboxes from it."""
+        return await self._places.get(self._work, partial(asyncio.to_thread, _open, directory), directory)
 
     async def _all_places(self) -> set[str]:
         return {await self._place(self._state_dir), *self._places.kept.values()}
@@ -169,9 +167,9 @@ class LocalBackend(Backend):
         return None
 
 
-def _open(wanted: str | None) -> str:
+def _open(directory: str | None) -> str:
     usual = str(Path(tempfile.gettempdir(), "hermes-rl").absolute())
-    place = host.open_place(host.place_of(wanted, usual), "state_dir")
+    place = host.open_place(host.place_of(directory, usual), "state_dir")
     removed = host.sweep(place)
     if removed:
         log.info("removed what %d dead sandboxes had left in %s", removed, place)

@@ -1,4 +1,4 @@
-"""What `hermes-rl doctor` says about local sandboxes: what a real one can do here, and how to fix the rest."""
+"""The diagnosis of local sandboxes for `hermes-rl doctor`: what a real one can do here, and how to fix the rest."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _LIMIT_S = 20.0
 
 
 async def diagnose(backend: Backend, probe: Probe) -> Diagnosis:
-    """Test a sandbox of the strongest level that the host seems to allow.
+    """Try a sandbox of the strongest level that the host seems to allow.
 
-    At `private-root` it would be the same as at `namespace`; the probe has tried what slots need besides.
+    For `private-root`, try `namespace`: these sandboxes differ only in their slots, which the probe has tried.
     """
     capabilities = backend.capabilities
     trusted = "until then, only trusted work: `--isolation shared --allow-unisolated`"
@@ -67,7 +67,7 @@ async def _try(backend: Backend, level: Isolation) -> str:
             try:
                 version = (await channel.read(100)).decode().strip()
                 status = await channel.wait()
-                said = channel.stderr_tail
+                stderr = channel.stderr_tail
             finally:
                 await channel.aclose()
     except TimeoutError:
@@ -76,7 +76,7 @@ async def _try(backend: Backend, level: Isolation) -> str:
         await sandbox.terminate()
     if status != 0 or not version:
         raise HermesError(
-            f"the interpreter {view.interpreter()} does not run in it: {said or f'exit status {status}'}",
+            f"the interpreter {view.interpreter()} does not run in it: {stderr or f'exit status {status}'}",
             hint="name what it needs in `visible_paths`",
         )
     return version

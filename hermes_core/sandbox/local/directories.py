@@ -1,7 +1,7 @@
-"""A sandbox's directory on the host: made, held by its supervisor's lock, and removed. Light imports only.
+"""A sandbox's directory on the host: how it is made, locked and removed. Light imports only.
 
-Its supervisor holds a lock on the directory itself from before it has its name until after it is gone. So if the lock
-can be taken, the sandbox is dead. This works without process ids, and from another pid namespace too.
+The supervisor holds a lock on the directory, from before it gets its name until after it is gone. So if the lock can be
+taken, the sandbox is dead. This needs no process ids, and works from another pid namespace too.
 """
 # pathlib is slow to import
 # ruff: noqa: PTH101, PTH102, PTH104, PTH118, PTH120, PTH123, PTH208
@@ -22,17 +22,17 @@ RECORD, DATA, TMP, VAR_TMP, ROOT, DISK = "record.json", "data", "tmp", "vartmp",
 """Its contents: the record, three writable directories, and two empty ones to mount on."""
 
 PREFIX = "local-"
-"""Prefix of the names of all sandboxes."""
+"""The prefix of all sandbox ids."""
 
 _NEW, _TRASH = ".new-", ".trash-"
 _UNFINISHED_S = 60.0
 
 
 def claim(state_root: str, sandbox_id: str) -> tuple[str, int]:
-    """Make the directory of a sandbox and hold it: `(path, the descriptor that holds it)`.
+    """Make the directory of a sandbox and lock it. Return its path and the descriptor that holds the lock.
 
     Raises:
-        FileExistsError: there is one already.
+        FileExistsError: the sandbox has a directory.
     """
     path = os.path.join(state_root, sandbox_id)
     unnamed = os.path.join(state_root, f"{_NEW}{os.getpid()}-{os.urandom(8).hex()}")
@@ -56,11 +56,11 @@ def furnish(place: str) -> None:
     for name, mode in ((DATA, 0o755), (TMP, 0o1777), (VAR_TMP, 0o1777)):
         path = os.path.join(place, name)
         os.mkdir(path)
-        os.chmod(path, mode)  # mkdir's mode is subject to the umask and has no sticky bit
+        os.chmod(path, mode)  # mkdir applies the umask, and sets no sticky bit
 
 
 def read_record(path: str) -> dict[str, Any]:
-    """Return the record of the sandbox in this directory. Raise OSError or ValueError if there is none to read."""
+    """Return the record in a sandbox's directory. Raises OSError or ValueError if it can't be read."""
     import json
 
     with open(os.path.join(path, RECORD), "rb") as stream:
@@ -68,8 +68,8 @@ def read_record(path: str) -> dict[str, Any]:
         return record
 
 
-def held(path: str) -> bool:
-    """Return whether there is such a sandbox with a living supervisor."""
+def is_held(path: str) -> bool:
+    """Return whether this directory exists and its supervisor lives."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -84,9 +84,9 @@ def held(path: str) -> bool:
 
 
 def discard(path: str) -> bool:
-    """Remove a directory that the caller holds, or that nobody holds. Return whether all of it is gone.
+    """Remove a directory that the caller has locked. Return whether all of it is gone.
 
-    It is renamed first: a half-removed directory is not a sandbox, and its name may be used again at once.
+    It is renamed first, so that a half-removed directory never looks like a sandbox, and the name is free at once.
     """
     trash = os.path.join(os.path.dirname(path), _TRASH + os.urandom(8).hex())
     try:
@@ -104,7 +104,7 @@ def discard_dead(path: str) -> bool:
         return False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.path.samestat(os.fstat(descriptor), os.lstat(path)):  # or it has been replaced meanwhile
+        if os.path.samestat(os.fstat(descriptor), os.lstat(path)):  # it may have been replaced meanwhile
             return discard(path)
     except OSError:
         return False
@@ -114,20 +114,20 @@ def discard_dead(path: str) -> bool:
 
 
 def discard_unnamed(state_root: str, claimant: int) -> None:
-    """Remove what this process, which is dead, has begun to make and not named yet."""
+    """Remove the directories that a dead process has made in `claim` but not renamed."""
     for name in os.listdir(state_root):
         if name.startswith(f"{_NEW}{claimant}-"):
             remove_tree(os.path.join(state_root, name))
 
 
 def leftovers(state_root: str) -> list[str]:
-    """Return paths that may be dead: sandboxes without a supervisor, and remains of unfinished work."""
-    found = []
+    """Return the directories of sandboxes without a supervisor, and those that were not completely made or removed."""
+    paths = []
     for name in os.listdir(state_root):
         path = os.path.join(state_root, name)
         if name.startswith((PREFIX, _TRASH)) or (name.startswith(_NEW) and _age(path) > _UNFINISHED_S):
-            found.append(path)
-    return [path for path in found if not held(path)]
+            paths.append(path)
+    return [path for path in paths if not is_held(path)]
 
 
 def _age(path: str) -> float:

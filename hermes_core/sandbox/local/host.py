@@ -1,8 +1,7 @@
-"""The sandboxes of one host: what it can give them, and creating, finding, entering and ending them there.
+"""The sandboxes of one host: probes the host, and creates, finds, enters and ends sandboxes.
 
-One program with two ways in. `local` calls these functions, and its launcher does what needs a process of its own;
-`ssh` sends them to a host and calls `main` there. So they take plain data, and need Python >= 3.7 and its standard
-library alone.
+`local` calls these functions, and its launcher does what needs another process. `ssh` sends this module to a host and
+calls `main` there. So it takes plain data, and needs only Python >= 3.7 and its standard library.
 """
 # pathlib is slow to import, and so are hashlib and dataclasses: each request over a connection waits for them.
 # ruff: noqa: PTH100, PTH103, PTH106, PTH110, PTH111, PTH112, PTH118, PTH123, PTH208
@@ -33,16 +32,16 @@ if TYPE_CHECKING:
     from hermes_core.sandbox.contract import SandboxSpec
 
 MARK = b"\0hermes-host\0"
-"""The first output of `main`. Everything before it was printed by the account's login files."""
+"""The first output of `main`. Login files of the account may print something before it."""
 
 NOT_THERE = supervisor.NOT_THERE
-"""The exit status of `main` where there is no sandbox to enter."""
+"""The exit status of `main` if there is no sandbox to enter."""
 
 _DATA = "/data"
 _OWN_ROOTS = "private-root"
 _LEVELS = ("shared", "user", "namespace", _OWN_ROOTS)
 _IMAGE = "/image"
-"""Where a sandbox shows the directory that the roots of its slots start from."""
+"""The path in a sandbox of the directory that its slots' root directories start from."""
 _ATTEMPTS = 5
 _END_S, _KILL_S = 30.0, 5.0
 _LIMITS = {
@@ -50,7 +49,7 @@ _LIMITS = {
     "kernel.unprivileged_userns_clone": ("0", "1"),
     "user.max_user_namespaces": ("0", "10000"),
 }
-"""What can stand in the way of a user namespace: the value that does, and one that does not."""
+"""Settings that can forbid user namespaces: the value that does, and one that does not."""
 
 
 class Probe(NamedTuple):
@@ -68,12 +67,12 @@ class Probe(NamedTuple):
 
     @property
     def isolates(self) -> bool:
-        """Return whether sandboxes can have namespaces of their own, in one of the two ways."""
+        """Return whether sandboxes can have namespaces, directly or through a user namespace."""
         return self.namespaces or self.user_namespaces
 
 
 class SandboxRecord(NamedTuple):
-    """The contents of a sandbox's `record.json`, which its supervisor writes once it runs."""
+    """The contents of a sandbox's `record.json`, which its supervisor writes when the sandbox runs."""
 
     sandbox_id: str
     owner: str
@@ -84,26 +83,26 @@ class SandboxRecord(NamedTuple):
     supervisor: tuple[int, int]
     """Process id and start time."""
     init: tuple[int, int]
-    """Process id and start time of the first process; the id is the one seen from outside."""
+    """Process id, as seen from outside, and start time of the first process."""
     environment: dict[str, str]
     uid_base: int | None = None
     has_image: bool = False
-    """Whether the roots of its slots start from a directory of their own, at `slot_root`."""
+    """Whether its slots' root directories start from `slot_root`, and not from the host's system."""
 
     @property
     def slot_root(self) -> str | None:
-        """Return the directory that the roots of its slots start from, as a path inside; None is the system."""
+        """Return the path inside of the directory that slots' root directories start from. None: the host's system."""
         return _IMAGE if self.has_image else None
 
     @property
-    def isolated(self) -> bool:
-        """Return whether the sandbox has namespaces of its own."""
+    def is_isolated(self) -> bool:
+        """Return whether the sandbox has namespaces."""
         return self.isolation != "shared"
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> SandboxRecord:
-        """Return the record from a supervisor's report or file. Raise KeyError, TypeError or ValueError if it is not
-        valid."""
+        """Return the record from a supervisor's report or file. Raises KeyError, TypeError or ValueError if it is
+        invalid."""
         identities = {}
         for key in ("supervisor", "init"):
             pid, started = values[key]
@@ -111,22 +110,22 @@ class SandboxRecord(NamedTuple):
         return cls(**{"environment": {}, **values, **identities})
 
 
-# --- the directory of all of them ----------------------------------------------------------------------------------
+# --- the directory of all sandboxes of an account ------------------------------------------------------------------
 
 
-def place_of(wanted: str | None, usual: str) -> str:
-    """Return the directory of an account's sandboxes: the requested one, or the usual one with the account's uid."""
-    return f"{usual}-{os.geteuid()}" if wanted is None else os.path.abspath(os.path.expanduser(wanted))
+def place_of(directory: str | None, usual: str) -> str:
+    """Return the directory of an account's sandboxes: `directory`, or else `usual` with the account's uid appended."""
+    return f"{usual}-{os.geteuid()}" if directory is None else os.path.abspath(os.path.expanduser(directory))
 
 
 def open_place(place: str, setting: str) -> str:
-    """Make that directory if necessary. Slots' users may pass through it but not list it.
+    """Make the directory of an account's sandboxes if necessary. Slots' users may pass through it but not list it.
 
     Args:
-        setting: the setting that names another directory, for the hint.
+        setting: the name of the setting for another directory, for the hint.
 
     Raises:
-        PolicyError: it can't be made, is a link, or others could put things there.
+        PolicyError: it can't be made, it is a link, or other users can write to it.
     """
     hint = f"name another one by `{setting}`"
     try:
@@ -142,28 +141,28 @@ def open_place(place: str, setting: str) -> str:
 
 
 def sweep(place: str) -> int:
-    """Remove what killed supervisors have left. Return the number of removed directories."""
+    """Remove the sandboxes of killed supervisors. Return the number of removed directories."""
     removed = 0
     for path in directories.leftovers(place):
         record = _read(path)
-        if record is not None and not record.isolated:  # with namespaces, its processes died with their init
+        if record is not None and not record.is_isolated:  # with namespaces, its processes died with their init
             processes.kill_marked(record.sandbox_id)
         removed += directories.discard_dead(path)
     return removed
 
 
-# --- finding them --------------------------------------------------------------------------------------------------
+# --- finding sandboxes ---------------------------------------------------------------------------------------------
 
 
 def sandbox_id_of(creation_id: str) -> str:
-    """Return the id of the one sandbox that can have this creation id on a host."""
+    """Return the sandbox id for a creation id, the same one on each call."""
     import hashlib
 
     return directories.PREFIX + hashlib.sha256(creation_id.encode()).hexdigest()[:20]
 
 
 def find(place: str, sandbox_id: str) -> SandboxRecord | None:
-    """Return the record of a sandbox, running or not; None if it has none (yet), or an unreadable one."""
+    """Return the record of a sandbox, running or not; None if there is none, or it can't be read."""
     if not sandbox_id.startswith(directories.PREFIX) or "/" in sandbox_id:
         return None
     return _read(os.path.join(place, sandbox_id))
@@ -172,17 +171,16 @@ def find(place: str, sandbox_id: str) -> SandboxRecord | None:
 def records(place: str) -> list[SandboxRecord]:
     """Return the record of every sandbox, running or not."""
     names = sorted(os.listdir(place)) if os.path.isdir(place) else []
-    found = [find(place, name) for name in names]
-    return [record for record in found if record is not None]
+    return [record for record in (find(place, name) for name in names) if record is not None]
 
 
 def runs(place: str, sandbox_id: str) -> bool:
-    """Return whether a sandbox runs. It does as long as its supervisor lives."""
-    return directories.held(os.path.join(place, sandbox_id))
+    """Return whether a sandbox runs, which is as long as its supervisor lives."""
+    return directories.is_held(os.path.join(place, sandbox_id))
 
 
 def status(place: str, sandbox_id: str) -> str:
-    """Return `running`, `ended`, or `gone` if nothing of it is left."""
+    """Return `running`, `ended`, or `gone` if its directory was removed too."""
     if runs(place, sandbox_id):
         return "running"
     return "ended" if os.path.lexists(os.path.join(place, sandbox_id)) else "gone"
@@ -190,7 +188,7 @@ def status(place: str, sandbox_id: str) -> str:
 
 def workspace_base(place: str, record: SandboxRecord) -> str:
     """Return the directory of the slots' workspaces, as a path inside the sandbox."""
-    return _DATA if record.isolated else os.path.join(place, record.sandbox_id, directories.DATA)
+    return _DATA if record.is_isolated else os.path.join(place, record.sandbox_id, directories.DATA)
 
 
 def _read(path: str) -> SandboxRecord | None:
@@ -200,19 +198,19 @@ def _read(path: str) -> SandboxRecord | None:
         return None
 
 
-# --- making one, entering it, ending it ----------------------------------------------------------------------------
+# --- creating, entering and ending sandboxes -----------------------------------------------------------------------
 
 
 def description(spec: SandboxSpec, *, tmpfs_mib: int | None = None, root: str | None = None) -> dict[str, Any]:
-    """Return what a host must know to create a sandbox, as plain data. Called by the driver.
+    """Return the description of a sandbox, as plain data for a host. Only the driver calls this.
 
     Args:
-        tmpfs_mib: the size of its disk in memory; None is a directory.
-        root: the directory of the host that the roots of slots start from.
+        tmpfs_mib: the size of the sandbox's disk in memory. None: its files are in a directory of the host.
+        root: the directory of the host that slots' root directories start from.
     """
-    from hermes_core.sandbox.guest.workspace import slot_users  # hosts are not sent it
+    from hermes_core.sandbox.guest.workspace import slot_users  # it is not sent to hosts
 
-    one_etc = spec.isolation.label == "user"  # at `namespace` the guest gives each slot its own
+    one_etc = spec.isolation.label == "user"  # at `namespace`, the guest gives each slot its own /etc/passwd
     return {
         "record": {
             "sandbox_id": sandbox_id_of(spec.creation_id),
@@ -227,21 +225,21 @@ def description(spec: SandboxSpec, *, tmpfs_mib: int | None = None, root: str | 
         "tmpfs_bytes": None if tmpfs_mib is None else tmpfs_mib << 20,
         "visible_paths": list(spec.config.visible_paths),
         "users": slot_users(_DATA, 0, spec.config.slots_per_sandbox) if one_etc else [],
-        "command": list(spec.command(".hermes")),  # it is started in the directory of the workspaces
+        "command": list(spec.command(".hermes")),  # relative to the base of the workspaces, where it is started
     }
 
 
-def check(wanted: Mapping[str, Any], probe: Probe) -> None:
-    """Refuse what this host can't give this account.
+def check(sandbox: Mapping[str, Any], probe: Probe) -> None:
+    """Refuse the `description` of a sandbox that this host can't give this account.
 
     Raises:
-        PolicyError: gives the kernel's reason.
+        PolicyError: with the kernel's reason.
     """
-    level = wanted["record"]["isolation"]
-    isolated = level != "shared"
+    level = sandbox["record"]["isolation"]
+    is_isolated = level != "shared"
     if level not in _LEVELS:
         raise PolicyError(f"an account can't have isolation {level!r}", hint=f"it can have {', '.join(_LEVELS)}")
-    if isolated and not probe.isolates:
+    if is_isolated and not probe.isolates:
         raise PolicyError(
             f"this account can't have isolation {level!r}: {probe.reason}", hint="; ".join(remedies(probe))
         )
@@ -250,79 +248,80 @@ def check(wanted: Mapping[str, Any], probe: Probe) -> None:
             f"this account can't have isolation {level!r}: {probe.own_roots}",
             hint="run as root, on Linux 5.19 or later, with /usr on a file system such as ext4, xfs or btrfs",
         )
-    if wanted["root"] is not None and level != _OWN_ROOTS:
+    if sandbox["root"] is not None and level != _OWN_ROOTS:
         raise PolicyError(
             f"`root` is what slots of level 'private-root' start from, not of {level!r}", hint="leave it out"
         )
-    if wanted["no_network"] and not (isolated and probe.network):
+    if sandbox["no_network"] and not (is_isolated and probe.network):
         reason = probe.reason or "that is for sandboxes with namespaces"
         raise PolicyError(
             f"network 'none' needs namespaces: {reason}",
             hint="use isolation 'user' or 'namespace', or network 'open'",
         )
-    if wanted["tmpfs_bytes"] is not None and not isolated:
+    if sandbox["tmpfs_bytes"] is not None and not is_isolated:
         raise PolicyError("tmpfs_size needs namespaces", hint="use isolation 'user' or 'namespace'")
 
 
 def remedies(probe: Probe) -> list[str]:
-    """Return what can be done on this host so that this account gets sandboxes with namespaces."""
+    """Return what users can do on this host to get sandboxes with namespaces."""
     if probe.reason == CHROOT:
         return ["enter the directory as a container does: with pivot_root, such as by `systemd-nspawn -D`"]
-    found = []
-    for name, (closed, opened) in _LIMITS.items():
+    commands = []
+    for name, (forbidding, allowing) in _LIMITS.items():
         path = "/proc/sys/" + name.replace(".", "/")
         if os.path.exists(path):
             with open(path, encoding="ascii") as stream:
-                found += [f"`sysctl {name}={opened}`"] if stream.read().strip() == closed else []
+                commands += [f"`sysctl {name}={allowing}`"] if stream.read().strip() == forbidding else []
     rights = "run where root may make namespaces (in a container: `--cap-add SYS_ADMIN`)"
     if os.geteuid() != 0:
         rights = "allow user namespaces (in a container, its seccomp profile may forbid them), or run as root"
-    return found or [rights]
+    return commands or [rights]
 
 
 def creation(
     place: str,
-    wanted: Mapping[str, Any],
+    sandbox: Mapping[str, Any],
     probe: Probe,
     *,
     hidden: Iterable[str] = (),
     own: Iterable[str] | None = None,
     packages: Iterable[str] | None = None,
 ) -> dict[str, Any]:
-    """Return the supervisor's request for a sandbox of this `description`.
+    """Return the supervisor's request for a sandbox.
 
     Args:
-        hidden, own, packages: as `view.view` takes them.
+        sandbox: its `description`.
+        hidden, own, packages: see `view.view`.
 
     Raises:
-        ConfigError, PolicyError: as `view.view` does.
+        ConfigError, PolicyError: see `view.view`.
     """
-    sandbox_id, isolated = wanted["record"]["sandbox_id"], wanted["record"]["isolation"] != "shared"
-    by_user = isolated and not probe.namespaces
-    over_system = wanted["record"]["isolation"] == _OWN_ROOTS and wanted["root"] is None
-    record = dict(wanted["record"], created=time.time(), user_namespace=by_user)
-    shown = view.View((), (), ())
-    if isolated:
-        unseen = [*hidden, place]  # other slots' files are an ordinary user's own
-        visible = [*wanted["visible_paths"], *(_package_directories() if over_system else ())]
-        shown = view.view(visible, unseen, own, packages)
+    sandbox_id, is_isolated = sandbox["record"]["sandbox_id"], sandbox["record"]["isolation"] != "shared"
+    by_user = is_isolated and not probe.namespaces
+    over_system = sandbox["record"]["isolation"] == _OWN_ROOTS and sandbox["root"] is None
+    record = dict(sandbox["record"], created=time.time(), user_namespace=by_user)
+    seen = view.View((), (), ())
+    if is_isolated:
+        # Hide other sandboxes too: for an ordinary user, their files belong to our user.
+        visible = [*sandbox["visible_paths"], *(_package_directories() if over_system else ())]
+        seen = view.view(visible, [*hidden, place], own, packages)
     return {
         "state_root": place,
         "sandbox_id": sandbox_id,
-        "isolated": isolated,
+        "isolated": is_isolated,
         "user_namespace": by_user,
-        "reserve_uids": isolated and probe.root and not by_user,
-        "no_network": wanted["no_network"],
-        "tmpfs_bytes": wanted["tmpfs_bytes"],
-        "binds": (*shown.binds, *_image_of(wanted)),
-        "symlinks": shown.symlinks,
-        "masks": shown.masks,
+        "reserve_uids": is_isolated and probe.root and not by_user,
+        "no_network": sandbox["no_network"],
+        "tmpfs_bytes": sandbox["tmpfs_bytes"],
+        "binds": (*seen.binds, *_image_of(sandbox)),
+        "symlinks": seen.symlinks,
+        "masks": seen.masks,
         "unreadable": list(view.unreadable()) if over_system else None,
-        "users": wanted["users"],
-        "command": wanted["command"],
+        "users": sandbox["users"],
+        "command": sandbox["command"],
         "environment": view.base_environment({processes.MARKER: sandbox_id}),
         "record": record,
-        "record_json": json.dumps(record),  # a supervisor has no time to import it
+        "record_json": json.dumps(record),  # so that the supervisor need not import json
     }
 
 
@@ -330,13 +329,13 @@ def _package_directories() -> list[str]:
     return [path for path in mounts.PACKAGE_DIRECTORIES if os.path.isdir(path)]
 
 
-def _image_of(wanted: Mapping[str, Any]) -> list[tuple[str, str, bool]]:
-    """Return the mount of the directory that slots' roots start from, if there is one.
+def _image_of(sandbox: Mapping[str, Any]) -> list[tuple[str, str, bool]]:
+    """Return the bind of the directory that slots' root directories start from, if there is one.
 
     Raises:
-        ConfigError: it can't be one.
+        ConfigError: no system is in that directory.
     """
-    root = wanted["root"]
+    root = sandbox["root"]
     if root is None:
         return []
     path = os.path.realpath(root)
@@ -349,37 +348,37 @@ def _image_of(wanted: Mapping[str, Any]) -> list[tuple[str, str, bool]]:
 
 
 def entry(place: str, record: SandboxRecord, argv: Sequence[str], env: Mapping[str, str]) -> dict[str, Any]:
-    """Return the request for a program that is started in a sandbox. `python3` there is the interpreter that runs us.
+    """Return the request to start a program in a sandbox. `python3` means the interpreter that runs us.
 
-    Its environment has PATH, LANG, HERMES_SANDBOX_ID, the sandbox's own variables and `env`, but nothing of ours.
+    The program's environment has PATH, LANG, HERMES_SANDBOX_ID, the sandbox's variables and `env`, but none of ours.
     """
-    given = {processes.MARKER: record.sandbox_id, **record.environment, **env}
+    variables = {processes.MARKER: record.sandbox_id, **record.environment, **env}
     return {
-        "isolated": record.isolated,
+        "isolated": record.is_isolated,
         "init": record.init,
         "command": [view.interpreter() if argv[0] == "python3" else argv[0], *argv[1:]],
-        "environment": view.base_environment(given),
+        "environment": view.base_environment(variables),
         "directory": workspace_base(place, record),
     }
 
 
 def end(place: str, record: SandboxRecord) -> None:
-    """End a sandbox and remove everything of it. Idempotent; blocks for some ms, or half a minute if it does not end.
+    """End a sandbox and remove its files. Idempotent. Blocks for some ms, or for half a minute if it does not end.
 
-    What has so many files that their removal takes longer is ended by then, and its supervisor goes on to remove them.
+    If removing its files takes longer, the sandbox has ended when this returns, and its supervisor goes on removing.
 
     Raises:
-        InfraError: a part of it can't be ended from here.
+        InfraError: the supervisor can't be ended from here.
     """
     path = os.path.join(place, record.sandbox_id)
-    ended = processes.stop(record.supervisor, signal.SIGTERM, _END_S)
-    if not ended and os.path.lexists(path):  # else it is removing the files, which have another name by then
+    has_ended = processes.stop(record.supervisor, signal.SIGTERM, _END_S)
+    if not has_ended and os.path.lexists(path):  # without this path, the supervisor is removing the renamed directory
         processes.stop(record.supervisor, signal.SIGKILL, _KILL_S)
-    if os.path.lexists(path):  # its supervisor was killed itself
-        if not record.isolated:
+    if os.path.lexists(path):  # the supervisor was killed, so it could not remove it
+        if not record.is_isolated:
             processes.kill_marked(record.sandbox_id)
         directories.discard_dead(path)
-    if directories.held(path):
+    if directories.is_held(path):
         raise InfraError(
             "the sandbox's supervisor can't be ended from here",
             hint=f"it is process {record.supervisor[0]}, perhaps of another pid namespace",
@@ -387,12 +386,14 @@ def end(place: str, record: SandboxRecord) -> None:
         )
 
 
-# --- the way in by a connection ------------------------------------------------------------------------------------
+# --- requests over a connection ------------------------------------------------------------------------------------
 
 
 def main(request: dict[str, Any]) -> None:
-    """Carry out a request that came over a connection, and answer with JSON: also with the magic number of our
-    bytecode, as `magic`. For `enter`, become a program in a sandbox."""
+    """Carry out a request that came over a connection. For `enter`, become a program in a sandbox.
+
+    Otherwise, answer with JSON. Its field `magic` is the magic number of our bytecode.
+    """
     os.write(1, MARK)
     place = place_of(request["directory"], request["usual"])
     if request["op"] == "enter":
@@ -408,32 +409,30 @@ def main(request: dict[str, Any]) -> None:
 
 
 def _create(place: str, request: dict[str, Any]) -> dict[str, Any]:
-    wanted, packages = request["sandbox"], request["packages"]
+    sandbox, packages = request["sandbox"], request["packages"]
     probe = Probe(**probe_host())
-    check(wanted, probe)
-    if packages is None:  # looking takes seconds on a cold disk: the driver tells us what we have found
+    check(sandbox, probe)
+    if packages is None:  # the search takes seconds on a cold disk, so the driver sends us our earlier result
         packages = list(view.package_folders(view.interpreter_prefixes()))
     if select.select([0], [], [], 0)[0] and not os.read(0, 1):
-        sys.exit(1)  # the connection was closed while we looked: don't create a sandbox that nobody knows of
-    for _ in range(_ATTEMPTS):
+        sys.exit(1)  # the connection was closed meanwhile: don't create a sandbox that nobody knows of
+    for _ in range(_ATTEMPTS):  # the end of the last sandbox removes the directory, maybe just now
         open_place(place, "directory")
         sweep(place)
-        report = _start_supervisor(creation(place, wanted, probe, own=view.homes(), packages=packages))
+        report = _start_supervisor(creation(place, sandbox, probe, own=view.homes(), packages=packages))
         if "record" in report:
-            return dict(_told(place, SandboxRecord.of(report["record"])), packages=packages)
+            return dict(_describe(place, SandboxRecord.of(report["record"])), packages=packages)
         if os.path.isdir(place):
             break
-    raise HermesError(
-        "it could not be started: " + report["error"]
-    )  # or its last sandbox takes it away, again and again
+    raise HermesError("it could not be started: " + report["error"])
 
 
 def _start_supervisor(request: dict[str, Any]) -> dict[str, Any]:
-    """Fork a supervisor, which outlives us and the connection; return its report."""
+    """Fork a supervisor, which outlives us and the connection. Return its report."""
     reader, writer = os.pipe()
     if os.fork() == 0:
         try:
-            os.setsid()  # the end of the connection is not its own
+            os.setsid()  # so that the end of the connection does not end it
             null = os.open(os.devnull, os.O_RDWR)
             for descriptor, source in ((0, null), (1, writer), (2, null)):
                 os.dup2(source, descriptor)
@@ -454,21 +453,21 @@ def _enter(place: str, request: dict[str, Any]) -> int:
     if record is None or not runs(place, record.sandbox_id):
         os.write(2, b"the sandbox is not there\n")
         return NOT_THERE
-    os.write(1, b"\n")  # it is there, and what follows is its own
+    os.write(1, b"\n")  # the sandbox is there, and all following output is the program's
     return supervisor.enter(entry(place, record, request["command"], request["env"]))
 
 
-def _told(place: str, record: SandboxRecord) -> dict[str, Any]:
+def _describe(place: str, record: SandboxRecord) -> dict[str, Any]:
     return dict(record._asdict(), workspace_base=workspace_base(place, record), running=runs(place, record.sandbox_id))
 
 
 def _find(place: str, request: dict[str, Any]) -> dict[str, Any]:
     record = find(place, request["sandbox_id"])
-    return {"sandbox": None if record is None else _told(place, record)}
+    return {"sandbox": None if record is None else _describe(place, record)}
 
 
 def _list(place: str, _request: dict[str, Any]) -> dict[str, Any]:
-    return {"sandboxes": [_told(place, record) for record in records(place)]}
+    return {"sandboxes": [_describe(place, record) for record in records(place)]}
 
 
 def _probe(_place: str, _request: dict[str, Any]) -> dict[str, Any]:
@@ -488,10 +487,10 @@ def _terminate(place: str, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _remove_if_empty(place: str) -> None:
-    """Remove the directory with the last sandbox, so that nothing of ours stays on the host."""
+    """Remove the directory of the sandboxes if it is empty, so that nothing of ours stays on the host."""
     try:
         os.rmdir(place)
-    except OSError:  # it is not the last one
+    except OSError:  # there are other sandboxes
         pass
 
 

@@ -1,4 +1,4 @@
-"""Starts the launcher: its command line, its request, a supervisor's report, and what it finds out about the host."""
+"""Starts the launcher to probe the host or to start a supervisor, passes it a request, and reads its report."""
 
 from __future__ import annotations
 
@@ -25,14 +25,13 @@ _DYING_S, _PAUSE_S = 5.0, 0.005
 
 
 def launcher_argv(mode: str, descriptor: int) -> list[str]:
-    """Return the command line of a launcher: the bare interpreter, without its site packages or the caller's
-    settings."""
+    """Return the command line of the launcher. It runs without site packages, and ignores Python's variables."""
     return [view.interpreter(), "-I", "-S", str(LAUNCHER), mode, str(descriptor)]
 
 
 @contextlib.contextmanager
 def request_file(request: Mapping[str, object]) -> Iterator[int]:
-    """Yield a descriptor to read the request from. All users of a host could read it on the command line."""
+    """Yield a descriptor to read the request from. On the command line, all users of the host could read it."""
     descriptor = os.memfd_create("request")
     try:
         with open(descriptor, "wb", closefd=False) as stream:
@@ -44,13 +43,13 @@ def request_file(request: Mapping[str, object]) -> Iterator[int]:
 
 
 _isolating: dict[tuple[int, int], Probe] = {}
-"""What was found out by a process and its user. A forked child may have fewer rights, and finds out by itself."""
+"""The results by process id and user id, because a forked child may have fewer rights than we have."""
 
 
 def probe_host() -> Probe:
-    """Find out what this host allows. Blocks for about 30 ms, the first time in a process.
+    """Find out what this host allows. The first call in a process blocks for about 30 ms.
 
-    A host that allows no namespaces is asked again each time, because the reason may be gone.
+    If the host allows no namespaces, each call tries again, because the reason may be gone.
     """
     process = os.getpid(), os.geteuid()
     probe = _isolating.get(process) or _try_host()
@@ -60,9 +59,9 @@ def probe_host() -> Probe:
 
 
 def _try_host() -> Probe:
-    """Try it out in a separate process, because that forks."""
+    """Probe the host in a separate process, because a probe forks, and this process may have threads."""
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             launcher_argv("probe", 0),
             capture_output=True,
             stdin=subprocess.DEVNULL,
@@ -70,7 +69,7 @@ def _try_host() -> Probe:
             timeout=_PROBE_S,
             check=True,
         )
-        return Probe(**marshal.loads(done.stdout))
+        return Probe(**marshal.loads(result.stdout))
     except (OSError, subprocess.SubprocessError, ValueError, EOFError, TypeError) as error:
         detail = getattr(error, "stderr", b"") or b""
         reason = f"the launcher fails: {error} {detail.decode('utf-8', 'replace').strip()[-500:]}".strip()
@@ -78,10 +77,10 @@ def _try_host() -> Probe:
 
 
 async def create(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Start a supervisor and return its report. If cancelled, or without a report, nothing is left behind.
+    """Start a supervisor and return its report. If this is cancelled or fails, nothing is left behind.
 
     Raises:
-        ProvisionError: it could not be started, or returned no report.
+        ProvisionError: the supervisor could not be started, or gave no report.
     """
     directory = Path(request["state_root"], request["sandbox_id"])
     try:
@@ -102,13 +101,15 @@ async def create(request: Mapping[str, Any]) -> dict[str, Any]:
             "the launcher ended without a report", hint="check whether this host is out of memory"
         ) from error
     if "record" not in report or report["record"]["supervisor"][0] != pid:
-        await asyncio.to_thread(os.waitpid, pid, 0)  # it has nothing more to do
+        await asyncio.to_thread(os.waitpid, pid, 0)  # it failed, or found a running sandbox, so it ends now
     return report
 
 
 def _spawn(request: Mapping[str, Any]) -> tuple[int, int]:
-    """Return a supervisor's pid, and a descriptor for its report. It may outlive us; whoever ends the sandbox reaps
-    it."""
+    """Start a supervisor. Return its pid, and a descriptor to read its report from.
+
+    It may outlive us. Otherwise, `host.end` reaps it.
+    """
     reader, writer = os.pipe()
     try:
         with request_file(request) as descriptor:
@@ -120,20 +121,20 @@ def _spawn(request: Mapping[str, Any]) -> tuple[int, int]:
                 env={},
                 pass_fds=(descriptor,),
                 cwd="/",
-                start_new_session=True,  # Ctrl-C at our terminal is not for it
+                start_new_session=True,  # so that Ctrl-C at our terminal does not reach it
             )
     except OSError:
         os.close(reader)
         raise
     finally:
         os.close(writer)
-    supervisor.returncode = 0  # so that this object does not complain that the process lives on
+    supervisor.returncode = 0  # or this object warns that its process still runs
     return supervisor.pid, reader
 
 
 def _abandon(pid: int, directory: Path) -> None:
-    """Undo a start at any stage. The first process dies with its supervisor, but holds the directory for as long as it
-    takes to die."""
+    """Undo a start at any stage. The sandbox's first process dies with the supervisor. Until it is dead, it also holds
+    the directory's lock, so we wait for that."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
@@ -144,7 +145,7 @@ def _abandon(pid: int, directory: Path) -> None:
 
 
 async def _read_all(descriptor: int) -> bytes:
-    """Return everything up to the end of a pipe."""
+    """Read a pipe to its end."""
     loop = asyncio.get_running_loop()
     ready = asyncio.Event()
     os.set_blocking(descriptor, False)

@@ -1,4 +1,4 @@
-"""Remembers where this host's Pythons keep installed packages, for as long as no directory in question has changed."""
+"""A cache in a file for the search for installed packages of this host's Pythons."""
 
 from __future__ import annotations
 
@@ -14,44 +14,45 @@ from typing import Any
 from hermes_core.sandbox.local import view
 
 _SETTLED_NS = 2_000_000_000
-"""A directory that changed less than this before the search may change again without a new time."""
+"""If a directory changed less than 2 s before the search, another change may not change its time."""
 
 
 @functools.cache
 def package_folders(file: Path) -> tuple[str, ...]:
-    """Return what `view.package_folders` finds, from this file if it is still right; else search and write the file.
+    """Return the result of `view.package_folders`, from this file if it is still right. Otherwise search and write it.
 
-    A search reads thousands of directories and takes a third of a second. Asking each of them for the time of its last
-    change takes a tenth of that, and no folder can come, go, or become readable without such a change.
+    A search reads thousands of directories and takes a third of a second. Comparing the times of their last changes
+    takes a tenth of that. No folder can come, go, or become readable without such a change.
     """
     prefixes = view.interpreter_prefixes()
-    kept = _read(file)
-    if kept is not None and kept["prefixes"] == list(prefixes) and _unchanged(kept["searched"]):
-        return tuple(kept["found"])
-    found, searched, settled = _searched(prefixes, os.geteuid())
-    if settled:
-        _write(file, {"prefixes": prefixes, "found": found, "searched": searched})
-    return found
+    content = _read(file)
+    if content is not None and content["prefixes"] == list(prefixes) and _is_current(content["searched"]):
+        return tuple(content["found"])
+    folders, change_times, is_settled = _search(prefixes, os.geteuid())
+    if is_settled:
+        _write(file, {"prefixes": prefixes, "found": folders, "searched": change_times})
+    return folders
 
 
 @functools.cache
-def _searched(prefixes: tuple[str, ...], user: int) -> tuple[tuple[str, ...], Mapping[str, int], bool]:
-    """Search, once for all runtimes of a process and the user that it runs as.
+def _search(prefixes: tuple[str, ...], user: int) -> tuple[tuple[str, ...], Mapping[str, int], bool]:
+    """Search once for each process and user, whatever number of runtimes it has.
 
-    Returns what was found, when each directory that was read was last changed, and whether all of them were at rest.
+    Returns:
+        The folders, the time of the last change of each directory that was read, and whether these times can be used.
     """
-    searched: dict[str, int] = {}
+    times: dict[str, int] = {}
     began = time.time_ns()
-    found = view.search_packages(prefixes, lambda directory: searched.update({directory: _changed(directory)}))
-    return found, searched, all(changed < began - _SETTLED_NS for changed in searched.values())
+    folders = view.search_packages(prefixes, lambda directory: times.update({directory: _change_time(directory)}))
+    return folders, times, all(changed < began - _SETTLED_NS for changed in times.values())
 
 
-def _unchanged(searched: Mapping[str, int]) -> bool:
-    return all(_changed(directory) == changed for directory, changed in searched.items())
+def _is_current(times: Mapping[str, int]) -> bool:
+    return all(_change_time(directory) == changed for directory, changed in times.items())
 
 
-def _changed(directory: str) -> int:
-    """Return when a directory, or who may read it, was last changed: in nanoseconds; -1 if we can't know."""
+def _change_time(directory: str) -> int:
+    """Return the time of the last change of a directory or of its mode, in nanoseconds; -1 if it is unknown."""
     try:
         return os.stat(directory).st_ctime_ns  # noqa: PTH116 - paths as objects would take twice the time
     except OSError:
@@ -59,22 +60,22 @@ def _changed(directory: str) -> int:
 
 
 def _read(file: Path) -> dict[str, Any] | None:
-    """Return the contents of the file; None if there is none, or it was written by another version."""
+    """Return the content of the file; None if there is no file, or another version wrote it."""
     try:
-        kept = json.loads(file.read_bytes())
+        content = json.loads(file.read_bytes())
     except (OSError, ValueError):
         return None
-    return kept if isinstance(kept, dict) and kept.keys() == {"prefixes", "found", "searched"} else None
+    return content if isinstance(content, dict) and content.keys() == {"prefixes", "found", "searched"} else None
 
 
-def _write(file: Path, kept: Mapping[str, Any]) -> None:
-    """Replace the file as a whole, as other processes read it. Without it, they search."""
+def _write(file: Path, content: Mapping[str, Any]) -> None:
+    """Replace the file atomically, because other processes read it. If that fails, they search again."""
     unfinished = None
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=file.parent, prefix=f".{file.name}-", delete=False) as stream:
             unfinished = Path(stream.name)
-            json.dump(kept, stream)
+            json.dump(content, stream)
         unfinished.replace(file)
     except OSError:
         if unfinished is not None:

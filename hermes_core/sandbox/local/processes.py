@@ -1,7 +1,4 @@
-"""Processes of this host by identity: a pid and its start time, because a pid alone may soon belong to another process.
-
-Light imports only.
-"""
+"""Processes of this host. They are identified by pid and start time, because pids are reused. Light imports only."""
 # pathlib is slow to import
 # ruff: noqa: PTH123, PTH208
 
@@ -11,45 +8,44 @@ import os
 import time
 
 MARKER = "HERMES_SANDBOX_ID"
-"""The environment variable of everything that was opened in a sandbox. The processes of a `shared` one are found by
-it."""
+"""The environment variable with the sandbox id. All programs in a sandbox have it. At `shared` we find them by it."""
 
 _ROUNDS, _PAUSE_S, _CLEAN_ROUNDS = 100, 0.01, 2
 
 
 def start_time(pid: int) -> int:
-    """Return when the process began, in clock ticks since boot; 0 if there is none, or only its zombie."""
+    """Return the start time of a process in clock ticks since the boot; 0 if it has ended, or is a zombie."""
     fields = _fields(pid)
     return 0 if not fields or fields[0] in (b"Z", b"X") else int(fields[19])
 
 
 def began(pid: int) -> int:
-    """Return when the process or its zombie began, in clock ticks since boot; 0 if there is neither."""
+    """Return the start time of a process, also of a zombie, in clock ticks since the boot; 0 if there is none."""
     fields = _fields(pid)
     return int(fields[19]) if fields else 0
 
 
 def _fields(pid: int) -> list[bytes]:
-    """Return /proc's fields of a process, beginning with its state; empty if there is none."""
+    """Return the fields of /proc/PID/stat from the third (the state) on; empty if there is no such process."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as stream:
-            return stream.read().rpartition(b")")[2].split()  # the name before it may hold anything
+            return stream.read().rpartition(b")")[2].split()  # the second field, the name, may contain anything
     except OSError:
         return []
 
 
 def alive(pid: int, started: int) -> bool:
-    """Return whether this very process runs."""
+    """Return whether the process with this pid and start time runs."""
     return started > 0 and start_time(pid) == started
 
 
 def stop(process: tuple[int, int], number: int, limit_s: float) -> bool:
-    """Send a signal to this very process, or to none, and wait for its end. Return whether it ended in time."""
+    """Send a signal to a process, given as (pid, start time), and wait for its end. Return whether it ended in time."""
     pid, started = process
     deadline = time.monotonic() + limit_s
     try:
         _send(pid, started, number)
-    except OSError:  # it has just ended, or is not ours to end
+    except OSError:  # it has just ended, or we may not signal it
         pass
     while alive(pid, started):
         if time.monotonic() > deadline:
@@ -62,12 +58,12 @@ def stop(process: tuple[int, int], number: int, limit_s: float) -> bool:
 def _send(pid: int, started: int, number: int) -> None:
     try:
         handle = os.pidfd_open(pid)
-    except (AttributeError, OSError):  # an old Python or kernel, or it has ended
+    except (AttributeError, OSError):  # an old Python or kernel, or the process has ended
         if alive(pid, started):
             os.kill(pid, number)
         return
     try:
-        if alive(pid, started):  # after opening, so that what is open is that very process
+        if alive(pid, started):  # checked after opening, so the handle is that of this process
             import signal
 
             signal.pidfd_send_signal(handle, number)
@@ -76,9 +72,9 @@ def _send(pid: int, started: int, number: int) -> None:
 
 
 def reap(process: tuple[int, int]) -> None:
-    """Reap this very process, if it is a child of ours that has ended.
+    """Reap a process, given as (pid, start time), if it is our child and has ended.
 
-    Its pid alone may be another child's by now, whose status must not be taken here.
+    Another child may have its pid by now, and that must not be reaped here.
     """
     if began(process[0]) == process[1]:
         try:
@@ -87,35 +83,33 @@ def reap(process: tuple[int, int]) -> None:
             pass
 
 
-def marked(sandbox_id: str) -> list[int]:
-    """Return the processes with this sandbox's marker in their environment, as far as we may read it, without
-    ourselves.
+def find_marked(sandbox_id: str) -> list[int]:
+    """Return the pids of other processes with this sandbox's marker in their environment, if we may read that.
 
-    The oldest are first, so the guest comes before the commands that it started. If it were killed after one of them,
-    it could still say that this command was killed.
+    The oldest come first, so the guest before its commands. If a command were killed first, the guest could still
+    report its end.
     """
-    wanted = f"{MARKER}={sandbox_id}".encode()
-    found = []
+    variable = f"{MARKER}={sandbox_id}".encode()
+    marked = []
     for name in os.listdir("/proc"):
         if not name.isdigit() or int(name) == os.getpid():
             continue
         try:
             with open(f"/proc/{name}/environ", "rb") as stream:
-                if wanted in stream.read().split(b"\0"):
-                    found.append((start_time(int(name)), int(name)))
-        except OSError:  # ended meanwhile, or another user's
+                if variable in stream.read().split(b"\0"):
+                    marked.append((start_time(int(name)), int(name)))
+        except OSError:  # it has ended meanwhile, or belongs to another user
             continue
-    return [pid for started, pid in sorted(found) if started]
+    return [pid for started, pid in sorted(marked) if started]
 
 
 def kill_marked(sandbox_id: str) -> bool:
-    """Send SIGKILL to all processes with the marker until none is found. Return False if some are left (best
-    effort)."""
+    """Send SIGKILL to all processes with the marker until none is found. Return False if some are left."""
     clean = 0
     for _ in range(_ROUNDS):
-        pids = marked(sandbox_id)
+        pids = find_marked(sandbox_id)
         clean = 0 if pids else clean + 1
-        if clean == _CLEAN_ROUNDS:  # one look may miss what forked behind it
+        if clean == _CLEAN_ROUNDS:  # one look may miss a process that forks meanwhile
             return True
         for pid in pids:
             try:

@@ -1,4 +1,4 @@
-"""Removes a directory tree of any depth: no link followed, no mount removed, few descriptors. Light imports only."""
+"""Removes directory trees of any depth, with few descriptors, and without following links. Light imports only."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def remove_tree(path: str) -> bool:
-    """Remove a directory with everything in it, whatever its modes. Return whether nothing of it is left.
+    """Remove a directory tree, whatever the modes in it. Return whether nothing is left.
 
-    Directories are moved up to the top before they are emptied. So a tree can be deeper than the longest path, or than
-    Python recurses. What is mounted inside stays, as does everything that we have no right to remove.
+    Each directory is moved up to the top before it is emptied. So neither the maximum length of a path nor Python's
+    recursion limit matters. Mounts in the tree stay, and all that we may not remove.
     """
     try:
         top = os.open(path, _DIRECTORY)
@@ -70,7 +70,7 @@ def _unlink_files(directory: int) -> list[str]:
 
 
 def _open(name: str, parent: int) -> int:
-    """Return a descriptor of the directory, with modes that let its owner empty it; -1 if that is impossible."""
+    """Open a directory, and give its owner the right to empty it. Return -1 if that is impossible."""
     try:
         descriptor = os.open(name, _DIRECTORY, dir_fd=parent)
         if os.fstat(descriptor).st_mode & 0o700 != 0o700:
@@ -91,7 +91,7 @@ def _move(name: str, source: int, new: str, target: int) -> bool:
     try:
         os.rename(name, new, src_dir_fd=source, dst_dir_fd=target)
     except OSError as error:
-        # Moving a directory changes its "..", for which its owner needs the right to write to it.
+        # Moving a directory changes its "..", so the directory itself must be writable.
         if error.errno not in (errno.EACCES, errno.EPERM) or not _open_up(name, source):
             return False
         return _works(os.rename, name, new, src_dir_fd=source, dst_dir_fd=target)
@@ -99,7 +99,7 @@ def _move(name: str, source: int, new: str, target: int) -> bool:
 
 
 def _open_up(name: str, parent: int) -> bool:
-    """Set mode 0700 for a directory that can't be opened, through a descriptor so that no link is followed."""
+    """Set mode 0700 on a directory that can't be opened. No link is followed, because this uses a descriptor."""
     try:
         handle = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
     except OSError:
@@ -111,7 +111,7 @@ def _open_up(name: str, parent: int) -> bool:
 
 
 def _works(call: Callable[..., object], *arguments: object, **options: object) -> bool:
-    """Make the call, and return whether the system allowed it."""
+    """Call a function. Return whether it raised no OSError."""
     try:
         call(*arguments, **options)
     except OSError:

@@ -15,10 +15,10 @@ from hermes_core.sandbox.local.launch import launcher_argv, request_file
 
 
 class LocalSandbox(Sandbox):
-    """A process tree of this host, and its directory. Made by `LocalBackend`.
+    """A process tree on this host, and its directory. Made by `LocalBackend`.
 
     Args:
-        place: the directory that contains the sandbox's directory.
+        place: the directory with the directories of all sandboxes.
     """
 
     def __init__(self, place: str, record: SandboxRecord) -> None:
@@ -32,8 +32,7 @@ class LocalSandbox(Sandbox):
         self._place = place
 
     async def open(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> Channel:
-        """Start `argv` in the sandbox. It lives on when the channel is closed. `host.entry` describes its
-        environment."""
+        """Start `argv` in the sandbox, with the environment that `host.entry` describes. It outlives the channel."""
         if not host.runs(self._place, self.id):
             raise SandboxLost("the sandbox has ended", hint="create another one", sandbox_id=self.id)
         try:
@@ -45,10 +44,10 @@ class LocalSandbox(Sandbox):
             raise ChannelLost(f"a channel into the sandbox can't be opened: {error}", sandbox_id=self.id) from error
 
     async def status(self) -> SandboxStatus:
-        """Return its status: running as long as its supervisor lives, gone when its directory is."""
+        """Return RUNNING while its supervisor lives, and GONE when its directory was removed."""
         processes.reap(self.record.supervisor)
         return SandboxStatus(host.status(self._place, self.id))
 
     async def terminate(self) -> None:
-        """End the sandbox: kill every process, and remove its directory."""
+        """Kill all processes of the sandbox, and remove its directory."""
         await asyncio.to_thread(host.end, self._place, self.record)

@@ -1,10 +1,12 @@
-"""Keeps a sandbox from its first process to its last file, or enters one. Each is a process of its own. Light imports.
+"""The supervisor of a sandbox, which starts it and removes its files at its end, and entering a sandbox. Light imports.
 
-A supervisor is outside of the sandbox. It is the parent of the sandbox's first process (for a sandbox with namespaces,
-the init of its pid namespace, whose death kills everything in it), waits for its end, and removes the directory. If the
-supervisor itself is killed, the kernel kills that first process; the next sweep then removes the directory.
+A supervisor runs outside of the sandbox. It is the parent of the sandbox's first process, waits for its end, and
+removes the directory. With namespaces, the first process is the init of the pid namespace, so its death kills all
+processes in the sandbox. If the supervisor is killed, the kernel kills the first process, and the next sweep removes
+the directory.
 
-Requests and reports are marshalled: both ends are the same interpreter, and `json` would take longer than all the rest.
+Requests and reports are marshalled, because both ends are the same interpreter, and importing `json` would take longer
+than everything else here.
 """
 # pathlib is slow to import
 # ruff: noqa: PTH102, PTH104, PTH118, PTH123
@@ -26,19 +28,19 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
 KINDS = ("user", "mnt", "pid", "ipc", "net")
-"""The namespaces that a sandbox may have of its own."""
+"""The namespaces that a sandbox may have."""
 
 NOT_THERE, CANNOT_RUN, NOT_FOUND = 125, 126, 127
-"""Exit statuses of `enter` itself: no such sandbox, a program that can't be run, no program with that name."""
+"""Exit statuses of `enter`: no such sandbox, a program that can't be run, no program with that name."""
 
 _ATTEMPTS, _PAUSE_S, _START_S = 5, 0.01, 30.0
 _SHM_BYTES = 1 << 30
 _SIGHUP, _SIGINT, _SIGKILL, _SIGTERM = 1, 2, 9, 15
-_IGNORED_BY_PYTHON = (13, 25)  # SIGPIPE and SIGXFSZ, which a program expects to be deadly
+_IGNORED_BY_PYTHON = (13, 25)  # SIGPIPE and SIGXFSZ; programs expect their default actions
 
 
 def main(mode: str, descriptor: int) -> int:
-    """Run a mode of the launcher; `descriptor` holds the request. Return the exit status."""
+    """Run a mode of the launcher with the request from a descriptor. Return the exit status."""
     if mode == "probe":
         os.write(1, marshal.dumps(probe_host()))
         return 0
@@ -50,20 +52,20 @@ def main(mode: str, descriptor: int) -> int:
     return 0
 
 
-# --- keeping -------------------------------------------------------------------------------------------------------
+# --- supervising ---------------------------------------------------------------------------------------------------
 
 
 def create(request: dict[str, Any]) -> None:
-    """Start a sandbox, report on standard output, and stay until it has ended and its directory is gone.
+    """Start a sandbox, report on standard output, and return when it has ended and its directory is removed.
 
-    The report is `{"record": …}`, of the sandbox that has this id already if there is one, or `{"error": …}`.
+    The report is `{"record": …}`, or `{"error": …}`. If a sandbox with this id runs, only report its record.
     """
     os.umask(0o022)
     path = os.path.join(request["state_root"], request["sandbox_id"])
     try:
         existing = _claim(request["state_root"], request["sandbox_id"])
     except OSError as error:
-        return _report({"error": f"its directory can't be made: {_told(error)}"})
+        return _report({"error": f"its directory can't be made: {_error_text(error)}"})
     if existing is not None:
         return _report({"record": existing})
     try:
@@ -71,7 +73,7 @@ def create(request: dict[str, Any]) -> None:
         init, record = _start(request, path, block)
     except Exception as error:  # an OSError or a ProvisionError, which would have to be imported to be named
         directories.discard(path)
-        return _report({"error": _told(error)})
+        return _report({"error": _error_text(error)})
     _report({"record": record})
     _stay(init)
     if not request["isolated"]:
@@ -81,7 +83,7 @@ def create(request: dict[str, Any]) -> None:
 
 
 def _claim(state_root: str, sandbox_id: str) -> dict[str, Any] | None:
-    """Make a sandbox's directory and hold it; or return the record of the sandbox that has it already."""
+    """Make and lock a sandbox's directory. Return the record of the sandbox if it runs already, otherwise None."""
     path = os.path.join(state_root, sandbox_id)
     for _ in range(_ATTEMPTS):
         try:
@@ -95,22 +97,22 @@ def _claim(state_root: str, sandbox_id: str) -> dict[str, Any] | None:
 
 
 def _existing(path: str) -> dict[str, Any] | None:
-    """Return the record of the sandbox in this directory; None if it is dead, and has now been moved away."""
+    """Return the record of the running sandbox in this directory. If it is dead, remove it and return None."""
     deadline = time.monotonic() + _START_S
-    while directories.held(path):
+    while directories.is_held(path):
         try:
             return directories.read_record(path)
-        except (OSError, ValueError):  # it is just being started
+        except (OSError, ValueError):  # another supervisor is starting it
             if time.monotonic() > deadline:
                 raise OSError(0, "another driver does not get this sandbox started") from None
         time.sleep(_PAUSE_S)
     if not directories.discard_dead(path):
-        time.sleep(_PAUSE_S)  # somebody else is at it
+        time.sleep(_PAUSE_S)  # another process is removing it
     return None
 
 
 def _start(request: dict[str, Any], directory: str, block: uids.UidBlock) -> tuple[int, dict[str, Any]]:
-    """Start the first process, and record it; its pid and the record."""
+    """Start the first process and write the record. Return its pid and the record."""
     if request["isolated"]:
         namespaces.unshare(user=request["user_namespace"], pid=True)
     go_reader, go_writer = os.pipe()
@@ -123,24 +125,24 @@ def _start(request: dict[str, Any], directory: str, block: uids.UidBlock) -> tup
     os.close(ready_writer)
     os.write(go_writer, b"g")
     os.close(go_writer)
-    _prepare_to_stay(init)
+    _handle_signals(init)
     with open(ready_reader, "rb") as stream:
-        complaint = stream.read()
-    if complaint:
+        error = stream.read()
+    if error:
         os.waitpid(init, 0)
-        raise OSError(0, complaint.decode("utf-8", "replace"))
-    found: dict[str, Any] = {
+        raise OSError(0, error.decode("utf-8", "replace"))
+    facts: dict[str, Any] = {
         "supervisor": [os.getpid(), processes.start_time(os.getpid())],
         "init": [init, processes.start_time(init)],
     }
     if block.uid_base is not None:
-        found["uid_base"] = block.uid_base
-    _write_record(os.path.join(directory, directories.RECORD), request["record_json"], found)
-    return init, {**request["record"], **found}
+        facts["uid_base"] = block.uid_base
+    _write_record(os.path.join(directory, directories.RECORD), request["record_json"], facts)
+    return init, {**request["record"], **facts}
 
 
-def _prepare_to_stay(init: int) -> None:
-    """Make TERM end the sandbox from now on."""
+def _handle_signals(init: int) -> None:
+    """From now on, end the sandbox on TERM, and ignore HUP and INT."""
     _signal.signal(_SIGTERM, lambda *_: os.kill(init, _SIGKILL))
     for number in (_SIGHUP, _SIGINT):
         _signal.signal(number, _signal.SIG_IGN)
@@ -150,22 +152,23 @@ def _stay(init: int) -> None:
     """Wait for the end of the first process."""
     os.chdir("/")
     _silence()
-    os.waitid(os.P_PID, init, os.WEXITED | os.WNOWAIT)  # its pid stays its own until nobody can send to it any more
+    # Don't reap it before TERM is ignored: our handler could kill another process with its pid.
+    os.waitid(os.P_PID, init, os.WEXITED | os.WNOWAIT)
     _signal.signal(_SIGTERM, _signal.SIG_IGN)
     os.waitpid(init, 0)
 
 
-def _write_record(path: str, text: str, found: dict[str, Any]) -> None:
-    """Write a record: the requested one, as JSON, and what was found, whose values are numbers and lists of numbers."""
-    more = "".join(f', "{name}": {value}' for name, value in found.items())
+def _write_record(path: str, text: str, facts: dict[str, Any]) -> None:
+    """Write a record: the JSON object `text`, with fields added whose values are numbers and lists of numbers."""
+    more = "".join(f', "{name}": {value}' for name, value in facts.items())
     descriptor = os.open(path + ".new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with open(descriptor, "w", encoding="utf-8") as stream:
         stream.write(text[:-1] + more + "}")
     os.rename(path + ".new", path)
 
 
-def _told(error: BaseException) -> str:
-    """Return what an error says, with its file if it names one. The number says nothing to people."""
+def _error_text(error: BaseException) -> str:
+    """Return the message of an error, with its file, but without its number."""
     if not isinstance(error, OSError) or not error.strerror:
         return str(error)
     return error.strerror if error.filename is None else f"{error.strerror}: {error.filename}"
@@ -174,7 +177,7 @@ def _told(error: BaseException) -> str:
 def _report(report: dict[str, Any]) -> None:
     try:
         os.write(1, marshal.dumps(report))
-    except BrokenPipeError:  # nobody waits for it any more; the watchdog will see to the sandbox's end
+    except BrokenPipeError:  # nobody waits for the report any more. The watchdog will end the sandbox
         pass
     _silence()
 
@@ -205,17 +208,17 @@ def _be_init(request: dict[str, Any], directory: str, block: uids.UidBlock, go: 
             os.chdir(os.path.join(directory, directories.DATA))
         _silence()
         for descriptor in block.descriptors:
-            os.set_inheritable(descriptor, True)  # the block is the sandbox's as long as either of us lives
+            os.set_inheritable(descriptor, True)  # the block is reserved until the supervisor and this process end
         _execute(request["command"], request["environment"])
     except BaseException as error:
-        text = _told(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+        text = _error_text(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
         os.write(ready, text.encode("utf-8", "replace")[:4000])
     finally:
         os._exit(1)
 
 
 def _build(request: dict[str, Any], directory: str, first_uid: int | None) -> None:
-    """Make namespaces, and a root with the system, the requested paths, and three writable directories."""
+    """Make namespaces, and a root directory with the system, the requested paths, and three writable directories."""
     namespaces.unshare(mount=True, ipc=True, net=request["no_network"])
     place = directory
     if request["tmpfs_bytes"] is not None:
@@ -223,18 +226,18 @@ def _build(request: dict[str, Any], directory: str, first_uid: int | None) -> No
         mounts.make_private()
         flags = mounts.MS_NOSUID | mounts.MS_NODEV
         size = request["tmpfs_bytes"]
-        files = size // mounts.BYTES_PER_FILE  # empty ones take memory too, which `size` does not count
+        files = size // mounts.BYTES_PER_FILE  # empty files take memory too, which `size` does not count
         mounts.mount("tmpfs", place, "tmpfs", flags, f"mode=755,size={size},nr_inodes={files}")
         directories.furnish(place)
     if request["unreadable"] is not None:
         _keep_unreadable(os.path.join(place, directories.DATA), request["unreadable"])
-    own = ((directories.DATA, "/data"), (directories.TMP, "/tmp"), (directories.VAR_TMP, "/var/tmp"))
+    writable = ((directories.DATA, "/data"), (directories.TMP, "/tmp"), (directories.VAR_TMP, "/var/tmp"))
     mounts.build_root(
         os.path.join(directory, directories.ROOT),
         binds=[
             *request["binds"],
-            *_named_users(request["users"], directory, first_uid),
-            *((os.path.join(place, name), path, True) for name, path in own),
+            *_bind_users(request["users"], directory, first_uid),
+            *((os.path.join(place, name), path, True) for name, path in writable),
         ],
         tmpfs=[("/dev/shm", _SHM_BYTES, 0o1777)],
         masks=request["masks"],
@@ -243,32 +246,31 @@ def _build(request: dict[str, Any], directory: str, first_uid: int | None) -> No
     )
     if request["no_network"]:
         namespaces.loopback_up()
-    namespaces.no_sysv_ipc()  # slots that share this ipc namespace are not to meet in it
+    namespaces.no_sysv_ipc()  # or slots, which share this ipc namespace, could use it to communicate
 
 
 def _keep_unreadable(data: str, paths: list[str]) -> None:
-    """Tell the guest what of the system only some users may read."""
+    """Write the paths that only some users may read to a file for the guest."""
     state = os.path.join(data, ".hermes")
     os.mkdir(state, 0o700)
     with open(os.path.join(state, "unreadable"), "wb") as file:
         file.write(b"".join(os.fsencode(path) + b"\0" for path in paths))
 
 
-def _named_users(
-    wanted: list[tuple[int, str, str]], directory: str, first_uid: int | None
+def _bind_users(
+    slot_users: list[tuple[int, str, str]], directory: str, first_uid: int | None
 ) -> list[tuple[str, str, bool]]:
-    """Return the mounts of copies of the user lists in which the slots' users have names. The host's lists are not
-    changed.
+    """Return the binds of copies of /etc/passwd and /etc/group in which the slots' users have names.
 
     Args:
-        wanted: ids counted from `first_uid`, names, homes.
+        slot_users: ids relative to `first_uid`, names, homes.
     """
-    if first_uid is None or not wanted:
+    if first_uid is None or not slot_users:
         return []
     try:
-        lists = users.add(users.read(), [(first_uid + offset, name, home) for offset, name, home in wanted])
+        lists = users.add(users.read(), [(first_uid + offset, name, home) for offset, name, home in slot_users])
         return users.write_copies(lists, directory)
-    except OSError:  # the host has none that can be read: slots work without names
+    except OSError:  # the host's files can't be read. Slots work without names
         return []
 
 
@@ -287,49 +289,49 @@ def enter(request: dict[str, Any]) -> int:
     """Run a program in a sandbox with our standard streams. Return its exit status, 128 + n for signal n."""
     pid, started = request["init"]
     try:
-        joined = namespaces.open_namespaces(pid, KINDS) if request["isolated"] else []
-        if not processes.alive(pid, started):  # after opening, so that what is open is that very process's
+        descriptors = namespaces.open_namespaces(pid, KINDS) if request["isolated"] else []
+        if not processes.alive(pid, started):  # checked after opening, so these are the sandbox's namespaces
             raise ProcessLookupError(0, "its first process has ended")
-        namespaces.join(joined)
+        namespaces.join(descriptors)
     except OSError as error:
         os.write(2, f"the sandbox is not there: {error.strerror or error}\n".encode())
         return NOT_THERE
     reader, writer = os.pipe()
-    told, tell = os.pipe()
+    go_reader, go_writer = os.pipe()
     child = os.fork()  # only a child is in the pid namespace
     if child == 0:
-        os.close(tell)
-        _leave_to_init(request, told, writer)
+        os.close(go_writer)
+        _leave_to_init(request, go_reader, writer)
     os.close(writer)
-    os.close(told)
+    os.close(go_reader)
     os.waitpid(child, 0)
     try:
-        os.write(tell, b"x")
+        os.write(go_writer, b"x")
     except BrokenPipeError:  # the sandbox has ended
         pass
-    _silence()  # a copy of ours would keep the program's readers and writers from seeing its end
-    return (os.read(reader, 1) or bytes([128 + _SIGKILL]))[0]  # nothing: it was killed with the sandbox
+    _silence()  # our copies of the streams would hide their ends from the program's readers and writers
+    return (os.read(reader, 1) or bytes([128 + _SIGKILL]))[0]  # no report: the program was killed with the sandbox
 
 
-def _leave_to_init(request: dict[str, Any], told: int, report: int) -> NoReturn:
-    """Start the program below a waiting process that is an orphan inside, so that the sandbox's init reaps it.
+def _leave_to_init(request: dict[str, Any], go: int, report: int) -> NoReturn:
+    """Fork a process that runs the program, and exit, so that the sandbox's init adopts it.
 
-    As our own child it would be left to the host's init if we were killed. Until that one has reaped it, which some
-    inits never do, the kernel can't end the pid namespace. The same holds for the process that this is called in, so
-    the program begins when `told` says that it has been reaped: from then on, whoever has the program's first output
-    may kill us.
+    If it stayed our child and we were killed, the host's init would adopt it. Some of these reap nothing, and the
+    kernel can't end a pid namespace with unreaped processes. The same holds for the process that calls this. So the
+    program starts only when the caller has reaped this process, and has written to `go`. Then, the caller can be
+    killed at any time.
     """
     try:
         if os.fork() == 0:
-            _wait_for_program(request, told, report)
+            _wait_for_program(request, go, report)
     finally:
         os._exit(0)
 
 
-def _wait_for_program(request: dict[str, Any], told: int, report: int) -> NoReturn:
-    """Run the program and report its exit status, 128 + n for signal n."""
+def _wait_for_program(request: dict[str, Any], go: int, report: int) -> NoReturn:
+    """Run the program, and write its exit status to `report`: 128 + n for signal n."""
     try:
-        if not os.read(told, 1):  # its caller has been killed
+        if not os.read(go, 1):  # the caller was killed
             os._exit(0)
         child = os.fork()
         if child == 0:

@@ -1,5 +1,4 @@
-"""What a local sandbox sees of this host: the system's directories and our interpreter, but nothing of the driver's
-own."""
+"""Decides what a local sandbox sees of this host: the system's directories and our interpreter, not our own files."""
 # pathlib is slow to import, and hosts of `ssh` wait for it
 # ruff: noqa: PTH109, PTH110, PTH112, PTH114, PTH119, PTH120
 
@@ -25,12 +24,12 @@ _NEEDED = ("bin", "sbin", "lib", "lib32", "lib64", "libexec", "share", "include"
 _ENTER = stat.S_IROTH | stat.S_IXOTH
 _PACKAGE_FOLDERS = ("site-packages", "dist-packages")
 _CONDA, _CONDA_CACHE = "conda-meta", "pkgs"
-_BYTECODE = "__pycache__"  # a quarter of all directories, and no packages in them
-_INSTALLER = "pip"  # without it every new virtual environment would have to unpack one of its own
+_BYTECODE = "__pycache__"  # a quarter of all directories, and without packages
+_INSTALLER = "pip"  # without it, each new virtual environment would have to unpack a copy
 
 
 class View(NamedTuple):
-    """The allow-list for a sandbox's root, as `mounts.build_root` takes it."""
+    """The allow-list for a sandbox's root directory: arguments of `mounts.build_root`."""
 
     binds: tuple[tuple[str, str, bool], ...]
     symlinks: tuple[tuple[str, str], ...]
@@ -38,7 +37,7 @@ class View(NamedTuple):
 
 
 def interpreter() -> str:
-    """Return the interpreter that runs the driver, without its virtual environment and links."""
+    """Return the path of the interpreter that runs us, without virtual environment and links."""
     return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
 
 
@@ -48,8 +47,8 @@ def interpreter_prefixes() -> tuple[str, ...]:
     Raises:
         PolicyError: one of them contains the driver's home.
     """
-    found = {sys.base_prefix, sys.base_exec_prefix, os.path.dirname(os.path.dirname(interpreter()))}
-    prefixes = tuple(sorted(map(os.path.normpath, found)))
+    paths = {sys.base_prefix, sys.base_exec_prefix, os.path.dirname(os.path.dirname(interpreter()))}
+    prefixes = tuple(sorted(map(os.path.normpath, paths)))
     for home in homes():
         if is_below(home, prefixes) and not is_below(home, mounts.SYSTEM_DIRECTORIES):
             raise PolicyError(
@@ -68,43 +67,45 @@ def view(
 ) -> View:
     """Return what the sandbox sees: the system, this interpreter, and the `visible` paths, without the `hidden` ones.
 
-    Our `own` directories are hidden too if they are inside a system directory; others are not visible anyway. If not
-    named, they are our home, working directory, checkout and virtual environment.
+    Packages that any Python on this host has installed are hidden too, because a task's own package among them would
+    be its solution. Exceptions are pip, and everything below a `visible` path.
 
-    The packages that any Python on this host has installed are hidden as well, because a task's package among them
-    would be its solution. Exceptions are pip and everything below a `visible` path. The packages are searched for,
-    unless earlier results are given as `packages`.
+    Args:
+        visible: paths to show besides the system and the interpreter.
+        hidden: directories to hide.
+        own: directories of ours to hide if they are inside a system directory; all others are invisible anyway. None:
+            our home, working directory, checkout and virtual environment.
+        packages: the result of `package_folders`. None: search for it.
 
     Raises:
         ConfigError: a visible path is relative, missing, or the sandbox's own; or a hidden path can't be hidden.
         PolicyError: the interpreter can't be shown without the home.
     """
-    named = list(map(_checked, visible))
-    shown = [*interpreter_prefixes(), *named]
-    unseen = [os.path.realpath(path) for path in hidden]
-    masks = [
-        path for path in sorted({*(_driver_directories() if own is None else own), *unseen}) if _can_mask(path, shown)
-    ]
-    for path in unseen:
+    extra = list(map(_validate_visible, visible))
+    shown = [*interpreter_prefixes(), *extra]
+    hidden_paths = [os.path.realpath(path) for path in hidden]
+    candidates = sorted({*(_driver_directories() if own is None else own), *hidden_paths})
+    masks = [path for path in candidates if _can_mask(path, shown)]
+    for path in hidden_paths:
         if path not in masks and os.path.exists(path) and is_below(path, [*mounts.SYSTEM_DIRECTORIES, *shown]):
             raise ConfigError(
                 f"hidden_paths: {path} can't be hidden: it is not a directory, or programs need it",
                 hint="name a directory that nothing in the sandbox needs",
             )
-    found = package_folders(interpreter_prefixes()) if packages is None else packages
-    # They may be gone since the search, and nothing can be mounted where there is nothing.
-    apart = [path for path in found if os.path.isdir(path) and not is_below(path, [*masks, *named])]
-    installers = [f"{path}/{_INSTALLER}" for path in apart]
-    masks = sorted({*masks, *apart})
+    folders = package_folders(interpreter_prefixes()) if packages is None else packages
+    # Some may be gone since the search, and we can't mount on what does not exist.
+    folders = [path for path in folders if os.path.isdir(path) and not is_below(path, [*masks, *extra])]
+    installers = [f"{path}/{_INSTALLER}" for path in folders]
+    masks = sorted({*masks, *folders})
     binds, symlinks = mounts.system_binds([*shown, *installers], masks)
     return View(tuple(binds), tuple(symlinks), tuple(masks))
 
 
 @functools.lru_cache(maxsize=None)
 def package_folders(prefixes: tuple[str, ...]) -> tuple[str, ...]:
-    """Return where Pythons keep installed packages, in the system's directories and below `prefixes`.
+    """Return the folders of installed packages in the system's directories and below `prefixes`.
 
-    This includes any Python: of the distribution, built by hand, a virtual environment, conda's with its cache. The
+    They belong to any Python: of the distribution, built by hand, of virtual environments, of conda and its cache. The
     search runs once per process, because it takes a third of a second.
     """
     return search_packages(prefixes, lambda directory: None)
@@ -113,34 +114,34 @@ def package_folders(prefixes: tuple[str, ...]) -> tuple[str, ...]:
 def search_packages(prefixes: tuple[str, ...], reading: Callable[[str], object]) -> tuple[str, ...]:
     """Search as `package_folders` does. `reading` is called with every directory before it is read."""
     tops = [top for top in (*mounts.SYSTEM_DIRECTORIES, *prefixes) if not os.path.islink(top) or not _is_shown(top)]
-    wanted = {*_PACKAGE_FOLDERS, _CONDA, _CONDA_CACHE}
-    found: set[str] = set()
+    names = {*_PACKAGE_FOLDERS, _CONDA, _CONDA_CACHE}
+    folders: set[str] = set()
     waiting = list(tops)
     while waiting:
         directory = waiting.pop()
         reading(directory)
         try:
-            # Links are not followed, but for these names: that would be most of the work.
-            entries = [e for e in os.scandir(directory) if e.is_dir(follow_symlinks=e.name in wanted)]
-        except OSError:  # what we can't read, a slot can't either
+            # Links are followed only for these names, because checking all links would be most of the work.
+            entries = [e for e in os.scandir(directory) if e.is_dir(follow_symlinks=e.name in names)]
+        except OSError:  # if we can't read it, slots can't either
             continue
         conda = any(entry.name == _CONDA for entry in entries)
         for entry in entries:
             if entry.name in _PACKAGE_FOLDERS or (conda and entry.name == _CONDA_CACHE):
                 path = os.path.realpath(entry.path) if entry.is_symlink() else entry.path
-                found.update([path] if is_below(path, tops) else [])
+                folders.update([path] if is_below(path, tops) else [])
             elif not entry.is_symlink() and entry.name != _BYTECODE:
                 waiting.append(entry.path)
-    return tuple(sorted(found))
+    return tuple(sorted(folders))
 
 
 @functools.lru_cache(maxsize=None)
 def unreadable() -> tuple[str, ...]:
-    """Return what not every user may read in the system's directories: files, and directories without what is in them.
+    """Return the files and directories in the system's directories that not every user may read.
 
     The search runs once per process, because it takes up to a second.
     """
-    found = []
+    paths = []
     waiting = [*mounts.SYSTEM_DIRECTORIES, *mounts.PACKAGE_DIRECTORIES]
     waiting = [top for top in waiting if os.path.isdir(top) and not os.path.islink(top)]
     while waiting:
@@ -158,21 +159,21 @@ def unreadable() -> tuple[str, ...]:
             if stat.S_ISDIR(mode) and mode & _ENTER == _ENTER:
                 waiting.append(entry.path)
             elif not (stat.S_ISREG(mode) and mode & stat.S_IROTH):
-                found.append(entry.path)
-    return tuple(found)
+                paths.append(entry.path)
+    return tuple(paths)
 
 
 def _is_shown(link: str) -> bool:
-    """Return whether the target of a top-level link is shown by itself."""
+    """Return whether the target of a top-level link is in another system directory, which is shown."""
     return is_below(os.path.realpath(link), [top for top in mounts.SYSTEM_DIRECTORIES if not os.path.islink(top)])
 
 
-def base_environment(given: Mapping[str, str] | None) -> dict[str, str]:
-    """Return the whole environment of something opened in a sandbox: a minimum, and the given variables."""
-    return {"PATH": f"{os.path.dirname(interpreter())}:{PATH}", "LANG": "C.UTF-8", **(given or {})}
+def base_environment(variables: Mapping[str, str] | None) -> dict[str, str]:
+    """Return the whole environment of a program in a sandbox: PATH, LANG, and these variables."""
+    return {"PATH": f"{os.path.dirname(interpreter())}:{PATH}", "LANG": "C.UTF-8", **(variables or {})}
 
 
-def _checked(path: str) -> str:
+def _validate_visible(path: str) -> str:
     absolute = os.path.normpath(path)
     if not path.startswith("/") or not os.path.exists(path):
         raise ConfigError(f"visible_paths: {path!r} is not the absolute path of something on this host")
@@ -195,28 +196,28 @@ def homes() -> set[str]:
 
 
 def _driver_directories() -> set[str]:
-    """Return our directories that nobody in a sandbox may read."""
-    found = homes()
+    """Return our home, working directory, virtual environment and checkout, which no sandbox may read."""
+    directories = homes()
     try:
-        found.add(os.getcwd())
+        directories.add(os.getcwd())
     except OSError:  # it has been removed
         pass
     if sys.prefix != sys.base_prefix:
-        found.add(os.path.realpath(sys.prefix))
+        directories.add(os.path.realpath(sys.prefix))
     checkout = os.path.realpath(f"{os.path.dirname(__file__)}/../../..")
     if os.path.basename(checkout) not in _PACKAGE_FOLDERS:
-        found.add(checkout)
-    return found
+        directories.add(checkout)
+    return directories
 
 
 def _can_mask(path: str, shown: list[str]) -> bool:
-    """Return whether a path needs to be masked, and can be without hiding what programs and our interpreter need."""
+    """Return whether a path must be masked, and whether that hides nothing that programs or our interpreter need."""
     system = {os.path.realpath(top) for top in mounts.SYSTEM_DIRECTORIES}
     if not os.path.isdir(path) or not is_below(path, system) or path in system or path in shown:
         return False
     if any(is_below(f"{top}/{name}", [path]) for top in ("/usr", "/usr/local") for name in _NEEDED):
         return False
-    own = [sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), os.path.dirname(interpreter())]
-    own = [os.path.realpath(part) for part in own]
-    hides_some = any(is_below(part, [path]) and not any(is_below(p, [path]) for p in shown) for part in own)
-    return not (is_below(path, own) or hides_some)
+    needed = [sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), os.path.dirname(interpreter())]
+    needed = [os.path.realpath(part) for part in needed]
+    hides_some = any(is_below(part, [path]) and not any(is_below(p, [path]) for p in shown) for part in needed)
+    return not (is_below(path, needed) or hides_some)

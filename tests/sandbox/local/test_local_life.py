@@ -214,7 +214,7 @@ def test_the_watchdogs_end_is_the_sandboxs_end(host, tools, level: Isolation) ->
             assert (await tools.run(sandbox, "sh", "-c", script)).status == 0
             await tools.until(lambda: not sandbox.directory.exists())
             await tools.until(lambda: not processes.alive(*sandbox.record.supervisor))
-            assert processes.marked(sandbox.id) == []
+            assert processes.find_marked(sandbox.id) == []
             assert await sandbox.status() is SandboxStatus.GONE
 
     host.run(scenario)
@@ -229,9 +229,9 @@ def test_a_killed_supervisor_takes_the_sandbox_with_it_and_the_next_driver_sweep
         await tools.run(sandbox, "sh", "-c", f"mkdir -p a/b && chmod 000 a; {SLEEPER}")
         os.kill(sandbox.record.supervisor[0], signal.SIGKILL)
         await tools.until(lambda: not processes.alive(*sandbox.record.init))
-        await tools.until(lambda: not directories.held(str(sandbox.directory)))
+        await tools.until(lambda: not directories.is_held(str(sandbox.directory)))
         if level is not Isolation.SHARED:
-            await tools.until(lambda: processes.marked(sandbox.id) == [])
+            await tools.until(lambda: processes.find_marked(sandbox.id) == [])
         assert await sandbox.status() is SandboxStatus.ENDED
         with pytest.raises(SandboxLost):
             await sandbox.open(["true"])
@@ -241,7 +241,7 @@ def test_a_killed_supervisor_takes_the_sandbox_with_it_and_the_next_driver_sweep
         os.utime(host.state_dir / ".new-old", (0, 0))
         other = await host.backend().create(tools.spec())
         assert host.left() == [".new-unfinished", other.id]
-        assert processes.marked(sandbox.id) == []
+        assert processes.find_marked(sandbox.id) == []
         await sandbox.terminate()
         await other.terminate()
         (host.state_dir / ".new-unfinished").rmdir()
@@ -319,7 +319,7 @@ def test_a_driver_that_is_killed_leaves_nothing(host, tools) -> None:
         pids = [int(pid) for words in begun for pid in words[1:]]
         await tools.until(lambda: host.left() == [], 30)
         await tools.until(lambda: not any(processes.start_time(pid) for pid in pids), 30)
-        assert [processes.marked(sandbox_id) for sandbox_id in ids] == [[], [], []]
+        assert [processes.find_marked(sandbox_id) for sandbox_id in ids] == [[], [], []]
 
     if not host.root and os.geteuid() == 0:
         pytest.skip("covered where the tests run as an ordinary user: our interpreter is root's alone")

@@ -33,11 +33,11 @@ def look(top: Path, tmp_path: Path) -> Iterator[Look]:
 
     def look() -> tuple[str, ...]:
         time.sleep(0.02)  # longer than the clock of the file system takes to move
-        packages._searched.cache_clear()
+        packages._search.cache_clear()
         return packages.package_folders.__wrapped__(tmp_path / "state" / "packages.json")
 
     yield look
-    packages._searched.cache_clear()  # of a host that was made up
+    packages._search.cache_clear()  # of a host that was made up
 
 
 @pytest.fixture
@@ -137,7 +137,7 @@ def test_a_process_searches_once_for_all_its_runtimes(
 
 
 def test_without_a_place_for_the_file_it_searches(top: Path) -> None:
-    packages._searched.cache_clear()
+    packages._search.cache_clear()
     assert packages.package_folders.__wrapped__(Path("/proc/none/packages.json")) == (
         f"{top}/lib/python3/site-packages",
     )

@@ -117,7 +117,7 @@ def test_marked_processes_are_found_the_oldest_first_and_killed(monkeypatch: pyt
     other = subprocess.Popen(["sleep", "60"], env={**environment, processes.MARKER: mark + "0"})
     listed = os.listdir("/proc")[::-1]  # as if the numbers had begun again
     monkeypatch.setattr(os, "listdir", lambda path: listed)
-    assert processes.marked(mark) == [child.pid for child in children]
+    assert processes.find_marked(mark) == [child.pid for child in children]
     monkeypatch.undo()
     assert processes.kill_marked(mark)
     assert [child.wait() for child in children] == [-9, -9, -9]
@@ -128,17 +128,17 @@ def test_marked_processes_are_found_the_oldest_first_and_killed(monkeypatch: pyt
 
 def test_a_directory_belongs_to_who_holds_it(tmp_path: Path) -> None:
     path, holder = directories.claim(str(tmp_path), "local-x")
-    assert directories.held(path) and not directories.discard_dead(path)
+    assert directories.is_held(path) and not directories.discard_dead(path)
     with pytest.raises(FileExistsError):
         directories.claim(str(tmp_path), "local-x")
     assert directories.leftovers(str(tmp_path)) == []
     assert (tmp_path / "local-x" / "tmp").stat().st_mode & 0o7777 == 0o1777
     os.close(holder)
-    assert not directories.held(path)
+    assert not directories.is_held(path)
     assert directories.leftovers(str(tmp_path)) == [path]
     assert directories.discard_dead(path)
     assert list(tmp_path.iterdir()) == []
-    assert not directories.held(path) and not directories.discard_dead(path) and directories.discard(path)
+    assert not directories.is_held(path) and not directories.discard_dead(path) and directories.discard(path)
 
 
 def test_trees_are_removed_without_following_links(tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ def test_a_record_that_is_no_record_is_none(tmp_path: Path) -> None:
     values = {"sandbox_id": "local-1", "owner": "o", "creation_id": "l", "isolation": "user", "created": 1.5,
               "user_namespace": False, "supervisor": [1, 2], "init": [3, 4]}  # fmt: skip
     (folder / "record.json").write_text(json.dumps(values))
-    assert host.find(str(tmp_path), folder.name) == SandboxRecord.of(values) and SandboxRecord.of(values).isolated
+    assert host.find(str(tmp_path), folder.name) == SandboxRecord.of(values) and SandboxRecord.of(values).is_isolated
     assert host.records(str(tmp_path)) == [SandboxRecord.of(values)]
 
 
