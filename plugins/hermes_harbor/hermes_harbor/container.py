@@ -10,7 +10,7 @@ import asyncio
 import io
 import shlex
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -233,10 +233,10 @@ async def upload(commands: SlotCommands, folder: Path, target: str, max_bytes: i
         SetupFailed: the folder is too large, or can't be read.
     """
     try:
-        packed = await asyncio.to_thread(_pack, folder, max_bytes)
+        archive = await asyncio.to_thread(_pack_contents, folder, max_bytes)
     except (OSError, DatasetError) as error:
         raise SetupFailed(f"{folder} can't be sent to the sandbox: {error}") from error
-    await commands.tar_in(target, packed)
+    await commands.tar_in(target, archive)
 
 
 async def run_script(
@@ -276,11 +276,19 @@ def _after(prefix: str, lines: list[str]) -> tuple[str, ...]:
     return tuple(line.removeprefix(prefix) for line in lines if line.startswith(prefix))
 
 
-def _pack(folder: Path, max_bytes: int) -> bytes:
-    """Return a folder's contents as an uncompressed tar, in which links stay links.
+def _pack_contents(folder: Path, max_bytes: int) -> bytes:
+    return pack_for_root([(path, path.name) for path in sorted(folder.iterdir())], max_bytes)
+
+
+def pack_for_root(members: Iterable[tuple[Path, str]], max_bytes: int) -> bytes:
+    """Return an uncompressed tar of files and folders, which belong to root in it. Links stay links. Blocking.
+
+    Args:
+        members: each path with its name in the tar.
 
     Raises:
-        DatasetError: the folder is too large.
+        DatasetError: they are too large.
+        OSError: one of them can't be read.
     """
     left = max_bytes
 
@@ -297,6 +305,6 @@ def _pack(folder: Path, max_bytes: int) -> bytes:
 
     target = io.BytesIO()
     with tarfile.open(fileobj=target, mode="w", format=tarfile.GNU_FORMAT) as tar:
-        for path in sorted(folder.iterdir()):
-            tar.add(path, arcname=path.name, filter=of_root)
+        for path, name in members:
+            tar.add(path, arcname=name, filter=of_root)
     return target.getvalue()

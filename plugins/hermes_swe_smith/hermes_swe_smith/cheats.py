@@ -165,7 +165,7 @@ def command(task: SweTask, script: str, *, fix: bool = False) -> str:
         "TEST_DIRS": "\n".join(dict.fromkeys(posixpath.dirname(path) or "." for path in tests)),
         "SOURCE": source,
         "PACKAGE": posixpath.dirname(source) or ".",
-        "LOST": _fixed_line(task),
+        "LOST": _line_of_fix(task),
         "FORGED": json.dumps(
             {
                 **{"report": "finished", "outcomes": "p" * len(task.node_ids)},
@@ -210,7 +210,7 @@ def _files_of(patch: str) -> list[str]:
     return re.findall(r"^\+\+\+ b/(.+)$", patch, re.MULTILINE)
 
 
-def _fixed_line(task: SweTask) -> str:
+def _line_of_fix(task: SweTask) -> str:
     """Return the longest line that the bug removed; empty if it removed none."""
     sign = "-" if task.patch_is == "bug" else "+"
     lines = (line[1:].strip() for line in task.patch.splitlines() if line[:1] == sign and line[:3] != sign * 3)

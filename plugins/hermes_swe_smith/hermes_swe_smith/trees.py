@@ -321,14 +321,8 @@ def make_repository(arguments: dict[str, Any], stream: IO[bytes]) -> dict[str, A
 
     Its source is a bundle, a URL, or a checkout in the image.
     """
-    repo = BareRepository(arguments["repo"])
-    os.makedirs(repo.path)
     try:
-        repo.git("init", "-q", "--bare", "--template=", repo.path)
-        os.mkdir(os.path.join(repo.path, "info"))
-        for name, content in (("attributes", ATTRIBUTES), ("exclude", LEFT_BEHIND)):
-            with open(os.path.join(repo.path, "info", name), "w", encoding="utf-8") as file:
-                file.write(content)
+        repo = _new_repository(arguments["repo"])
         commit = arguments.get("commit")
         if arguments.get("bundle"):
             repo.git("bundle", "unbundle", arguments["bundle"])
@@ -340,6 +334,17 @@ def make_repository(arguments: dict[str, Any], stream: IO[bytes]) -> dict[str, A
         return {"files": _texts(repo, arguments["read"])}
     except subprocess.CalledProcessError as error:
         raise TreeError("repository", _git_message(error)) from error
+
+
+def _new_repository(path: str) -> BareRepository:
+    repo = BareRepository(path)
+    os.makedirs(path)
+    repo.git("init", "-q", "--bare", "--template=", path)
+    os.mkdir(os.path.join(path, "info"))
+    for name, content in (("attributes", ATTRIBUTES), ("exclude", LEFT_BEHIND)):
+        with open(os.path.join(path, "info", name), "w", encoding="utf-8") as file:
+            file.write(content)
+    return repo
 
 
 def _texts(repo: BareRepository, paths: list[str]) -> dict[str, str]:
@@ -411,13 +416,8 @@ def import_project(arguments: dict[str, Any], stream: IO[bytes]) -> dict[str, An
 
     Equal trees and messages give equal commits. The answer's `upstream` is the name of the original commit.
     """
-    repo = BareRepository(arguments["repo"])
-    os.makedirs(repo.path)
     try:
-        repo.git("init", "-q", "--bare", "--template=", repo.path)
-        os.mkdir(os.path.join(repo.path, "info"))
-        with open(os.path.join(repo.path, "info", "attributes"), "w", encoding="utf-8") as file:
-            file.write(ATTRIBUTES)
+        repo = _new_repository(arguments["repo"])
         upstream = _fetch_ref(repo, arguments["source"], arguments["ref"])
         identity: dict[str, Any] = {
             **{f"GIT_{who}_{what}": "hermes-rl" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")},

@@ -7,13 +7,12 @@ write, and the tests can use the slot's own Python and pytest.
 from __future__ import annotations
 
 import asyncio
-import io
 import secrets
-import tarfile
 from collections.abc import Awaitable, Mapping
 from pathlib import Path
 
-from hermes_core import CommandError, PytestReport, RolloutHandle, SetupFailed, SlotCommands, run_pytest
+from hermes_core import CommandError, DatasetError, PytestReport, RolloutHandle, SetupFailed, SlotCommands, run_pytest
+from hermes_harbor.container import pack_for_root
 from hermes_harbor.endless.config import EndlessConfig
 from hermes_harbor.endless.definition import PATH
 from hermes_harbor.endless.tasks import EndlessTask, Tests
@@ -120,31 +119,19 @@ async def _step(what: str, work: Awaitable[str]) -> str:
 async def _copy(commands: SlotCommands, source: Path, target: str, max_bytes: int) -> None:
     """Copy a file or a folder of a task to a path of the slot. The copies belong to root."""
     try:
-        folder, packed = await asyncio.to_thread(_pack, source, target, max_bytes)
-    except OSError as error:
+        folder, archive = await asyncio.to_thread(_pack, source, target, max_bytes)
+    except (OSError, DatasetError) as error:
         raise SetupFailed(f"%files: {source} can't be copied: {error}") from error
-    await commands.tar_in(folder, packed)
+    await commands.tar_in(folder, archive)
 
 
 def _pack(source: Path, target: str, max_bytes: int) -> tuple[str, bytes]:
     """Return the folder in which to unpack, and a tar of the files."""
-    left = max_bytes
-
-    def of_root(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
-        nonlocal left
-        left -= member.size
-        if left < 0:
-            raise OSError(f"more than {max_bytes} bytes (max_upload_bytes)")
-        member.uid = member.gid = 0
-        member.uname = member.gname = "root"
-        return member if member.isreg() or member.isdir() or member.issym() else None
-
+    if source.is_dir():
+        return target, pack_for_root([(source, ".")], max_bytes)
     place = Path(target)
     name, folder = (source.name, target) if target.endswith("/") else (place.name, str(place.parent))
-    with io.BytesIO() as buffer:
-        with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT) as tar:
-            tar.add(source, arcname="." if source.is_dir() else name, filter=of_root)
-        return (target if source.is_dir() else folder), buffer.getvalue()
+    return folder, pack_for_root([(source, name)], max_bytes)
 
 
 async def end_agent(commands: SlotCommands, user: str) -> str | None:
