@@ -48,11 +48,11 @@ if [ -e "$1" ] || [ -e "$2" ]; then fail 'files are left'; fi
 
 
 class DirectClient:
-    """What `GuestClient` is, for a sandbox without Python or with a slot that is root: `shared` slots, or the one slot
-    of a `dedicated` sandbox.
+    """The `Client` of a sandbox without Python, or with a slot that is root: for `shared` slots, or for the one slot of
+    a `dedicated` sandbox.
 
-    Processes that a slot started are recognised by a mark in their environment. That finds everything that keeps its
-    environment, but proves nothing, so a used `dedicated` sandbox is never reset but replaced.
+    Processes of a slot are found by a mark in their environment. A process can remove the mark, so this proves nothing.
+    Therefore a used `dedicated` sandbox is replaced, never reset.
     """
 
     own_users = False
@@ -95,23 +95,23 @@ class DirectClient:
 
     @classmethod
     async def start(cls, sandbox: Sandbox, settings: GuestSettings, *, as_root: bool = False) -> Self:
-        """Find out what the sandbox's `sh` can do, and start the heartbeat.
+        """Find out which programs the sandbox has, and start the heartbeat.
 
         Args:
             as_root: refuse a sandbox whose own user is not root.
 
         Raises:
             PolicyError: the requested isolation is impossible without Python, or commands would not run as root.
-            ProvisionError: programs are missing that everything here needs.
+            ProvisionError: the sandbox lacks programs that the direct mode needs.
             ChannelLost, SandboxLost: the sandbox could not be reached.
         """
         try:
             tools = frozenset((await sh.helper(sandbox, _PROBE, *_NEEDED)).decode().split())
         except sh.Ended as error:
             raise ChannelLost("sh ended before it said a word", sandbox_id=sandbox.id) from error
-        if lacking := [name for name in _NEEDED if name not in tools]:
+        if absent := [name for name in _NEEDED if name not in tools]:
             raise ProvisionError(
-                f"the sandbox has neither a guest nor {', '.join(lacking)}",
+                f"the sandbox has neither a guest nor {', '.join(absent)}",
                 hint="use an image with python3 (3.7 or later) and no slot_user: root, or with a full busybox",
                 sandbox_id=sandbox.id,
                 retryable=False,
@@ -147,7 +147,7 @@ class DirectClient:
         return client
 
     async def aclose(self, *, end_sandbox: bool = False) -> None:
-        """Release the sandbox. With `end_sandbox`, its watchdog is told to end it. Idempotent."""
+        """Stop using the sandbox. With `end_sandbox`, make its watchdog end it. Idempotent."""
         if self._shell.closed:
             return
         self._shell.closed = True
@@ -159,7 +159,7 @@ class DirectClient:
     # --- slots ------------------------------------------------------------------------------------------------------
 
     def _slot(self, index: int) -> DirectSlot:
-        """Return the state of a slot. Index -1 is the preparation's, which here runs as the same user."""
+        """Return the state of a slot. The preparation (`PREPARE`) has the same user as the slots here."""
         if index not in self._slots:
             base = self.settings.workspace_base
             workspace = f"{base}/prepared" if index == PREPARE else f"{base}/slot_{index}"
@@ -180,11 +180,11 @@ class DirectClient:
         return slot.workspace
 
     async def kill_slot(self, index: int, *, forget: bool = False) -> None:
-        """Kill everything that the slot started and that still has its mark. Its background processes are forgotten.
+        """Kill all processes with the slot's mark, and forget its background processes.
 
         Raises:
             SlotLost: processes are left, or can't be searched for.
-            SandboxLost: the sandbox has ended, which nothing else has reported yet.
+            SandboxLost: the sandbox has ended.
         """
         # Also if nothing was started in the slot: else the pool would give an ended sandbox to the next caller.
         await self._shell.check_alive(None)
@@ -194,13 +194,13 @@ class DirectClient:
             await slot.forget_processes()
 
     async def reset_slot(self, index: int) -> None:
-        """Kill everything that the slot started, and remove its files.
+        """Kill all processes with the slot's mark, and remove its files.
 
         Raises:
-            SlotLost: it is the used slot of a dedicated sandbox, or something of it is left.
-            SandboxLost: the sandbox has ended, which nothing else has reported yet.
+            SlotLost: it is the used slot of a dedicated sandbox, or processes or files are left.
+            SandboxLost: the sandbox has ended.
         """
-        await self._shell.check_alive(None)
+        await self._shell.check_alive(None)  # an unused slot needs no request that would notice it
         slot = self._slot(index)
         if not slot.used:
             return
@@ -216,7 +216,7 @@ class DirectClient:
         slot.used = False
 
     async def is_crowded(self, index: int) -> bool:
-        """Return False: without a guest, nobody knows whose files fill the disk."""
+        """Return False, because without a guest we don't know whose files fill the disk."""
         return False
 
     # --- the heartbeat ----------------------------------------------------------------------------------------------
@@ -226,8 +226,8 @@ class DirectClient:
         return f"{self.settings.state_dir}/heartbeat"
 
     async def _heartbeat(self) -> None:
-        """Tell the sandbox's watchdog that we live, and detect when the sandbox can't be reached any more."""
-        heard = time.monotonic()
+        """Send heartbeats to the sandbox's watchdog, and set `lost` when the sandbox can't be reached for too long."""
+        last_answer_at = time.monotonic()
         while not self.lost.is_set():
             try:
                 channel = await self._shell.open(_HEARTBEAT, [self._heartbeat_path], {"HERMES_DIRECT_HELPER": "1"})
@@ -237,7 +237,7 @@ class DirectClient:
                             await channel.write(b"%d %d\n" % (time.time_ns(), self.settings.orphan_ttl_s))
                             if not await channel.read(sh.READ_SIZE):
                                 raise ChannelLost("the heartbeat ended")
-                        heard = time.monotonic()
+                        last_answer_at = time.monotonic()
                         await asyncio.sleep(self._interval)
                 finally:
                     await channel.aclose()
@@ -246,7 +246,7 @@ class DirectClient:
             except (InfraError, TimeoutError) as error:
                 with contextlib.suppress(InfraError):
                     await self._shell.check_alive(error)
-                if time.monotonic() - heard > self.settings.orphan_ttl_s:
+                if time.monotonic() - last_answer_at > self.settings.orphan_ttl_s:
                     log.warning("sandbox %s could not be reached in time", self.sandbox.id)
                     self.lost.set()
                 await asyncio.sleep(self._interval / 4)

@@ -1,4 +1,4 @@
-"""The commands of one slot in the direct mode: implements `SlotCommands`, which documents them, with `sh`."""
+"""Implements `SlotCommands` in the direct mode, with `sh`."""
 
 from __future__ import annotations
 
@@ -31,13 +31,12 @@ from hermes_core.sandbox.guest.background import KEEP_S, MOST
 from hermes_core.sandbox.linux.output import Rolling
 
 MAX_WORD = 100_000
-"""Maximum number of bytes of a command line that fit into one parameter of a program. Longer ones are sent as a
-file."""
+"""Maximum number of bytes of a command line that is passed as one argument. A longer one is written to a file first."""
 
 
 @dataclass(eq=False)
 class _Process:
-    """A background process, with the channel that it depends on."""
+    """A background process. It lives as long as its channel."""
 
     process_id: str
     command: str
@@ -49,7 +48,7 @@ class _Process:
     began: float = field(default_factory=time.monotonic)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set at its next output, and at its end."""
+    """Set by its next output, and by its end."""
     exit_code: int | None = None
     signal: int | None = None
     lifetime: float = 0.0
@@ -66,14 +65,14 @@ class _Process:
             self.changed.set()
 
     async def more(self, limit_s: float) -> None:
-        """Wait for output, for its end, or until the time limit."""
+        """Wait for output, for the end, or until the time limit."""
         self.changed.clear()
         if not self.ended.is_set():
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.changed.wait(), limit_s)
 
     async def end_within(self, limit_s: float | None) -> ProcessStatus:
-        """Wait for its end, or until the time limit."""
+        """Wait for the end, or until the time limit."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
                 await self.ended.wait()
@@ -97,25 +96,25 @@ class _Process:
 
 @dataclass(eq=False)
 class DirectSlot:
-    """The state of one slot, shared by everyone who has its commands."""
+    """The state of one slot, which all of its `DirectCommands` share."""
 
     workspace: str
     scratch: str
     """The directory of its home and temporary files."""
     mark: str
-    """A mark in the environment of everything that the slot starts, followed by the command's number."""
+    """The prefix of the marks in the environments of the slot's processes. The number of the command follows."""
     used: bool = False
-    """Whether anything was done in it since it was last clean."""
+    """Whether any command ran since the last reset."""
     processes: dict[str, _Process] = field(default_factory=dict)
     starting: int = 0
 
     @property
     def directories(self) -> tuple[str, str]:
-        """Return its workspace, and the directory of its home and temporary files."""
+        """Return the workspace, and the directory of the home and temporary files."""
         return self.workspace, self.scratch
 
     def make_room(self) -> None:
-        """Drop processes that ended long ago, and then those that ended first, as the guest does.
+        """Remove processes that ended long ago. If there is still no room, remove those that ended first.
 
         Raises:
             CommandError: the maximum number of processes is running.
@@ -142,9 +141,9 @@ class DirectCommands(ScriptedFiles):
     """The commands of one slot.
 
     Args:
-        environment: variables of every command, in addition to its own.
-        call: carries them out.
-        cwd: where relative paths start, relative to the workspace or absolute.
+        environment: environment variables of every command.
+        call: carries out each operation.
+        cwd: the directory for relative paths, absolute or relative to the workspace.
     """
 
     def __init__(
@@ -157,7 +156,7 @@ class DirectCommands(ScriptedFiles):
         self._slot = slot
 
     def forward(self, serve: Serve, *, port: int | None = None, most: int = 64) -> AbstractAsyncContextManager[Forward]:
-        """Refuse: it takes a guest to carry connections."""
+        """Raise CommandError, because only a guest can carry connections."""
         message = "a sandbox without a guest opens no port for the driver"
         raise CommandError(message, code="no_forward", hint="use an image with python3, and a slot that is not root")
 
@@ -215,7 +214,7 @@ class DirectCommands(ScriptedFiles):
         self._slot.starting += 1
         try:
             run = await self._prepare(command)
-            channel, token, begun = await run.open_background()
+            channel, token, output = await run.open_background()
         finally:
             self._slot.starting -= 1
         process = _Process(
@@ -227,13 +226,13 @@ class DirectCommands(ScriptedFiles):
             output=Rolling(command.output_limit),
         )
         self._slot.processes[process.process_id] = process
-        self._shell.work.spawn(self._follow(process, token, begun), f"process {process.process_id}")
+        self._shell.work.spawn(self._follow(process, token, output), f"process {process.process_id}")
         return process.status()
 
-    async def _follow(self, process: _Process, token: str, begun: bytes) -> None:
+    async def _follow(self, process: _Process, token: str, output: bytes) -> None:
         status = 128 + 9
         try:
-            status = int((await sh.until_token(process.channel, token, process.feed, begun)).rest)
+            status = int((await sh.until_token(process.channel, token, process.feed, output)).rest)
         except (sh.Ended, ChannelLost):
             pass
         finally:
@@ -260,7 +259,7 @@ class DirectCommands(ScriptedFiles):
     async def log(
         self, process_id: str, *, offset: int = 0, limit: int = 200_000, wait_s: float | None = None
     ) -> LogChunk:
-        """Return its output from a byte offset on."""
+        """Return the output of a background process from a byte offset on."""
         process = self._process(process_id)
         output = process.output
         if wait_s and output.total <= offset:
@@ -271,12 +270,12 @@ class DirectCommands(ScriptedFiles):
 
     @operation
     async def wait(self, process_id: str, *, timeout_s: float | None = None) -> ProcessStatus:
-        """Wait for its end, or until the time limit."""
+        """Wait until a background process ends, or until the time limit."""
         return await self._process(process_id).end_within(timeout_s)
 
     @operation
     async def write(self, process_id: str, data: bytes, *, eof: bool = False) -> int:
-        """Write to its standard input, which can't be closed here."""
+        """Write to the standard input of a background process, which can't be closed here."""
         process = self._process(process_id)
         if eof:
             raise CommandError("input can't be ended in a sandbox without Python", hint="kill the process instead")
@@ -287,7 +286,7 @@ class DirectCommands(ScriptedFiles):
 
     @operation
     async def resize(self, process_id: str, size: WindowSize) -> ProcessStatus:
-        """Refuse, because there are no terminals here."""
+        """Raise CommandError, because there are no terminals here."""
         self._process(process_id)
         raise CommandError("the process has no terminal", code="no_pty")
 

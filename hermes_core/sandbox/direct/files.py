@@ -1,5 +1,4 @@
-"""The file operations of the direct mode: scripts for sh with the path as $1, their answers, and checks of tar
-archives."""
+"""The file operations of the direct mode: scripts for sh with the path as $1, their output, and checks of archives."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ from hermes_core.sandbox.commands import (
 )
 
 MAX_TAR_IN = 1 << 30
-"""Maximum size for `tar_in` and a streamed input, whose length must be known before they are sent."""
+"""Maximum size of a stream for `tar_in`. It is read completely first, because its length must be sent before it."""
 
 COMPRESSIONS: Mapping[str, str] = {"": "-xof", "gz": "-xzof"}
 """Options of tar for the compression of an archive."""
@@ -190,18 +189,18 @@ def parse_list(answer: bytes) -> list[FileStat]:
 
 
 def prepend_entry(archive: bytes) -> bytes:
-    """Return the plain archive after an entry of ours: some programs guess from the first bytes, and those are a
-    name."""
+    """Put an entry of ours in front of an uncompressed archive. Some programs guess the compression by the first bytes,
+    which would otherwise be a file name of the sender's choice."""
     first = tarfile.TarInfo("./")
     first.type, first.mode = tarfile.DIRTYPE, 0o755
     return first.tobuf() + archive
 
 
 async def read_all(stream: AsyncIterator[bytes]) -> bytes:
-    """Return the whole stream.
+    """Read a stream to its end.
 
     Raises:
-        CommandError: it is too long, with code `too_large`.
+        CommandError: the stream is too long, with code `too_large`.
     """
     data = bytearray()
     async for piece in stream:
@@ -238,17 +237,17 @@ def check_archive(data: bytes, compression: str) -> None:
 
 
 class ScriptedFiles(SlotCommands):
-    """Slot commands whose operations on files are these scripts."""
+    """Slot commands that run these scripts for operations on files."""
 
     _aside: str
-    """What the path of a file begins with that is made before it takes its place."""
+    """The prefix of the paths of temporary files."""
 
     @abstractmethod
     async def _file(self, script: str, path: str, *args: str, stdin: bytes = b"", limit: int = 1 << 20) -> bytes:
         """Run a script on a path, and return what it prints.
 
         Raises:
-            CommandError: it fails, or prints more than `limit` bytes; names the path.
+            CommandError: it fails, or prints more than `limit` bytes. The message names the path.
         """
 
     @operation
@@ -293,7 +292,7 @@ class ScriptedFiles(SlotCommands):
 
     @operation
     async def tar_in(self, path: str, data: bytes | AsyncIterator[bytes], *, compression: Compression = "") -> None:
-        """Unpack a tar stream below a directory; a plain one, or one of gzip."""
+        """Unpack a tar stream, uncompressed or with gzip, below a directory."""
         if compression not in COMPRESSIONS:
             message = f"{compression!r} can't be unpacked without Python, or as another user"
             raise CommandError(message, code="invalid", hint="send a plain tar, or one of gzip")

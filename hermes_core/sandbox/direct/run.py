@@ -1,4 +1,4 @@
-"""One command in the direct mode: started by `sh`, with separate streams, ended at its time limit."""
+"""One command in the direct mode: started by `sh`, with separate streams and a time limit."""
 
 from __future__ import annotations
 
@@ -17,17 +17,16 @@ GRACE_S = 2.0
 """Seconds between TERM and KILL at a time limit."""
 
 LOOKS = 20
-"""How often within the grace period it is checked whether anything is left."""
+"""The number of looks for remaining processes during the grace period."""
 
 
 def exit_or_signal(status: int) -> tuple[int | None, int | None]:
-    """Return a shell's status as exit code or signal. sh does not distinguish 128 + n from signal n; signals are more
-    likely."""
+    """Return a shell's status as (exit code, signal). sh reports signal n as 128 + n; such exit codes are rare."""
     return (None, status - 128) if 128 < status <= 192 else (status, None)
 
 
 async def _reason(channel: Channel) -> str | None:
-    """Return why a script of ours ended early; None if it was killed."""
+    """Return the reason why a script of ours ended early; None if it was killed."""
     try:
         status = await channel.wait()
     except ChannelLost:  # a signal ended it, which happens when the sandbox ends
@@ -36,7 +35,7 @@ async def _reason(channel: Channel) -> str | None:
 
 
 class _PassedOn:
-    """A stream that goes to a sink and is only counted: the part of `HeadTail` that is used here."""
+    """Passes a stream to a sink and counts its bytes, with the methods of `HeadTail` that are used here."""
 
     truncated = False
 
@@ -53,11 +52,11 @@ class _PassedOn:
 
 
 class RunningCommand:
-    """One command in progress. Each stream has a channel, because sh has no other way to keep them separate.
+    """One command in progress. Each of its streams has a channel, because sh can't keep them separate otherwise.
 
     Args:
-        mark: a mark in the environment of everything that the slot starts, followed by the command's number.
-        scratch: the slot's directory for our own files.
+        mark: the slot's mark, see `DirectSlot`. The number of the command is appended.
+        scratch: the directory for our own files.
     """
 
     def __init__(
@@ -74,13 +73,13 @@ class RunningCommand:
         self._timed_out = False
 
     async def result(self, command: Command) -> CommandResult:
-        """Run it and wait for its end.
+        """Run the command and wait for its end.
 
         Args:
-            command: says what its input is, where its output goes, and when its time is up.
+            command: its input, sink, output limit and time limit are used.
 
         Raises:
-            CommandError: it could not be started.
+            CommandError: the command could not be started.
             InfraError: the sandbox can't be reached.
         """
         began = time.monotonic()
@@ -129,13 +128,13 @@ class RunningCommand:
         return outcome
 
     async def open_background(self) -> tuple[Channel, str, bytes]:
-        """Start it with both streams in one, and an input that stays open.
+        """Start the command with both output streams merged, and an input that stays open.
 
         Returns:
-            Its channel, the token that its output ends with, and the output so far.
+            The channel, the token at the end of the output, and the output so far.
 
         Raises:
-            CommandError: it could not be started.
+            CommandError: the command could not be started.
             InfraError: the sandbox can't be reached.
         """
         channel = None
@@ -151,10 +150,10 @@ class RunningCommand:
             raise
 
     async def _await_start(self, channel: Channel) -> bytes:
-        """Return the output so far, once it is known that it runs.
+        """Wait until the command runs. Return its output so far.
 
         Raises:
-            CommandError: it could not be started, so nobody will ever write to its standard error.
+            CommandError: the command could not be started, so nobody will ever write to its standard error.
         """
         try:
             return await sh.await_start(channel, self._token, cwd=self.cwd, program=self._argv[0])
@@ -166,10 +165,10 @@ class RunningCommand:
             raise CommandError(f"the command could not be started: {reason}", code="spawn") from error
 
     async def _open_stdout(self, stdin_size: str, *, merge: bool) -> Channel:
-        """Open its channel.
+        """Start the command, and return its channel.
 
         Args:
-            stdin_size: number of bytes of input that follow; `-` if that is not known, `fed` if they come elsewhere.
+            stdin_size: the number of bytes of input that follow; `-` if it is unknown, `fed` if `FEED` brings it.
         """
         args = [self.cwd, stdin_size, "1" if merge else "", self._fifo, self.mark, self._shell.session, *self._argv]
         channel = await self._shell.open(sh.COMMAND, args, self._env)
@@ -177,12 +176,12 @@ class RunningCommand:
         return channel
 
     async def _stdout(self, stdin: bytes | AsyncIterator[bytes], out: HeadTail | _PassedOn, merge: bool) -> sh.ExitLine:
-        at_once = stdin if isinstance(stdin, bytes) else None
-        channel = await self._open_stdout("fed" if at_once is None else str(len(at_once)), merge=merge)
+        data = stdin if isinstance(stdin, bytes) else None
+        channel = await self._open_stdout("fed" if data is None else str(len(data)), merge=merge)
         try:
-            await sh.send(channel, at_once or b"")
+            await sh.send(channel, data or b"")
             return await sh.until_token(channel, self._token, out.feed, await self._await_start(channel))
-        except sh.Ended:  # it killed its own shell, which is not our fault
+        except sh.Ended:  # the command has killed its shell, which is no failure of the sandbox
             return sh.ExitLine("exit", str(128 + 9))
         except ChannelLost as error:
             await self._shell.check_alive(error)
@@ -191,7 +190,7 @@ class RunningCommand:
             await channel.aclose()
 
     async def _stdin(self, pieces: AsyncIterator[bytes]) -> None:
-        """Send its input, each piece once the last one was taken, until the end of either."""
+        """Send the input. Each piece is sent when the last one was taken, until the input or the command ends."""
         channel = await self._shell.open(sh.FEED, [f"{self._fifo}.in"], self._env)
         try:
             async for piece in pieces:
@@ -232,4 +231,4 @@ class RunningCommand:
         try:
             await self._shell.kill(f"={self.mark}", "KILL")
         except InfraError:
-            return  # the release of the slot will detect it
+            return  # the release of the slot will find out

@@ -1,8 +1,8 @@
-"""POSIX sh over channels: how the direct mode runs our own small scripts and the slots' commands.
+"""Runs our own small scripts and the slots' commands by POSIX sh over channels.
 
-Every script ends its output with a token that only we know, followed by its outcome. So the end needs no half-close and
-no end of file, which a process left in the background would hold off for ever. Whatever comes from outside (paths,
-commands, sizes) travels as positional parameters, and input is framed by its length.
+Every script ends its output with a token that only we know, followed by its outcome. So we need no end of file, which a
+process in the background could delay for ever. Paths, commands and sizes are passed as positional parameters, and the
+length of the input is sent before it.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ READ_SIZE = 1 << 16
 KILL_ROUNDS = 100
 
 DYING_S = 0.3
-"""Seconds that a sandbox may take from killing its processes until it is gone."""
+"""How long a sandbox may exist after its processes were killed."""
 
 _SHOWN = 1000
-"""Number of characters of an unusable name that are shown in a message."""
+"""Maximum number of characters of a name in an error message."""
 
 # $1: the token. The script's own parameters follow. Its stderr becomes part of the outcome.
 _HELPER = """
@@ -41,10 +41,10 @@ status=$?
 printf '%%s %%s %%s\\n' "$token" "$status" "$message" >&4
 """
 
-# Parameters: directory, size of stdin (- for the channel's own, `fed` for what `FEED` brings), 1 to merge, fifo for
-# stderr, mark, `setsid` or nothing, the command. The token is the first thing on stdin, as the command could read our
-# parameters. The first line of output says that the command was started, or which part of it (`cwd`, `program`,
-# `input`) is not available.
+# Parameters: directory, size of stdin (- for the channel's stdin, `fed` if `FEED` brings the input), 1 to merge, fifo
+# for stderr, mark, `setsid` or nothing, the command. The token is the first line of stdin, because the command could
+# read our parameters. The first line of output says that the command was started, or which part of it (`cwd`,
+# `program`, `input`) is not available.
 COMMAND = """
 umask 022
 cwd=$1 size=$2 merge=$3 fifo=$4 mark=$5 session=$6; shift 6
@@ -90,7 +90,7 @@ printf '%s exit %s\\n' "$token" "$status"
 STDERR = 'mkfifo "$1" 2>/dev/null; exec cat <"$1"'
 
 # The other end of a command's stdin, which is sent in pieces, each after a line with its size. The next one is sent
-# when this one was taken, because a `head` may read more than it was told to.
+# when this one was taken, because `head` may read more than its argument.
 FEED = """
 mkfifo "$1" 2>/dev/null
 exec 3>"$1"
@@ -116,7 +116,7 @@ FIND = 'grep -zlF -e "$1" /proc/[0-9]*/environ 2>/dev/null | head -n 1'
 
 
 class Ended(Exception):
-    """The script's process ended without an outcome: it was killed, or its sandbox is gone."""
+    """A script ended without an outcome: it was killed, or its sandbox is gone."""
 
 
 @dataclass(frozen=True)
@@ -131,8 +131,8 @@ async def await_start(channel: Channel, token: str, *, cwd: str, program: str) -
     """Wait until a command of `COMMAND` was started. Return its output so far.
 
     Raises:
-        CommandError: it can't be started; the code begins with `cwd_` if the directory can't be used.
-        Ended, ChannelLost: as `until_token`.
+        CommandError: it can't be started. The code begins with `cwd_` if the directory can't be used.
+        Ended, ChannelLost: see `until_token`.
     """
     line = b""
     while b"\n" not in line and len(line) < READ_SIZE:
@@ -144,22 +144,22 @@ async def await_start(channel: Channel, token: str, *, cwd: str, program: str) -
     word, _, reason = line.removeprefix(token.encode()).decode("utf-8", "replace").strip().partition(" ")
     if word == "begun":
         return output
-    what = {"cwd": cwd, "program": program}.get(word, "its input")
-    error = failure(f"{reason}: {what[:_SHOWN]}")
+    name = {"cwd": cwd, "program": program}.get(word, "its input")
+    error = failure(f"{reason}: {name[:_SHOWN]}")
     if word == "cwd":
         error.code = f"cwd_{error.code}"
     raise error
 
 
 Feed = Callable[[bytes], Awaitable[object] | None]
-"""Takes the next bytes of a stream. If it returns something to await, the stream waits for it."""
+"""Takes the next bytes of a stream. If it returns an awaitable, the stream waits for it."""
 
 
 async def until_token(channel: Channel, token: str, feed: Feed, held: bytes = b"") -> ExitLine:
-    """Pass the output to `feed`, piece by piece, and return its outcome.
+    """Pass a script's output to `feed`, piece by piece, and return its outcome.
 
     Args:
-        held: the part of it that has been read already.
+        held: output that has been read already.
 
     Raises:
         Ended: the stream ended before the token.
@@ -172,11 +172,11 @@ async def until_token(channel: Channel, token: str, feed: Feed, held: bytes = b"
             await waiting
 
     while (at := held.find(mark)) < 0:
-        # Hold back only what may be the beginning of the token, because the rest can be a prompt.
-        begun = next((n for n in range(len(mark) - 1, 0, -1) if held.endswith(mark[:n])), 0)
-        if len(held) > begun:
-            await take(held[: len(held) - begun])
-            held = held[len(held) - begun :]
+        # Hold back only a possible beginning of the token. The rest may be a prompt, and a reader waits for it.
+        length = next((n for n in range(len(mark) - 1, 0, -1) if held.endswith(mark[:n])), 0)
+        if len(held) > length:
+            await take(held[: len(held) - length])
+            held = held[len(held) - length :]
         data = await channel.read(READ_SIZE)
         if not data:
             await take(held)
@@ -192,7 +192,7 @@ async def until_token(channel: Channel, token: str, feed: Feed, held: bytes = b"
 
 
 def new_token() -> str:
-    """Return a mark for the end of one script's output."""
+    """Return a random token for the end of one script's output."""
     return secrets.token_hex(16)
 
 
@@ -207,14 +207,14 @@ async def helper(
     """Run one of our scripts and return its output.
 
     Raises:
-        CommandError: the script failed, with a code for its message; `too_large` if the output exceeds the limit.
+        CommandError: the script failed, with a code for its message; or the output exceeds the limit (`too_large`).
         Ended: it was killed before it had an outcome.
         ChannelLost, SandboxLost: the sandbox could not be reached.
     """
     check_words(*args)
     token = new_token()
-    marked = {**(env or {}), "LC_ALL": "C", "HERMES_DIRECT_HELPER": "1"}
-    channel = await sandbox.open(["sh", "-c", _HELPER % script, "hermes-direct", token, *args], env=marked)
+    variables = {**(env or {}), "LC_ALL": "C", "HERMES_DIRECT_HELPER": "1"}
+    channel = await sandbox.open(["sh", "-c", _HELPER % script, "hermes-direct", token, *args], env=variables)
     output = bytearray()
 
     def feed(data: bytes) -> None:
@@ -233,7 +233,7 @@ async def helper(
 
 
 async def send(channel: Channel, data: bytes) -> None:
-    """Write a script's input. If it ended early, its outcome says why, so a lost channel is not an error here."""
+    """Write a script's input. A lost channel is no error here, because the script's outcome gives the reason."""
     try:
         for start in range(0, len(data), READ_SIZE):
             await channel.write(data[start : start + READ_SIZE])
@@ -258,16 +258,16 @@ _CODES = {
 
 
 def failure(message: str) -> CommandError:
-    """Return the error for a script's message before it failed."""
+    """Return the error for a failed script with this message."""
     code = next((code for words, code in _CODES.items() if words in message), "failed")
     return CommandError(message.strip()[-2000:] or "it failed without a word", code=code)
 
 
 def check_words(*words: str) -> None:
-    """Refuse words that can't be a program's parameter.
+    """Check that words can be arguments of a program.
 
     Raises:
-        CommandError: a word has a NUL byte, or a surrogate that stands for no byte, with code `invalid`.
+        CommandError: a word has a NUL byte or can't be encoded, with code `invalid`.
     """
     for word in words:
         try:
@@ -279,11 +279,11 @@ def check_words(*words: str) -> None:
 
 
 class Shell:
-    """A sandbox's `sh`. It runs scripts there, and finds and kills the processes with a mark in their environment.
+    """A sandbox's `sh`. It runs scripts, and finds and kills processes with a mark in their environment.
 
     Args:
         program: the program that runs the slots' commands: `bash` or `sh`.
-        session: the program that begins a session, if there is one.
+        session: the program that starts a session (`setsid`), or empty.
         can_kill: whether `/proc` shows the environments of processes.
     """
 
@@ -299,7 +299,7 @@ class Shell:
         self._numbers = itertools.count(1)
 
     async def script(self, source: str, *args: str, stdin: bytes = b"", limit: int = 1 << 20) -> bytes:
-        """Run `helper` in this shell, and distinguish a sandbox that ended meanwhile from a script that was killed."""
+        """Run `helper`. If it is interrupted, find out whether the sandbox has ended or only the script was killed."""
         self._check_open()
         try:
             return await helper(self.sandbox, source, *args, stdin=stdin, limit=limit)
@@ -314,10 +314,10 @@ class Shell:
             raise
 
     async def kill(self, mark: str, signal: str, *, rounds: int = KILL_ROUNDS) -> None:
-        """Signal everything whose environment has the mark, until nothing is left.
+        """Signal all processes with the mark, until none is left.
 
         Raises:
-            SlotLost: something is left, or can't be searched for.
+            SlotLost: processes are left, or can't be searched for.
         """
         if not self._can_kill:
             raise SlotLost("without /proc processes can't be found", sandbox_id=self.sandbox.id)
@@ -327,10 +327,10 @@ class Shell:
             raise SlotUnclean(f"the slot could not be killed: {error}", sandbox_id=self.sandbox.id) from error
 
     async def is_there(self, mark: str) -> bool:
-        """Return whether anything runs whose environment has the mark.
+        """Return whether a process with the mark runs.
 
         Raises:
-            SlotLost: it can't be searched for.
+            SlotLost: processes can't be searched for.
         """
         try:
             return bool(await self.script(FIND, mark))
@@ -338,7 +338,7 @@ class Shell:
             raise SlotLost(f"processes can't be looked for: {error}", sandbox_id=self.sandbox.id) from error
 
     async def open(self, source: str, args: list[str], env: dict[str, str]) -> Channel:
-        """Return a channel to a script.
+        """Start a script, and return its channel.
 
         Raises:
             ChannelLost, SandboxLost: the sandbox could not be reached.
@@ -354,18 +354,18 @@ class Shell:
             raise
 
     async def check_alive(self, cause: BaseException | None) -> None:
-        """Distinguish a lost channel from a lost sandbox.
+        """Check with the provider that the sandbox runs, after a lost channel.
 
         Raises:
-            SandboxLost: the provider says that it is not running.
+            SandboxLost: it does not run.
         """
         if await self.sandbox.status() != SandboxStatus.RUNNING:
             self.lost.set()
             raise SandboxLost("the sandbox has ended", sandbox_id=self.sandbox.id) from cause
 
     async def confirm_alive(self, cause: BaseException | None = None) -> None:
-        """Distinguish what was killed inside the sandbox from what died with it. The sandbox ends a moment after its
-        processes.
+        """Check that the sandbox runs after a process was killed. We wait first, because a sandbox that ends kills its
+        processes a moment before.
 
         Raises:
             ChannelLost, SandboxLost: it can't be reached any more.
@@ -379,7 +379,7 @@ class Shell:
             raise ChannelLost("the sandbox does not answer", sandbox_id=self.sandbox.id) from error
 
     def next_number(self) -> int:
-        """Return a number that no other command of this sandbox has."""
+        """Return a new number for a command of this sandbox."""
         return next(self._numbers)
 
     def _check_open(self) -> None:

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from hermes_core.errors import CommandError
 from hermes_core.sandbox.commands import CommandResult
-from hermes_core.sandbox.direct.files import check_archive, file_stat, gathered, headed, parse_list
+from hermes_core.sandbox.direct.files import check_archive, file_stat, parse_list, prepend_entry, read_all
 from hermes_core.sandbox.guest import files
 from hermes_core.sandbox.guest_client.commands import RemoteCommands
 
@@ -266,8 +266,8 @@ def test_a_member_of_a_size_that_fits_nowhere_is_refused(size, kind):
 
 
 def test_the_first_entry_of_what_a_foreign_tar_is_given_is_ours():
-    assert headed(WHOLE)[:3] == b"./\0"
-    check_archive(headed(WHOLE), "")
+    assert prepend_entry(WHOLE)[:3] == b"./\0"
+    check_archive(prepend_entry(WHOLE), "")
 
 
 @fuzz
@@ -314,5 +314,5 @@ def test_a_stream_without_end_is_given_up(monkeypatch):
             yield bytes(100)
 
     with pytest.raises(CommandError) as caught:
-        asyncio.run(gathered(endless()))
+        asyncio.run(read_all(endless()))
     assert caught.value.code == "too_large"
