@@ -41,11 +41,11 @@ MAX_LINE = 16 << 20
 
 MAX_READ = 4 << 20
 MAX_OBJECTS = 30_000
-"""Maximum number of bytes, and of objects and lists, of a line that is read. Larger ones tell what some command wrote,
-and would take time that the event loop does not have."""
+"""Maximum number of bytes, and of objects and lists, of a line that is parsed. Longer lines only repeat the output of a
+command, and parsing them would block the event loop."""
 
 CANCEL_S = 2.0
-"""Seconds that a program has to stop at the end of its time."""
+"""Seconds that a program has to stop after `session/cancel`."""
 
 _WORDS = 300
 _KINDS = 32
@@ -58,17 +58,18 @@ _STOPS = {
     "max_turn_requests": StopReason.MAX_TURNS,
     "refusal": StopReason.CONTENT_FILTER,
 }
-"""What a program's reasons to stop are if the driver saw no other one."""
+"""The stop reason for each of ACP's, if the driver itself has seen no end of the conversation."""
 
 
 class AcpFailed(Exception):
-    """The program refused a request, or gives no answers any more; says what it did."""
+    """The program refused a request, or no longer answers. The message says what the program did."""
 
 
 class Peer:
     """Speaks JSON-RPC 2.0 with a program, one message a line, while `receive` runs.
 
-    It allows all that the program asks permission for. Other requests are refused, and what it tells is only counted.
+    A request for permission is granted. All other requests of the program are refused, and its notifications are only
+    counted.
 
     Args:
         counts: counts the updates of each kind, the requests, and the useless lines.
@@ -107,10 +108,10 @@ class Peer:
                     waiting.set_exception(over)
 
     async def call(self, method: str, **params: Any) -> dict[str, Any]:
-        """Return the answer to a request. The wait for it ends with the program; other limits are the caller's.
+        """Send a request, and return its answer. There is no time limit: the wait ends when the program ends.
 
         Raises:
-            Failed: the program refused it, or has ended.
+            AcpFailed: the program refused it, or has ended.
         """
         if self._over is not None:
             raise self._over
@@ -196,12 +197,12 @@ class AcpSettings(CommandSettings):
 
 @dataclass
 class _Session:
-    """What of a session outlasts its program."""
+    """The state of a session that outlasts the program, which may be started again."""
 
     cwd: str
     id: str = ""
     loadable: bool = False
-    """Whether it can be loaded by the program when that is started again."""
+    """Whether the program can load the session when it is started again."""
     agent: str = ""
     """What the program says that it is."""
     stops: list[str] = field(default_factory=list)
@@ -213,8 +214,8 @@ class _Session:
 class AcpAgent(CommandAgent):
     """Runs any program that speaks the Agent Client Protocol. What the user says later goes to the same session.
 
-    If an environment ends the slot's processes in between, the program is started again and loads its session. What the
-    user says is left out if it can't do that.
+    If an environment ends the slot's processes in between, the program is started again and loads its session. If it
+    can't load sessions, what the user says then is left out.
     """
 
     config_class = AcpSettings
@@ -234,7 +235,8 @@ class AcpAgent(CommandAgent):
             said = await self._talk(running, task, session, said)
 
     async def _talk(self, running: RunningProgram, task: AgentTask, session: _Session, said: str) -> str | None:
-        """Run the program until the user has no more to say. Return what was said to it when it had been ended.
+        """Run the program until the user has no more to say, and return None. If the program was ended before it could
+        take what the user said, return that.
 
         Raises:
             CommandError, SetupFailed, ModelError: as by `work`.
@@ -273,7 +275,7 @@ class AcpAgent(CommandAgent):
             servers: the MCP servers that it is to use.
 
         Raises:
-            Failed: the program can't.
+            AcpFailed: the program can't.
         """
         capabilities = {"fs": {"readTextFile": False, "writeTextFile": False}, "terminal": False}
         client = {"name": "hermes-rl", "version": __version__}
@@ -312,7 +314,7 @@ class AcpAgent(CommandAgent):
         """Give the program a prompt, and note why it stopped. At the end of its time, it is told to stop.
 
         Raises:
-            Failed: it gave no answer.
+            AcpFailed: it gave no answer.
             ModelError: the model failed.
         """
         calls = running.calls
@@ -376,7 +378,7 @@ async def _directory(commands: SlotCommands) -> str:
 
 
 def _message(line: bytes) -> dict[str, Any] | None:
-    """Return the object in a line; None if there is none that can be read in a short time."""
+    """Return the JSON object in a line; None if the line has none, or is too large to be parsed on the event loop."""
     if len(line) > MAX_READ or line.count(b"{") + line.count(b"[") > MAX_OBJECTS:
         return None
     try:

@@ -39,7 +39,7 @@ class NpmPackages:
     """What npm installs. `{version}` is the agent's, and `{cpu}` and `{machine}` the type of the machine, as npm and
     the kernel name it."""
     keep: Mapping[str, str] = field(default_factory=dict)
-    """The only files and folders that are kept, by the names that they get; empty keeps everything."""
+    """The files and folders to keep: their paths in the installation, by their new names. Empty keeps everything."""
     needs: tuple[str, ...] = ()
     """What the slot must have to run it."""
 
@@ -125,7 +125,7 @@ class PythonPackages:
 def python(start: str) -> tuple[str, ...]:
     """Return the beginning of a command line that runs a statement with what `PythonPackages` fetched.
 
-    This is not done by PYTHONPATH, which the commands that an agent runs would get, too.
+    PYTHONPATH would not do, because the commands that an agent runs would get it, too.
     """
     return ("python3", "-I", "-c", f"import site, sys; site.addsitedir(sys.argv.pop(1)); {start}", "{install}")
 
@@ -153,12 +153,13 @@ def _cpu() -> str:
 
 
 def _digest(declared: object) -> str:
-    """Return what tells what was declared of an agent from what another release of this plugin declares."""
+    """Return a hash of an agent's declaration, so that releases of this plugin with other declarations use other
+    folders."""
     return hashlib.sha256(json.dumps(declared).encode()).hexdigest()[:8]
 
 
 async def _once(name: str, fill: Fill) -> Path:
-    """Return the folder of this name. It is filled if it does not exist, by one process, and is all there or not.
+    """Return the folder of this name. If it does not exist, one process fills it; nobody sees it before it is complete.
 
     Raises:
         ConfigError: the cache can't be written.

@@ -1,4 +1,5 @@
-"""Agents that are programs in the slot. The model calls that they make to a port there are answered by the driver."""
+"""Agents that are programs in the slot. They make their model calls to a port of the slot, and the driver answers
+them."""
 
 from __future__ import annotations
 
@@ -52,13 +53,13 @@ TAIL = 16_000
 """Number of bytes of a program's output that the record keeps: the last ones."""
 
 _NAMED = 64
-"""The most settings that the record names: whoever has the key can ask for any."""
+"""Maximum number of settings that the record names. A program can name any number of them."""
 
 MCP_SERVER = '"{server}": {"type": "http", "url": "{url}/mcp/{server}", "headers": {"Authorization": "Bearer {key}"}}'
 """An MCP server in the form that most clients read, below the key `mcpServers`."""
 
 ANY_DIALECT = "any"
-"""The dialect of a program of which that is not known."""
+"""The dialect of a program whose dialect is not known."""
 
 _PLACES = re.compile(r"\{(prompt|prompt_file|install|folder|model|url|key)\}")
 
@@ -76,10 +77,10 @@ done
 """
 
 _MACHINES = {"arm64": "aarch64", "AMD64": "x86_64"}
-"""What Linux calls the machines of others."""
+"""Linux's names of machines that other systems name differently."""
 
 _MISSING = {"glibc": "the loader of glibc: its image has musl or nothing"}
-"""What each need is called; others are programs."""
+"""Words for needs that are not the name of a program."""
 
 
 _OF_THE_PROGRAM = {
@@ -91,7 +92,7 @@ _OF_THE_PROGRAM = {
 
 
 class Package(Protocol):
-    """Where a program comes from. It is fetched once, by the driver, and sent to each sandbox from there."""
+    """The source of a program. The driver fetches the program once, and sends it to each sandbox."""
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -105,7 +106,7 @@ class Package(Protocol):
         """
 
     async def fetch(self, name: str, version: str) -> Path:
-        """Return the folder with the program, which is filled if it does not exist yet.
+        """Return the folder with the program. Fetch the program if the folder does not exist yet.
 
         Raises:
             ConfigError: it can't be had.
@@ -128,12 +129,12 @@ class AgentProgram:
     """The command line. `{args}` stands for the user's own arguments. Without `{prompt}` and `{prompt_file}`, the
     prompt is the standard input."""
     again: tuple[str, ...] = ()
-    """The command line with which it goes on with its conversation when the user says more. Without one, such parts of
+    """The command line that continues the program's conversation when the user says more. Without one, further parts of
     a task are left out."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Environment variables, in addition to those of `ProgramAgent`."""
     env_when_answered: Mapping[str, str] = field(default_factory=dict)
-    """More of them, unless its requests are passed on to its provider as they are."""
+    """More environment variables, for a program whose requests the run's own endpoint answers (without `upstream`)."""
     files: Mapping[str, str] = field(default_factory=dict)
     """Texts of files below `{folder}`, by path."""
     mcp: str = ""
@@ -156,8 +157,7 @@ class AgentProgram:
     """What was tried of it, and with which version."""
 
     async def fetch(self, version: str | None = None) -> Path | None:
-        """Return the driver's folder with the program, which is fetched if that was not done before; None if it comes
-        from nowhere.
+        """Fetch the program, unless that was done before. Return its folder on the driver; None if it has no package.
 
         Args:
             version: None is its own.
@@ -229,8 +229,7 @@ class ProgramSettings(ExactSettings):
     args: tuple[str, ...] = ()
     """More arguments for the program."""
     variables: dict[str, str] = Field(default_factory=dict)
-    """More environment variables for the program. They are no place for secrets: everything in the slot can read
-    them."""
+    """More environment variables for the program. Do not put secrets there: everything in the slot can read them."""
     upstream: Literal["anthropic", "responses"] | None = None
     """The API to which the program's requests are passed on as they are: Anthropic's Messages or OpenAI's Responses, at
     `base_url`. The sampling is then the program's, too. None has them answered by the run's own endpoint, whatever the
@@ -241,7 +240,7 @@ class ProgramSettings(ExactSettings):
 
     @property
     def settings_prefix(self) -> str:
-        """Return the prefix of the settings of `Settings` that are meant."""
+        """Return the prefix of the fields of `Settings` from which the model's URL and key come."""
         return "anthropic_" if self.upstream == "anthropic" else ""
 
     @model_validator(mode="before")
@@ -262,7 +261,8 @@ class ProgramAgent:
 
     Args:
         settings: the program's, and those of the model that it asks.
-        model: asks the model; None makes the one that the settings name. With a `tool_call_parser` one is needed.
+        model: the agent whose model the program asks. None makes one from the settings; `open` does so if they have a
+            `tool_call_parser`.
 
     Raises:
         ConfigError: as `ModelAgent`.
@@ -295,7 +295,8 @@ class ProgramAgent:
         return cls(settings, model)
 
     async def open(self, context: AgentContext) -> Self:
-        """Give it the token-exact model that its settings ask for; see `CanOpen`. Raise as `open_exact_agent`."""
+        """Return the agent on the token-exact model that its settings ask for; see `CanOpen`. Raise as
+        `open_exact_agent`."""
         if self._model is not None:
             return self
         parsers = context.parsers(self.settings.tool_call_parser or "auto")
@@ -449,8 +450,8 @@ class RunningProgram:
     """The names of its MCP servers."""
 
     async def lay_out(self, instructions: str, skills: str | None) -> None:
-        """Put the task's instructions and skills where the program looks for them. Without instructions there is no
-        such file, which some would tell their model of although it is empty, unless the command line names it.
+        """Put the task's instructions and skills where the program looks for them. Without instructions, no file is
+        written, because some programs tell their model of an empty one; unless the command line names the file.
 
         Raises:
             CommandError: there is no room for them.
@@ -541,12 +542,12 @@ class RunningProgram:
 
     @property
     def refusal(self) -> str | None:
-        """Return why the last of its model calls that were refused was refused."""
+        """Return why the program's last refused model call was refused; None if none was."""
         return next((call.refusal for call in reversed(self.gateway.log) if call.refusal), None)
 
     @property
     def answers(self) -> int:
-        """Return how many answers of the model it was given."""
+        """Return how many answers of the model the program was given."""
         counts = self.gateway.counts
         return counts.get("answered", 0) + counts.get("replayed", 0)
 
@@ -613,11 +614,11 @@ _ENVIRONMENT = {
     "NO_PROXY": "127.0.0.1,localhost",
     "no_proxy": "127.0.0.1,localhost",
 }
-"""What every program gets."""
+"""Environment variables of every program."""
 
 
 class _OutputTail:
-    """Keeps the end of an output: a sink."""
+    """A sink for output that keeps its end."""
 
     def __init__(self) -> None:
         self.total = 0
@@ -725,7 +726,8 @@ async def _new_folder(commands: SlotCommands) -> str:
 
 @asynccontextmanager
 async def _mcp_routes(task: AgentTask) -> AsyncIterator[Mapping[str, Handle]]:
-    """Give what answers for the rollout's MCP servers during the block. The package is loaded only if there are any."""
+    """Serve the rollout's MCP servers during the block: give a handler for each path. The package `mcp` is loaded only
+    if there are any."""
     if not task.mcp_tools:
         yield {}
         return

@@ -43,7 +43,7 @@ _ID_CHARS = 1000
 
 @dataclass(frozen=True)
 class Ground:
-    """What a sandbox has for the tests."""
+    """The files of a sandbox that the tests need."""
 
     repository: PreparedRepository
     environment: TestEnvironment
@@ -53,27 +53,27 @@ class Ground:
 
 @dataclass(frozen=True)
 class SurveyedTest:
-    """What the survey says of one test."""
+    """The survey's findings about one test."""
 
     node_id: str
     outcome: str
     seconds: float
     lines: Mapping[str, int]
-    """By file, the lines that it ran: bit n stands for line n."""
+    """The lines that it ran, by file: bit n stands for line n."""
 
     def ran(self, path: str, lines: tuple[int, int]) -> bool:
-        """Return whether it ran a line from the first to the last."""
+        """Return whether it ran any of these lines, given as the first and the last one."""
         first, last = lines
         return bool(self.lines.get(path, 0) >> first & ((1 << (last - first + 1)) - 1))
 
 
 @dataclass(frozen=True)
 class Surveyed:
-    """The tests of a repository, and what runs before them."""
+    """The tests of a repository, and the lines that run before them."""
 
     tests: tuple[SurveyedTest, ...]
     importing: SurveyedTest
-    """What runs while the tests are collected."""
+    """The lines that run while the tests are collected."""
     broken: tuple[tuple[str, str], ...] = ()
     """Files that can't be collected, each with the end of the reason."""
 
@@ -105,7 +105,7 @@ class Bench:
         )
 
     async def ground(self, site: SlotHandle | NewSandbox) -> Ground:
-        """Return what the tests need on the site's sandbox. It is made once per sandbox."""
+        """Return the files that the tests need on the site's sandbox. They are made once per sandbox."""
         repository = await self.repository(site)
         environment = await prepare_environment(site, self.source, repository, self._variables, self._install_timeout_s)
         programs = await prepare_programs(site)
@@ -117,7 +117,7 @@ class Bench:
         return Ground(repository, environment, f"{directory}/tree")
 
     def know_doctests(self, node_ids: Iterable[str]) -> None:
-        """Read the docstrings of those of the tests that are doctests of a module, as the verification will."""
+        """Read the docstrings of the tests that are doctests of modules, as the verification will."""
         task = replace(self.task, fail_to_pass=tuple(node_ids))
         for path, names in task.doctests.items():
             try:
@@ -133,7 +133,7 @@ class Bench:
         return {test_file(node_id) for node_id in node_ids if node_id not in self._examples}
 
     async def lay_out(self, slot: SlotHandle, changes: Mapping[str, bytes]) -> Ground:
-        """Put the repository into the slot, empty before, with other contents of some files."""
+        """Put the repository into an empty slot, with new contents of some files."""
         ground = await self.ground(slot)
         directory = self.task.directory
         done = await slot.commands.run(["cp", "-RP", ground.checkout, directory], timeout_s=OPERATION_TIMEOUT_S)
@@ -188,7 +188,7 @@ class Bench:
     async def failures(
         self, slot: SlotHandle, changes: Mapping[str, bytes], tests: Sequence[str], timeout_s: float
     ) -> dict[str, FailedTest]:
-        """Return where and why tests fail, in a slot that is empty before."""
+        """Run tests in an empty slot, and return where and why they fail."""
         done = await self._survey(slot, changes, (), tests, timeout_s)
         return await asyncio.to_thread(_failures, done.stdout)
 
@@ -255,7 +255,7 @@ class Bench:
 
 
 def _read_survey(output: bytes, files: Sequence[str]) -> Surveyed:
-    """Read what the survey printed. The project's code could have printed there too: what does not fit is ignored."""
+    """Read the output of the survey. Lines of another form are ignored: the project's code may have printed them."""
     names: list[str] = []
     about: dict[int, SurveyedTest] = {}
     broken: list[tuple[str, str]] = []

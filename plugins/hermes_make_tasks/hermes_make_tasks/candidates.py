@@ -15,13 +15,13 @@ from hermes_make_tasks.kinds import Mutation, mutations
 from hermes_make_tasks.sources import Edit, Function, SourceFile, apply_edits
 
 LEAST_COMPLEXITY = 3
-"""Simpler functions are not changed: SWE-smith's own limit."""
+"""Functions of a lower complexity are not changed. It is SWE-smith's own limit."""
 
 COMBINED = {
     "combine-functions": "two or three kept bugs of one file, in different functions",
     "combine-files": "two or three kept bugs of different files",
 }
-"""Kinds that are made of bugs of the other kinds."""
+"""Kinds of bugs that combine bugs of other kinds."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class BugCandidate:
 
     @cached_property
     def key(self) -> str:
-        """Return what identifies the change, the same in every run."""
+        """Return a hash of the change, which is the same in every run."""
         text = "\0".join(f"{part.path}\0{edit}" for part in self.parts for edit in map(tuple, part.mutation.edits))
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
@@ -62,7 +62,7 @@ class BugCandidate:
 def singles(
     sources: Mapping[str, SourceFile], surveyed: Surveyed, kinds: Sequence[str], seed: int, per_function: int
 ) -> list[BugCandidate]:
-    """Return changes of one function each that a test may notice. Blocking.
+    """Return changes of one function each, in lines that tests run. Blocking.
 
     The first ones are of as many functions and kinds as possible. Functions that decide little are left out.
 
@@ -116,7 +116,7 @@ def _of_function(
 
 
 def most_of_a_kind(tasks: int, kinds: int) -> float:
-    """Return how many of so many tasks may be of one kind: two, or twice its share.
+    """Return how many of this many tasks may be of one kind: twice its share, or two if that is more.
 
     It does not depend on how many tasks are wanted, so that a run that goes on for more decides as before.
     """

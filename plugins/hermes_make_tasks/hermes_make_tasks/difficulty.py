@@ -12,13 +12,13 @@ from hermes_make_tasks.candidates import BugCandidate
 from hermes_make_tasks.sources import SourceFile
 
 EASY, MEDIUM = 4.0, 6.5
-"""The highest scores that are called so."""
+"""The highest scores that are called easy and medium."""
 
 
 def estimate(
     candidate: BugCandidate, broken: Sequence[SurveyedTest], sources: Mapping[str, SourceFile]
 ) -> dict[str, Any]:
-    """Return the estimate and what it is made of; docs/guides/make-tasks.md explains it."""
+    """Return the estimate and its parts; docs/guides/make-tasks.md explains both."""
     functions = candidate.functions
     files = {path for path, _ in functions}
     distance = min((_functions_run(test, sources) for test in broken), default=1)
@@ -45,7 +45,7 @@ def _median(values: Sequence[int]) -> float:
 
 
 def _functions_run(test: SurveyedTest, sources: Mapping[str, SourceFile]) -> int:
-    """Return how many functions of the project a test runs: among so many the bug hides."""
+    """Return the number of the project's functions that a test runs, among which the bug must be found."""
     count = 0
     for path, bits in test.lines.items():
         for function in sources[path].functions if path in sources else ():

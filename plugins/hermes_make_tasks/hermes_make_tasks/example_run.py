@@ -1,8 +1,8 @@
-"""Runs one example, and tells what came of it. Sent into slots as source; standard library alone, Python >= 3.8.
+"""Runs one example, and prints its outcome. Sent into slots as source; standard library alone, Python >= 3.8.
 
 Called with one JSON object on standard input (`import_path`, `code`). The last line that it prints is JSON: `error`,
-the exception's type and message, or ""; `line`, where the example was then; `values`, those of the subjects of the last
-assertion.
+the exception's type and message, or ""; `line`, the last line of the example that ran; `values`, the values of the
+subjects of the last assertion.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from hermes_make_tasks import example_run
 from hermes_make_tasks.sources import DEFINITIONS, Edit, Function, SourceFile, Unreadable, apply_edits, parse_source
 
 MOST_LINES, MOST_CHARS = 40, 2500
-"""The longest example. One that is longer is left out, never cut."""
+"""Maximum size of an example in lines and characters. Longer ones are left out, not cut."""
 
 _BUILTINS = {*dir(builtins), "__name__"}
 
@@ -35,7 +35,8 @@ class FailedTest:
 
 
 def examples_of(source: SourceFile, failed: FailedTest) -> Iterator[str]:
-    """Yield programs that do what a test does up to where it fails: what this needs alone, and then all of it."""
+    """Yield programs that do what a test does up to its failure: first one with only the needed steps, then one with
+    all of them."""
     path, _, rest = failed.node_id.partition("::")
     name = re.sub(r"\[.*", "", rest).replace("::", ".")
     function = next((each for each in source.functions if each.name == name), None)
@@ -62,7 +63,7 @@ Step = tuple[ast.stmt, ast.stmt, str]
 
 
 def _find_needed(steps: Sequence[Step]) -> list[Step]:
-    """Return the last step, and those before that it depends on, as far as names tell."""
+    """Return the last step, and the earlier ones whose names it uses, directly or not."""
     needed, chosen = _names(steps[-1][1]), [steps[-1]]
     for step in reversed(steps[:-1]):
         simple = isinstance(step[1], _BINDING) and _find_bindings(step[1])
@@ -79,7 +80,8 @@ def _is_claim(statement: ast.stmt, needed: set[str]) -> bool:
 
 
 def _with_globals(source: SourceFile, body: str) -> str | None:
-    """Put what the body needs of its module before it. None if that can't be, or is too long."""
+    """Return the body after the definitions and imports of its module that it uses; None if that is impossible or too
+    long."""
     try:
         tree = parse_source(body, "example")
     except Unreadable:
@@ -210,7 +212,7 @@ class _PlainValue(ast.NodeTransformer):
 
 
 def _read_assertion(node: ast.expr) -> tuple[str, list[ast.expr]]:
-    """Return of `self.assertX(…)` X and the arguments."""
+    """Return the X and the arguments of `self.assertX(…)`."""
     if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("self.assert"):
         return ast.unparse(node.func).removeprefix("self.assert"), node.args
     return "", []
@@ -225,7 +227,7 @@ def _raises(given: list[ast.expr], match: list[ast.keyword]) -> ast.expr:
 
 @dataclass(frozen=True)
 class ExampleRun:
-    """What came of an example."""
+    """The outcome of an example."""
 
     error: str = ""
     """The exception's type and message; empty if it ran to its end."""
@@ -248,7 +250,7 @@ def names_a_missing_name(error: str) -> bool:
 
 
 def describe_failure(code: str, ran: ExampleRun, clean: ExampleRun) -> tuple[str, str]:
-    """Return a title, and what happens in place of what should."""
+    """Return a title, and a text that says what happens and what should happen instead."""
     tree = parse_source(code, "example")
     inside = [node for node in ast.walk(tree) if isinstance(node, ast.stmt) and node.lineno <= ran.line]
     statement = max(inside, key=lambda node: (node.lineno, node.col_offset), default=tree.body[-1])
@@ -276,7 +278,7 @@ def describe_failure(code: str, ran: ExampleRun, clean: ExampleRun) -> tuple[str
 
 
 def describe_doctest_failure(failed: FailedTest) -> tuple[str, str, str]:
-    """Return the title, the session and what happens for a doctest that failed."""
+    """Return a title, the session, and a text that says what happens, for a doctest that failed."""
     session, _, got = failed.session.partition("\0")
     typed = re.findall(r"^>>> (.*)", session, re.MULTILINE)[-1]
     return (
@@ -287,7 +289,8 @@ def describe_doctest_failure(failed: FailedTest) -> tuple[str, str, str]:
 
 
 def _find_call(tree: ast.Module, node: ast.AST, depth: int = 3) -> str:
-    """Return what a title names: the outermost call of a statement, or of one that binds its names, or else itself."""
+    """Return the code that a title names: the outermost call of a statement, or of a statement that binds its names, or
+    else the statement itself."""
     node = node.body[-1] if isinstance(node, ast.With) else node
     calls = [each for each in ast.walk(node) if isinstance(each, ast.Call)]
     named = [(ast.unparse(each), ast.unparse(each.func)) for each in calls]
@@ -310,8 +313,8 @@ def _block(text: str) -> str:
 
 
 def gives_away(text: str, function: Function, lines: tuple[int, int]) -> bool:
-    """Return whether a text has three words that stand beside a change, so that a search leads there, or a private
-    name."""
+    """Return whether a text contains a private name, or three words in a row from the changed place, so that a search
+    would find it."""
     if re.search(r"(?<!\w)_[a-z]\w*", text):
         return True
     text = " ".join(text.replace("\\", "").split())

@@ -1,4 +1,4 @@
-"""The output folder: the dataset, and in `making` what makes an interrupted run go on.
+"""The output folder: the dataset, and in `making` the files by which an interrupted run goes on.
 
 `making/attempts.jsonl` has a line for each change that was tried. Each is one write of one whole line, so that after
 `kill -9` at most the last line of a file is torn; it is cut off. Everything else is replaced in one step.
@@ -59,7 +59,7 @@ class Folder:
         os.close(self._lock)
 
     def check_same(self, configuration: Mapping[str, Any]) -> bool:
-        """Return whether a run is here already, which is the same one.
+        """Return whether the folder has a run already, and check that its options are the same.
 
         Raises:
             UsageError: it is another one; names the differing options. Or other files are here.
@@ -92,7 +92,7 @@ class Folder:
             path.unlink(missing_ok=True)
 
     def read(self, name: str) -> dict[str, Any] | None:
-        """Return what was written under a name in `making`, or None.
+        """Return the value of a JSON file in `making`; None if there is no such file.
 
         Raises:
             UsageError: it can't be read.
@@ -111,11 +111,11 @@ class Folder:
         write_bytes(folder / name, json.dumps(value, indent=1).encode() + b"\n")
 
     def attempts(self) -> TaskLines:
-        """Return what was tried."""
+        """Return the records of the changes that were tried."""
         return TaskLines(self.making / ATTEMPTS)
 
     def tasks(self) -> TaskLines:
-        """Return the dataset's rows; of those that are there already, only the ids."""
+        """Return the dataset's rows. Of rows from earlier sessions, only the ids are kept."""
         return TaskLines(self.path / TASKS, lambda row: {"instance_id": row.get("instance_id")})
 
 
@@ -123,7 +123,7 @@ class TaskLines:
     """A file of JSON lines. A torn last line is cut off when it is opened. Its methods block.
 
     Args:
-        keep: returns what to keep in memory of a line that is there already.
+        keep: returns the part of an existing line to keep in memory.
     """
 
     def __init__(self, path: Path, keep: Callable[[Value], Value] = lambda value: value) -> None:

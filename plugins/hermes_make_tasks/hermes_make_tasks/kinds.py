@@ -18,7 +18,8 @@ class Mutation:
     kind: str
     edits: tuple[Edit, ...]
     lines: tuple[int, int]
-    """The first and the last line that run whenever the changed code does: tests that run none do not notice."""
+    """The first and the last line that run whenever the changed code does. Tests that run none of these lines can't
+    notice the change."""
 
 
 class FunctionSite:
@@ -41,11 +42,11 @@ class FunctionSite:
             yield from ((statement, each) for each in _expressions(statement))
 
     def inner(self, node: ast.expr, parent: ast.expr) -> Span:
-        """Return where a part of an expression is, with its parentheses."""
+        """Return the place of a part of an expression, with its parentheses."""
         return self.source.with_parentheses(node, self.source.span(parent))
 
     def argument(self, node: ast.expr | ast.keyword, call: ast.Call) -> Span:
-        """Return where an argument of a call is, with its own parentheses."""
+        """Return the place of an argument of a call, with its own parentheses."""
         end = self.source.span(call)[1]
         opening = next(
             token for token in self.source.tokens_in(self.source.span(call.func)[1], end) if token.string == "("
@@ -56,7 +57,7 @@ class FunctionSite:
         return self.source.span(node)[0], self.source.with_parentheses(node.value, inside)[1]
 
     def operator(self, left: ast.expr, right: ast.expr, *words: str) -> Span | None:
-        """Return where the operator between two operands is."""
+        """Return the place of the operator between two operands."""
         start, end = self.source.span(left)[1], self.source.span(right)[0]
         found = self.source.tokens_in(start, end)
         for index in range(len(found) - len(words) + 1):
@@ -286,7 +287,7 @@ def _remove_branch(place: FunctionSite) -> Changes:
 
 
 def _shorter_chain(place: FunctionSite, statement: ast.If) -> Changes:
-    """Take away each elif of a chain, and its else."""
+    """Yield the removal of each elif of a chain, and of its else."""
     node = statement
     while node.orelse:
         last = node.body[-1]
@@ -338,8 +339,8 @@ _kind("remove-raise", "a raise is gone")(_removal(ast.Raise))
 
 
 def _remove_statement(place: FunctionSite, block: Sequence[ast.stmt], statement: ast.stmt) -> list[Edit]:
-    """Take a statement away, or put `pass` (or a bare return) where a block would be empty, or where other code is on
-    its lines."""
+    """Return the edits that remove a statement. `pass` or a bare return takes its place if the block would be empty, or
+    if other code is on its lines."""
     lines = place.source.whole_lines(statement)
     if lines is None or len(block) == 1:
         word = "return" if isinstance(statement, ast.Return) else "pass"
@@ -365,7 +366,7 @@ def _remove_wrapper(place: FunctionSite) -> Changes:
 
 
 def _has_long_text(place: FunctionSite, span: Span) -> bool:
-    """Return whether a text of several lines is there, which would lose its own white space."""
+    """Return whether the place has a string of several lines, whose white space an edit would change."""
     return any("\n" in token.string for token in place.source.tokens_in(*span))
 
 

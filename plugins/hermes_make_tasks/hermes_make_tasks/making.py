@@ -73,26 +73,26 @@ KEPT = "kept"
 _SINGLES_PER_COMBINATION = 4
 _COMBINATIONS_TRIED = 3
 _SPARED = 6
-"""How many sound changes wait for a combination before they become tasks by themselves."""
+"""Number of sound changes that wait for a combination. Further ones become tasks by themselves."""
 _EXAMINED = 8
-"""How many broken tests are looked at for examples."""
+"""Maximum number of broken tests of which examples are made."""
 _ATTEMPTS = 3
-"""How often work is tried that the infrastructure breaks off."""
+"""Number of attempts at work that the infrastructure breaks off."""
 _AHEAD = 2
-"""How many more changes than there are slots are decided on before the first of them is."""
+"""Number of changes that may be under way beside one for each slot, while the first of them is undecided."""
 _COLLECTED = frozenset({"passed", "failed", "error"})
 
 
 @dataclass
 class MakingOutcome:
-    """What a run gave."""
+    """The outcome of a run."""
 
     wanted: int
     folder: str
     repo: str = ""
     tasks: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)
-    """How many changes had each outcome."""
+    """Number of changes with each outcome."""
     kinds: Counter[str] = field(default_factory=Counter)
     levels: Counter[str] = field(default_factory=Counter)
     stable: int = 0
@@ -111,12 +111,12 @@ class MakingOutcome:
         return self.tasks >= self.wanted
 
     def to_dict(self) -> Record:
-        """Return it as JSON values."""
+        """Return the outcome as JSON values."""
         return {**asdict(self), "complete": self.complete}
 
 
 class _Making(Environment):
-    """What the sandboxes are opened for. It has no items: the work is done beside rollouts."""
+    """The environment whose sandboxes are used. It has no items, because the work is no rollout."""
 
     name = "make-tasks"
     scored = False
@@ -189,7 +189,7 @@ async def make_tasks(
 
 
 def _check_level(runtime: Runtime, options: RunOptions) -> None:
-    """Refuse to run a stranger's tests on this host without isolation.
+    """Check that a stranger's tests are not run on this host without isolation.
 
     Raises:
         UsageError: that was asked for.
@@ -405,7 +405,7 @@ class _TaskMaker:
     # ------------------------------------------------------------------ its tests
 
     async def _survey(self) -> None:
-        """Find the tests, and what each of them runs."""
+        """Find the tests, and the lines that each of them runs."""
         self._show("looking at what each test runs")
         noted = await asyncio.to_thread(self._folder.read, SURVEY)
         if noted is None:
@@ -553,7 +553,7 @@ class _TaskMaker:
         return True
 
     async def _attempt(self, candidate: BugCandidate) -> Record:
-        """Return what came of a change, now or in an earlier session."""
+        """Try a change, and return the record of the attempt; or return the record of an earlier session."""
         record = self._done.get(candidate.key)
         if record is None:
             async with self._seats:
@@ -590,7 +590,7 @@ class _TaskMaker:
             return {**about, "outcome": "ends its slot"}
 
     def _change_files(self, candidate: BugCandidate) -> dict[str, bytes] | str:
-        """Return the new contents of the changed files, or why the change is none to try. Blocking."""
+        """Return the new contents of the changed files, or why the change can't be tried. Blocking."""
         changes = {}
         for path, edits in candidate.edits().items():
             source = self._sources[path]
@@ -642,7 +642,7 @@ class _TaskMaker:
         return {"outcome": KEPT, "broken": certain, "left_out": unsure, **described}
 
     async def _find_examples(self, trial: _Trial, broken: Sequence[str]) -> list[tuple[str, ...]] | str:
-        """Return examples that show each part of a change, as the statement has them, or why there are none.
+        """Return examples that show each part of a change, in the form of the statement, or why there are none.
 
         An example fails with the change, and runs without it.
         """
@@ -686,7 +686,7 @@ class _TaskMaker:
         return None
 
     def _telling(self, candidate: BugCandidate, *shown: str) -> tuple[str, ...] | None:
-        """Return an example, if it tells what is wrong and not where. Blocking."""
+        """Return an example if it shows what is wrong without saying where; else None. Blocking."""
         for part in candidate.parts:
             function = next(each for each in self._sources[part.path].functions if each.name == part.function)
             if examples.gives_away("\n".join(shown), function, part.mutation.lines):
@@ -694,7 +694,7 @@ class _TaskMaker:
         return shown if sum(map(len, shown)) <= 2 * examples.MOST_CHARS else None
 
     def _noticing(self, candidate: BugCandidate) -> list[str] | None:
-        """Return the stable tests that run a change, or None if that is most of them or not known."""
+        """Return the stable tests that run a change; None if most of them do, or if it is not known."""
         places = [(part.path, part.mutation.lines) for part in candidate.parts]
         if any(self._surveyed.importing.ran(*place) for place in places):
             return None
@@ -702,7 +702,7 @@ class _TaskMaker:
         return found if len(found) <= 0.7 * len(self._stable) else None
 
     def _each_counts(self, candidate: BugCandidate, broken: Sequence[str]) -> bool:
-        """Return whether each part of a combination breaks tests that are broken with all of them."""
+        """Return whether each part of a combination breaks some of the tests that the whole combination breaks."""
         names = set(broken)
         singles = [BugCandidate(part.mutation.kind, (part,)) for part in candidate.parts]
         return all(names & set(self._done.get(single.key, {}).get("broken", ())) for single in singles)
@@ -710,7 +710,7 @@ class _TaskMaker:
     async def _complete_record(
         self, trial: _Trial, broken: Sequence[str], report: PytestReport, shown: Sequence[tuple[str, ...]]
     ) -> Record:
-        """Return what else a row needs: the patch, the statement, the difficulty."""
+        """Return the further fields of a row: the patch, the statement, the difficulty."""
         slot, candidate, changes = trial
         ground = await self._tester.ground(slot)
         arguments = {"repo": ground.repository.git_dir, "files": [(path, len(data)) for path, data in changes.items()]}

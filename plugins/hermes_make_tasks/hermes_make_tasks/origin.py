@@ -1,7 +1,7 @@
-"""Where a repository comes from: a path, a bundle or a URL. On the driver its files are only copied.
+"""The origin of a repository: a path, a bundle or a URL. The driver only copies its files.
 
-Git reads them in the sandbox. Of a path, what is sent there are the objects and the names of commits, without
-configuration and hooks.
+Git reads them in the sandbox. From a path, the driver sends git's objects and refs there, without configuration and
+hooks.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from hermes_core import DatasetError, UsageError
 
 MAX_BYTES = 2 << 30
-"""The largest repository that is sent to a sandbox."""
+"""Maximum number of bytes of a repository that is sent to a sandbox."""
 
 _URL = re.compile(r"(https?|ssh|git)://|[\w.-]+@[\w.-]+:")
 _NAMES = ("HEAD", "packed-refs", "shallow", "refs", "objects")
@@ -27,7 +27,7 @@ _REF = re.compile(r"[A-Za-z0-9_][\w./@+-]{0,200}")
 
 @dataclass(frozen=True)
 class RepositoryOrigin:
-    """A repository, as it was named on the command line."""
+    """A repository as the command line names it."""
 
     given: str
     url: str | None = None
@@ -36,7 +36,7 @@ class RepositoryOrigin:
 
     @classmethod
     def parse(cls, given: str) -> RepositoryOrigin:
-        """Recognise what was named. Blocking.
+        """Return the origin that a path, a bundle's path or a URL names. Blocking.
 
         Raises:
             UsageError: it is nothing of these, or shares another repository's files.
@@ -69,7 +69,7 @@ class RepositoryOrigin:
         )
 
     def archive(self) -> Iterator[bytes]:
-        """Yield a tar of a path's git directory: what git needs to read commits from it. Blocking.
+        """Yield a tar with the parts of a path's git directory that git needs to read commits. Blocking.
 
         Raises:
             DatasetError: it can't be read, needs files of another place, or is too large.
@@ -119,7 +119,7 @@ def _clone(given: Path | str) -> str:
 
 
 def _files(top: Path) -> Iterator[Path]:
-    """Yield a file, or the files of a folder, and links to either in place of what they lead to."""
+    """Yield a file, or the files of a folder. A link is yielded itself, not its target."""
     if top.is_symlink() or top.is_file():
         yield top
         return

@@ -1,4 +1,4 @@
-"""How far the making is."""
+"""The progress of making tasks, for its display."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from typing import Any
 
 @dataclass
 class MakingStanding:
-    """What `Progress` shows of it."""
+    """The state that `Progress` shows."""
 
     stage: str = "starting"
-    """What is being done: a few words."""
+    """The present stage, in a few words."""
     kept: int = 0
-    """How many tasks there are."""
+    """Number of tasks that were made."""
     tried: int = 0
-    """How many changes were tried, those of earlier sessions included."""
+    """Number of changes that were tried, also in earlier sessions."""
     noun: str = "task"
     began: float = field(default_factory=time.monotonic)
 
     @property
     def done(self) -> int:
-        """Return how many tasks there are."""
+        """Return the number of tasks that were made."""
         return self.kept
 
     @property
     def news(self) -> object:
-        """Return everything that changes with an event."""
+        """Return the values that change with events."""
         return self.stage, self.kept, self.tried
 
     def counts(self, total: int) -> str:
@@ -36,7 +36,7 @@ class MakingStanding:
         return f"{self.tried} changes tried in {timedelta(seconds=int(self._elapsed_s))}: {self.stage}"
 
     def state(self, total: int) -> dict[str, Any]:
-        """Return it for programs."""
+        """Return the state as JSON values."""
         elapsed_s = round(self._elapsed_s, 3)
         return {"stage": self.stage, "kept": self.kept, "tried": self.tried, "elapsed_s": elapsed_s}
 

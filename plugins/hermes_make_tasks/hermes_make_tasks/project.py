@@ -51,14 +51,14 @@ _INSTALL = 'cd "$1" && VIRTUAL_ENV="$2" PATH="$2/bin:$PATH" && export VIRTUAL_EN
 
 @dataclass(frozen=True)
 class Imported:
-    """A repository, as it came."""
+    """A repository that was imported."""
 
     upstream: str
-    """The commit that has the tree."""
+    """The commit of the origin whose tree was imported."""
     commit: str
     """The one commit of the bundle."""
     files: Mapping[str, str]
-    """The texts of its packaging files."""
+    """The texts of its packaging files, by path."""
     bundle: bytes
 
 
@@ -144,7 +144,7 @@ class Needs:
     """What the tests of a project need."""
 
     python: str
-    """The version, as `3.11`."""
+    """The Python version, such as `3.11`."""
     pins: tuple[str, ...]
 
 
@@ -159,7 +159,7 @@ async def find_needs(
     env: Mapping[str, str],
     timeout_s: float,
 ) -> Needs:
-    """Install what the tests need, once, and return the versions that this gave.
+    """Install what the tests need, once, and return the installed versions.
 
     Args:
         python: the version, or an empty text for whatever `python3` is.
@@ -208,7 +208,7 @@ async def find_needs(
 
 
 def _needs(answer: object, asked: set[str]) -> Needs:
-    """Check what the environment said of itself: a project that was installed there could have changed it."""
+    """Read and check the environment's own description. A project that was installed there could have changed it."""
     if not isinstance(answer, dict) or not re.fullmatch(r"3\.\d{1,2}", str(answer.get("python"))):
         raise SetupFailed("the environment of the tests does not say what is in it")
     pins = []

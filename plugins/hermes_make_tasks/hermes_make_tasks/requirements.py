@@ -19,9 +19,9 @@ _SELF = re.compile(r"\s*([\w.-]+)\s*\[([^\]]*)\]\s*")
 
 
 def find_requirements(files: Mapping[str, str]) -> list[str] | None:
-    """Return the requirements of the project and of its tests, or None if only an installation can tell.
+    """Return the requirements of the project and of its tests; None if only the build backend knows them.
 
-    Those of the tests are the extra, or else the dependency group, that is called like tests, or else like development.
+    The requirements of the tests are an extra or a dependency group for tests, or else one for development.
     """
     pyproject = pyproject_in(files)
     project = table(pyproject, "project")
@@ -50,13 +50,14 @@ def with_pytest(lines: Sequence[str]) -> list[str]:
 
 
 def are_pins(lines: Sequence[str]) -> bool:
-    """Return whether all requirements name one version each, pytest among them: then nothing is left to find out."""
+    """Return whether each requirement names one version, and pytest is among them, so that no versions have to be
+    found."""
     pins = all(re.fullmatch(r"[A-Za-z0-9][\w.-]*==[\w.!+-]+", line) for line in lines)
     return pins and any(line.startswith("pytest==") for line in lines)
 
 
 def import_path(files: Mapping[str, str], sources: Sequence[str]) -> str:
-    """Return the directory of the checkout that the project is imported from: `src` or `.` for most.
+    """Return the directory of the checkout from which the project is imported. For most projects, that is `src` or `.`.
 
     Args:
         sources: the paths of its Python files.

@@ -23,10 +23,10 @@ from typing import NamedTuple
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 120
-"""The deepest syntax tree that is used. Code that people write has less than half."""
+"""Maximum depth of a syntax tree. Code that people write has less than half of it."""
 
 _ENCODINGS = re.compile(r"utf-8(-sig)?|ascii|iso8859-\d+|cp\d+|koi8-[rut]|mac-\w+|(euc|shift)_\w+|gb\w+|big5\w*")
-"""Encodings of sources that are decoded. Some others of Python are slow on purpose-made data, or are no text."""
+"""Encodings that are decoded. Some of Python's other encodings are slow on hostile data, or give no text."""
 
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
@@ -72,12 +72,12 @@ class Function:
 
     @property
     def shape(self) -> str:
-        """Return what functions have in common that differ in names and constants only."""
+        """Return a value that is equal for functions which differ only in names and constants."""
         return " ".join(type(node).__name__ for node in ast.walk(self.node))
 
     @property
     def complexity(self) -> int:
-        """Return how many decisions it has, and 1, counted as SWE-smith does."""
+        """Return its complexity as SWE-smith counts it: the number of its decisions, plus 1."""
         count = 1
         for node in ast.walk(self.node):
             if isinstance(node, ast.If | ast.While | ast.For):
@@ -118,7 +118,7 @@ class SourceFile:
         return [0, *(match.end() for match in re.finditer("\n", self.text)), len(self.text)]
 
     def offset(self, line: int, utf8_column: int) -> int:
-        """Return the offset of a place as `ast` gives it."""
+        """Return the offset of a line and column of `ast`."""
         start = self.starts[line - 1]
         text = self.text[start : self.starts[line]]
         if text.isascii():
@@ -126,7 +126,7 @@ class SourceFile:
         return start + len(text.encode()[:utf8_column].decode("utf-8", "ignore"))
 
     def span(self, node: ast.expr | ast.stmt | ast.keyword | ast.ExceptHandler) -> Span:
-        """Return where a node is, without parentheses around it and without decorators."""
+        """Return the place of a node, without parentheses around it and without decorators."""
         assert node.end_lineno is not None
         assert node.end_col_offset is not None
         return self.offset(node.lineno, node.col_offset), self.offset(node.end_lineno, node.end_col_offset)
@@ -164,7 +164,7 @@ class SourceFile:
         return self.tokens[first:last]
 
     def with_parentheses(self, node: ast.expr, inside: Span) -> Span:
-        """Return where an expression is with the parentheses around it, as far as they are inside a place."""
+        """Return the place of an expression with the parentheses around it that are inside another place."""
         start, end = self.span(node)
         while True:
             before = self._token_before(start)
@@ -280,7 +280,7 @@ def parse_source(text: str, path: str) -> ast.Module:
 
 
 def _depth(tree: ast.AST) -> int:
-    """Return how deep a tree is nested, or a little more than is used."""
+    """Return the depth of a tree, counted only to a little more than `MAX_DEPTH`."""
     level, depth = [tree], 0
     while level and depth <= MAX_DEPTH:
         level = [child for node in level for child in ast.iter_child_nodes(node)]
@@ -325,7 +325,7 @@ Meaning = tuple[object, ...]
 
 
 def meaning(text: str, path: str) -> Meaning:
-    """Return what compares equal for texts that compile to the same code, wherever its lines are.
+    """Return a value that is equal for texts that compile to the same code, also on other lines.
 
     Raises:
         Unreadable: it can't be compiled.

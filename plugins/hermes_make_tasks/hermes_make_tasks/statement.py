@@ -35,7 +35,8 @@ Failure = tuple[str, str]
 
 
 def from_template(project: str, shown: Sequence[Sequence[str]]) -> str:
-    """Return a statement that shows examples, each with a title and with what happens in place of what should."""
+    """Return a statement that shows examples, each with a title, and with what happens and what should happen
+    instead."""
     parts = [f"{project}: {shown[0][0]}"]
     for number, (title, code, happens) in enumerate(shown):
         parts.append(f"{f'Also, {title}.' if number else 'To see it:'}\n\n```python\n{code}\n```\n\n{happens}")
@@ -70,7 +71,8 @@ async def from_model(agent: Agent, key: str, patch: str, failures: Sequence[Fail
 
 
 def plain(text: str) -> str:
-    """Return a text of a stranger's program without what a terminal would obey, and what can't be written."""
+    """Return a text of a stranger's program without terminal sequences, and without characters that can't be
+    encoded."""
     text = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", text)
     return re.sub(r"[^\t\n -~\u00a0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "\ufffd", text)
 

@@ -61,7 +61,7 @@ class LineTracer:
         return {index: f"{value:x}" for index, value in bits.items()}
 
     def _file(self, name: str) -> int | None:
-        """Return the file's number, or None for one that is not of interest."""
+        """Return the file's number; None for a file that is not traced."""
         if name not in self._known:
             path = name if os.path.isabs(name) else os.path.join(self._root, name)
             self._known[name] = self._indexes.get(path, self._indexes.get(os.path.realpath(path)))
@@ -106,7 +106,7 @@ class Later:
 
 
 class Survey:
-    """The pytest plugin. Notes each test, and what it runs from its first fixture to its last."""
+    """The pytest plugin. Notes each test, and the lines that run from its first fixture to its last."""
 
     def __init__(self, config: dict[str, Any], tell: Callable[..., None]) -> None:
         self._config = config
@@ -139,7 +139,7 @@ class Survey:
             config.option.tx = []
 
     def pytest_collection_modifyitems(self, items: list[Any]) -> Iterator[None]:
-        """Tell the tests. Runs after all other hooks of this name."""
+        """Print the node ids of the tests. Runs after all other hooks of this name."""
         yield
         self._numbers = {item.nodeid: number for number, item in enumerate(items)}
         self._tell(tests=[item.nodeid for item in items])
@@ -150,7 +150,7 @@ class Survey:
             self._tell(broken=report.nodeid[:500], text=report.longreprtext[-2000:])
 
     def pytest_runtest_call(self, item: Any) -> None:
-        """Note the test's arguments while they are new, as far as code can say them."""
+        """Note the test's arguments before the test changes them, if they can be written as code."""
         self._values = {}
         for name, value in getattr(item, "funcargs", {}).items():
             try:
@@ -161,7 +161,7 @@ class Survey:
                 continue
 
     def pytest_runtest_makereport(self, item: Any, call: Any) -> None:
-        """Tell where and why a test fails."""
+        """Print where and why a test fails."""
         if call.when != "call" or call.excinfo is None:
             return
         error, line, session = call.excinfo.value, 0, ""

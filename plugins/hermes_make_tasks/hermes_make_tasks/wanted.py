@@ -1,4 +1,4 @@
-"""What a run of `make-tasks` is to make: its settings, from which the command's options are made."""
+"""The settings of a run of `make-tasks`, from which the command's options are made."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class Wanted(BaseModel):
-    """What is to be made, and of what. Frozen; unknown keys are errors."""
+    """The settings of a run. Frozen; unknown keys are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -54,5 +54,5 @@ class Wanted(BaseModel):
     """The model that writes them."""
 
     def configuration(self) -> dict[str, Any]:
-        """Return what must be the same when a run goes on: what changes the tasks."""
+        """Return the settings that change the tasks, and so must stay the same when a run goes on."""
         return self.model_dump(mode="json", exclude={"count", "install_timeout_s"})

@@ -33,7 +33,7 @@ from hermes_core.agents.canonical import join_texts
 _KNOWN = frozenset({"messages", "system", "tools", "stream", "model", "max_tokens", "tool_choice"})
 _ABOUT_NOTHING = frozenset({"metadata", "service_tier", "cache_control"})
 _BILLING = "x-anthropic-billing-header"
-"""A system block of Claude Code that begins with this is for the provider, and may differ in each request."""
+"""The beginning of a system block that Claude Code writes for the provider. It may differ in each request."""
 _KINDS: Mapping[RefusalKind, str] = {
     "key": "authentication_error",
     "unknown_path": "not_found_error",
@@ -170,7 +170,7 @@ def _usage(answer: WrittenAnswer) -> dict[str, Any]:
 
 
 def _blocks(answer: WrittenAnswer) -> Iterator[dict[str, Any]]:
-    """Yield the blocks of an answer, the input of calls as the model wrote it."""
+    """Yield the blocks of an answer, with the input of calls as the text that the model wrote."""
     reply = answer.reply
     if reply.reasoning:
         yield {"type": "thinking", "thinking": reply.reasoning, "signature": f"hermes_{answer.id}"}
@@ -198,7 +198,7 @@ def _system(raw: Any) -> str:
 
 
 def _read_message(raw: Mapping[str, Any], asked: ModelRequest) -> None:
-    """Add a message, which may be several in our form: results of tools, then what the user says."""
+    """Add a message. It may be several in OpenAI's form: results of tools, then the user's text."""
     role, said = string(raw.get("role")) or "user", raw.get("content")
     blocks = mappings(said) if isinstance(said, list) else [text_part(string(said))]
     if role == "assistant":

@@ -1,4 +1,4 @@
-"""What the programs of one slot may take of the model server."""
+"""Limits of what the programs of one slot may use of the model server."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hermes_agents.serving.http import HttpLimits
 
 @dataclass(frozen=True)
 class Bounds:
-    """What the programs of one slot may take."""
+    """The limits for the programs of one slot."""
 
     calls: int = 500
     """Model calls, repeated ones included. Those after them get a refusal that ends each agent."""
@@ -27,9 +27,10 @@ class Bounds:
     """Bytes of the requests that begin a conversation or leave one before its end, all of them together: they are kept
     until the rollout ends. Those after them are refused."""
     at_once: int = 1000
-    """Connections and requests of any kind that are taken as they come. Those after them wait for their turn."""
+    """Connections and requests of any kind that are taken at once. Those after them are taken at the rate of
+    `a_second`."""
     a_second: float = 200.0
-    """How many have a turn each second."""
+    """Connections and requests per second after those."""
     read_bytes: int = 4 << 30
     """Bytes of all requests together. Those after them are refused unread."""
     http: HttpLimits = field(default_factory=HttpLimits)

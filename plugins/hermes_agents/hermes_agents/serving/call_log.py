@@ -1,4 +1,4 @@
-"""What is recorded of each call to the model server."""
+"""The log of the calls to the model server."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ class CallLog:
     dialect: str
     path: str
     model: str | None
-    """The model that was asked for. It is answered by ours."""
+    """The model that the program asked for. The run's model answers in any case."""
     streamed: bool
     started: float
     ended: float | None = None
     waited_s: float = 0.0
-    """For how much of this time the request waited for the endpoint's turn."""
+    """Seconds that the request waited for its turn at the endpoint."""
     outcome: str = "open"
     """`answered`, `replayed` (an answer that was lost, or is shared with a call that was under way), `refused`,
     `failed` (the endpoint), `open` (it never ended)."""
     place: str = ""
-    """What it is to the calls before it: `root`, `continues` or `fork`."""
+    """Its place in its conversation: `root`, `continues` or `fork`."""
     own: bool = False
     """Whether it belongs to the agent's own conversation, as far as it can be seen when it comes."""
     prompt_tokens: int = 0
@@ -32,13 +32,13 @@ class CallLog:
     stop_reason: str | None = None
     refusal: str | None = None
     overridden: dict[str, str] = field(default_factory=dict)
-    """Settings that it asked for and did not get."""
+    """Sampling settings that the program asked for and did not get."""
     dropped_tools: list[str] = field(default_factory=list)
     """Tools that its provider would have run."""
     unknown: dict[str, int] = field(default_factory=dict)
     """Blocks of unknown kinds."""
     delivered: bool = False
-    """Whether the whole answer was taken from us."""
+    """Whether the program took the whole answer."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the call as JSON values."""

@@ -31,7 +31,7 @@ _KNOWN = frozenset(
     {"messages", "tools", "stream", "model", "max_tokens", "max_completion_tokens", "tool_choice", "stream_options"}
 )
 _ABOUT_NOTHING = frozenset({"store", "metadata", "user", "parallel_tool_calls", "service_tier"})
-"""Keys that have nothing to do with the answer, or ask for what is done anyway."""
+"""Keys that do not change the answer."""
 _ROLES = {"developer": "system", "function": "tool"}
 _REASONS = {"length": "length", "content_filter": "content_filter"}
 _CODES = {"too_long": "context_length_exceeded", "key": "invalid_api_key", "unknown_path": "not_found"}
@@ -98,7 +98,7 @@ class ChatDialect:
         return sse(self._events(answer, asked))
 
     def _events(self, answer: WrittenAnswer, asked: ModelRequest) -> Iterator[Event]:
-        """Yield the chunks: the role, thinking and text, the calls, the reason of the end, the usage."""
+        """Yield the chunks: the role, thinking and text, the calls, the finish reason, the usage."""
         frame, reply = _frame(answer, "chat.completion.chunk"), answer.reply
 
         def chunk(delta: dict[str, Any], reason: str | None = None) -> Event:

@@ -1,7 +1,7 @@
-"""What the requests and answers of a slot are to each other: which belong to the agent's own conversation, and which to
-others, such as those of its sub-agents, titles, and calls that the model's own shell has forged.
+"""Sorts the requests and answers of a slot into conversations: the agent's own, and others, such as those of its
+sub-agents, titles, and requests that the model has sent from its own shell.
 
-This decides it for the record and for what is trained on.
+Both the record and the training data are made from the agent's own conversation.
 """
 
 from __future__ import annotations
@@ -15,25 +15,24 @@ from hermes_core import AgentResult, CallError, CallErrorKind, Message, ToolErro
 from hermes_core.agents.canonical import Canonical, canonical, join_texts, strip_spaces
 
 Place = Literal["root", "continues", "fork"]
-"""What a call is to those before it: it begins a conversation, continues one where it ended, or leaves one before its
-end."""
+"""Where a call is in its conversation: it begins one, continues one at its end, or branches off before its end."""
 
 _FILLED = (
     *("messages", "turns", "calls", "turns_used", "reasoning_per_turn", "tool_errors"),
     *("tool_calls_attempted", "tool_calls_schema_valid", "tool_calls_executed_ok", "tool_calls_exec_error"),
     "tool_schemas",
 )
-"""What of an `AgentResult` follows from the agent's own conversation."""
+"""The fields of an `AgentResult` that are made from the agent's own conversation."""
 
 _SHORTEST_SUMMARY = 12
 """Characters of an answer, without white space, from which it is recognised in a later message."""
 _LATEST = 32
-"""The most answers that a request's messages are looked through for."""
+"""Maximum number of answers that are searched for in a request's messages."""
 
 
 @dataclass(frozen=True)
 class AnswerDetails:
-    """What is known of one answer, besides its message."""
+    """The details of one answer, beside its message."""
 
     number: int
     """The place of its call among all calls, in the order in which they came."""
@@ -51,7 +50,7 @@ class AnswerDetails:
 
 @dataclass(eq=False)
 class MessageNode:
-    """A message after those before it."""
+    """A message in the tree of conversations; its path has the messages before it."""
 
     message: Message
     form: Canonical
@@ -73,7 +72,7 @@ class MessageNode:
         return steps[-2::-1]  # without what all conversations begin after
 
     def below(self) -> Iterator[MessageNode]:
-        """Yield all that came after this message, on all ways."""
+        """Yield all messages below this one, on all branches."""
         waiting = list(self.after.values())
         while waiting:
             step = waiting.pop()
@@ -86,35 +85,36 @@ class _Own:
     """An answer that may be of the agent's own conversation."""
 
     number: int
-    """Its place among these."""
+    """Its number among the answers of this conversation."""
     step: MessageNode
     before: _Own | None
-    """The last of these in its request; None if it begins the conversation."""
+    """The last answer in this answer's request; None if this one begins the conversation."""
     asked: Sequence[MessageNode]
-    """What its request says after that."""
+    """The messages of its request after `before`."""
     anew: bool
-    """Whether its request has no answer but the text of `before`, which is a summary."""
+    """Whether its request begins anew from a summary: it has no answer, but the text of `before`."""
     counts: bool
-    """Whether it is not a title or a summary: what was asked for elsewhere, and without tools."""
+    """Whether it counts for the length of the conversation. A title or a summary, which was asked for without tools,
+    does not."""
     answers: int
-    """How many that count there are up to here."""
+    """Number of answers that count, up to this one."""
     after: list[_Own] = field(default_factory=list)
 
     def asks_less(self, other: _Own) -> bool:
-        """Return whether this was asked for with nothing but a beginning of what the other one was asked for with."""
+        """Return whether this answer's request is only a beginning of the other answer's request."""
         mine, theirs = ([step.form for step in each.asked] for each in (self, other))
         return self.anew == other.anew and theirs[: len(mine)] == mine
 
 
 class _Going(NamedTuple):
-    """Where a request goes on in the agent's own conversation."""
+    """The place at which a request continues the agent's own conversation."""
 
     before: _Own | None
-    """After this answer; None if it begins as the conversation does."""
+    """The answer that the request continues; None if it begins like the conversation."""
     known: int = 0
-    """How many of its messages there are up to that answer."""
+    """Number of the request's messages up to that answer."""
     summary: MessageNode | None = None
-    """The answer whose text it holds, if it begins anew from a summary."""
+    """The summary whose text the request holds, if it begins anew from one."""
 
 
 class _Aside(NamedTuple):
@@ -126,12 +126,13 @@ class _Aside(NamedTuple):
 
 
 class _Thread:
-    """What may be the agent's own conversation: its first request, and all that goes on from there, on all ways.
+    """A conversation that may be the agent's own: its first request, and all that continues it, on all branches.
 
-    A request goes on if every answer in it is one of these, or a part of one, whatever else was changed. One with an
-    answer that the model has not given here is somebody else's. Without any answer, it goes on if it has all messages
-    of the first request, or a summary. That may also be its first answer, or may be followed by one that the agent has
-    made up, such as thanks for the summary.
+    A request continues it if every answer in the request is one of this conversation, or a part of one, whatever else
+    the agent has changed. If an answer is none of these, the request belongs to another conversation. A request without
+    answers continues it if it has all messages of the first request, or the text of a summary. The summary may stand in
+    the request as an answer, and the agent may have added an answer of its own after it, such as thanks for the
+    summary.
     """
 
     def __init__(self, opening: Sequence[Canonical], step: MessageNode) -> None:
@@ -149,7 +150,7 @@ class _Thread:
     def goes_on(
         self, forms: Sequence[Canonical], known: Sequence[MessageNode], asides: Sequence[_Aside], *, has_task: bool
     ) -> _Going | None:
-        """Return where a request goes on; None if it does not belong to this.
+        """Return where a request continues this conversation; None if it belongs to another one.
 
         Args:
             forms: the canonical forms of its messages.
@@ -172,7 +173,8 @@ class _Thread:
         return form.role == "assistant" and form not in self._begins_with
 
     def _after_answers(self, forms: Sequence[Canonical], known: Sequence[MessageNode], begin: int) -> _Going | None:
-        """Return where a request goes on after its answers from a message on; None if one of them is none of these."""
+        """Return where a request continues, given that its answers begin at some message; None if one of them is not of
+        this conversation."""
         last, end = None, 0
         for index in range(begin, len(forms)):
             if self._is_answer(forms[index]):
@@ -228,7 +230,7 @@ class _Thread:
 
     @property
     def main(self) -> list[_Own]:
-        """Return the way with the most answers, and of several the newest."""
+        """Return the branch with the most answers, or the newest of these."""
         end: _Own | None = max(self.answers, key=lambda own: (own.answers, own.counts, own.number))
         way = []
         while end is not None:
@@ -238,14 +240,14 @@ class _Thread:
 
     @property
     def trainable(self) -> list[_Own]:
-        """Return the answers on the main way, and those that it left behind: that were asked for with nothing but a
-        beginning of it."""
+        """Return the answers on the main branch, and those that it left behind: their request is only a beginning of
+        the main branch."""
         main = self.main
         following = {own.before: own for own in main}
         return [own for own in self.answers if own.before in following and own.asks_less(following[own.before])]
 
     def _find_answer(self, form: Canonical, step: MessageNode | None, last: _Own | None) -> _Own | None:
-        """Return the answer that a message of a history is.
+        """Return the answer of this conversation that a message of a request stands for; None if there is none.
 
         Args:
             step: the same message in the same history, if it is known.
@@ -262,7 +264,7 @@ class _Thread:
 class Conversations:
     """All conversations of a slot, as a tree of messages.
 
-    A request whose messages are the canonical forms of those of a known path continues it, also if the agent has
+    A request continues a known path if its messages have the canonical forms of that path, also if the agent has
     dropped the model's thinking.
 
     Args:
@@ -281,7 +283,7 @@ class Conversations:
         self.places: dict[Place, int] = {"root": 0, "continues": 0, "fork": 0}
 
     def find_known(self, forms: Sequence[Canonical]) -> list[MessageNode]:
-        """Return the known messages that these begin with."""
+        """Return the nodes of the longest known path that these messages begin with."""
         step, found = self._top, []
         for form in forms:
             after = step.after.get(form)
@@ -291,7 +293,7 @@ class Conversations:
         return found
 
     def place(self, forms: Sequence[Canonical]) -> Place:
-        """Return what a request with these messages is to those that were answered."""
+        """Return the place of a request with these messages among the answered ones."""
         known = self.find_known(forms)
         answers = [step for step in known if step.sampled is not None]
         if answers:
@@ -369,18 +371,19 @@ class Conversations:
         return step
 
     def ends_with(self, number: int) -> bool:
-        """Return whether the agent's own conversation ends with the answer to a call, by its place among all calls."""
+        """Return whether the agent's own conversation ends with the answer to the call of this number."""
         end = self._own.main[-1].step.sampled if self._lines else None
         return end is not None and end.number == number
 
     def trainable_answers(self) -> set[int]:
-        """Return which of the answers that the server keeps may be trained on, by their numbers."""
+        """Return the numbers of the answers that may be trained on, as the server numbers the answers whose tokens it
+        keeps."""
         steps = [own.step for own in self._own.trainable] if self._lines else []
         return {step.sampled.kept for step in steps if step.sampled is not None and step.sampled.kept is not None}
 
     def fill(self, result: AgentResult) -> None:
-        """Make the agent's own conversation, if it has begun, that of a result: its messages, turns and calls. What the
-        agent has changed of it later stands there as it was first."""
+        """Write the agent's own conversation, if it has begun, into a result: its messages, turns and calls. Messages
+        that the agent has changed later are written as they were first."""
         if not self._lines:
             return
         main = self._own.main
@@ -407,7 +410,7 @@ class Conversations:
         return line.goes_on(forms, known, self._asides, has_task=self._has_task(forms, known))
 
     def _may_begin(self, answer: MessageNode) -> bool:
-        """Return whether the agent's own conversation may begin with an answer, as far as others have not."""
+        """Return whether the agent's own conversation may begin with this answer."""
         return not self._lines or (_offers(answer) and not any(line.offers for line in self._lines))
 
     def _has_task(self, forms: Sequence[Canonical], known: Sequence[MessageNode]) -> bool:
@@ -422,8 +425,8 @@ def _offers(answer: MessageNode) -> bool:
 
 
 def _as_sent_back(answer: MessageNode) -> set[Canonical]:
-    """Return the forms in which an agent may send an answer back: also without thinking, and in one message with the
-    assistant's that it was asked for after."""
+    """Return the forms in which an agent may send an answer back: as it is, without thinking, and joined with the
+    assistant's message before it."""
     form, before = answer.form, answer.before
     forms = {form, form.without_thinking}
     if before is not None and before.form.role == "assistant" and not before.form.calls:
@@ -432,13 +435,13 @@ def _as_sent_back(answer: MessageNode) -> set[Canonical]:
 
 
 def _is_part(form: Canonical, given: Canonical) -> bool:
-    """Return whether a message is what an agent may have left of an answer."""
+    """Return whether a message may be a part of an answer, of which the agent has left out the rest."""
     same = form.thinking in ("", given.thinking)
     return same and form.text in given.text and Counter(form.calls) <= Counter(given.calls)
 
 
 def _find_unanswered(step: MessageNode) -> list[MessageNode]:
-    """Return what was said after the last answer, to which there is none."""
+    """Return the messages after the last answer, which the model has not answered."""
     told: list[MessageNode] = []
     while after := [each for each in step.after.values() if each.message["role"] != "assistant"]:
         step = after[-1]
@@ -447,8 +450,9 @@ def _find_unanswered(step: MessageNode) -> list[MessageNode]:
 
 
 def _gone_on(asked: Sequence[MessageNode], opening: Sequence[MessageNode]) -> list[MessageNode]:
-    """Return what is asked after a summary, with what the user says in one message, as ours do: without the messages
-    that the conversation began with, or with all, if the system now says something else."""
+    """Return the messages of a request that goes on from a summary, as our own compaction records them: the user's
+    texts in one message, and without the messages that the conversation began with, unless the system's message is now
+    another one."""
     system = [step for step in asked if step.form.role == "system"]
     anew = [step.form for step in system] != [step.form for step in opening if step.form.role == "system"]
     known = set() if anew else {step.form for step in opening}
@@ -460,7 +464,7 @@ def _gone_on(asked: Sequence[MessageNode], opening: Sequence[MessageNode]) -> li
 
 
 def _add(result: AgentResult, steps: Sequence[MessageNode], summaries: Collection[MessageNode]) -> None:
-    """Add messages to a result. What answers a call replaces the note that it was interrupted."""
+    """Add messages to a result. The result of a call replaces the note that the call was interrupted."""
     open_calls: dict[str, int] = {}
     offered: frozenset[str] = frozenset()
     for step in steps:
@@ -479,7 +483,7 @@ def _add(result: AgentResult, steps: Sequence[MessageNode], summaries: Collectio
 
 
 def _answer_call(result: AgentResult, number: int, step: MessageNode, offered: frozenset[str]) -> None:
-    """Record what a call was answered with. The agent ran it, so its times are those of the answer and of the next
+    """Record the result of a call. The agent ran the call, so it is recorded as running from the answer to the next
     request."""
     call = result.calls[number]
     text = step.form.text

@@ -1,4 +1,4 @@
-"""What all dialects have in common: a request that was read, an answer and a refusal that are to be written."""
+"""What all dialects share: requests that were read, and answers and refusals to write."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _UNPARSED = "__unparsedToolInput"
 
 
 class BadRequest(Exception):
-    """A request that no answer can be given to; says why."""
+    """A request that can't be answered. The message says why."""
 
 
 @dataclass
@@ -31,7 +31,7 @@ class ModelRequest:
     """What a request asks for, in the OpenAI form."""
 
     id: str = field(default_factory=lambda: secrets.token_hex(12))
-    """Ours, for streams in which an answer has an id before it is known."""
+    """A random id, for streams in which an answer needs an id before it is sampled."""
     messages: list[Message] = field(default_factory=list)
     tools: list[Tool] = field(default_factory=list)
     stream: bool = False
@@ -40,11 +40,11 @@ class ModelRequest:
     no_calls: bool = False
     """Whether the answer is to have no calls (`tool_choice` is `none`)."""
     settings: dict[str, Any] = field(default_factory=dict)
-    """What it says of the sampling, which is ours to decide: recorded and not followed."""
+    """Its sampling settings. They are recorded and have no effect, because the run decides how to sample."""
     dropped: list[str] = field(default_factory=list)
     """Tools that the provider would have run."""
     failed: set[str] = field(default_factory=set)
-    """The ids of the calls whose results it calls errors."""
+    """The ids of the calls whose results the request marks as errors."""
     unknown: Counter[str] = field(default_factory=Counter)
     """Kinds of blocks that are not known, and were replaced by a text that says so."""
     names: dict[str, tuple[str, str]] = field(default_factory=dict)
@@ -62,7 +62,7 @@ class WrittenAnswer:
     """An answer of the model, as it is given to the agent: whole or as a stream, and again if it was lost."""
 
     id: str
-    """Ours, and hard to guess. It is in the ids of the answer's calls and blocks, which agents send back."""
+    """A random id. The ids of the answer's calls and blocks, which agents send back, contain it."""
     created: int
     """When it was sampled, in seconds since the epoch."""
     model: str
@@ -98,7 +98,7 @@ _STATUS: Mapping[RefusalKind, int] = {
 
 @dataclass(frozen=True)
 class RequestRefusal:
-    """A refusal for good. An agent that gets it ends, or shortens its conversation."""
+    """A permanent refusal, after which an agent ends or shortens its conversation."""
 
     message: str
     kind: RefusalKind = "invalid"
@@ -111,13 +111,13 @@ class RequestRefusal:
 
 @dataclass(frozen=True)
 class Aim:
-    """What a request is for, as far as its address tells."""
+    """What the address of a request asks for."""
 
     said: Mapping[str, Any] = field(default_factory=dict)
-    """What the address says of the request, as if it were in its body."""
+    """Fields of the request that the address contains, as they would stand in its body."""
     counted: Callable[[int], dict[str, Any]] | None = None
-    """Set if nothing is to be answered, and the tokens of the prompt are to be counted: returns their number as one
-    JSON value."""
+    """Set if the request only wants the number of the prompt's tokens: makes the answer's JSON value from that
+    number."""
 
 
 class Dialect(Protocol):
@@ -127,20 +127,20 @@ class Dialect(Protocol):
 
     @property
     def headers(self) -> Sequence[str]:
-        """Return the headers that tell its programs from those of others. The first one has the key."""
+        """Return the headers by which programs of this dialect are recognised. The first one has the key."""
         ...
 
     def aim(self, path: str, query: str) -> Aim | None:
-        """Return what a request is for that posts to an address, given without the version of the API; None if there is
-        nothing for it in this dialect."""
+        """Return what a POST to this path, given without the API's version, asks for; None if this dialect has no such
+        path."""
         ...
 
     def models(self, model: str, *, one: bool) -> dict[str, Any]:
-        """Return the description of the only model there is, or a list of it, as one JSON value."""
+        """Return the description of the run's model, or a list with it, as one JSON value."""
         ...
 
     def read(self, body: Mapping[str, Any]) -> ModelRequest:
-        """Read a request leniently. Its texts are such that they can be recorded and sent.
+        """Read a request leniently.
 
         Raises:
             BadRequest: it can't be answered.
@@ -218,14 +218,14 @@ def image_part(url: str, asked: ModelRequest) -> dict[str, Any]:
 
 
 def placeholder(kind: str, asked: ModelRequest) -> dict[str, Any]:
-    """Return the part that stands for one of an unknown kind, and count it."""
+    """Return a text in place of a part of an unknown kind, and count the kind."""
     asked.unknown[kind[:64]] += 1
     return text_part(f"[{kind[:64] or 'something'} is not shown]")
 
 
 def read_arguments(arguments: str) -> dict[str, Any]:
-    """Return the arguments of a call as the object that they must be in some dialects; what is none is kept as Claude
-    Code keeps it."""
+    """Return the arguments of a call as an object, for dialects that want one. Arguments that are not JSON are put into
+    an object as Claude Code does it."""
     try:
         value = json.loads(arguments.strip() or "{}")
     except (ValueError, RecursionError):
@@ -234,7 +234,7 @@ def read_arguments(arguments: str) -> dict[str, Any]:
 
 
 def write_arguments(arguments: Any) -> str:
-    """Return the arguments of a call in a request as text: as the model wrote them if they were not JSON."""
+    """Return the arguments of a call in a request as JSON text; or, if they were not JSON, as the model wrote them."""
     if isinstance(arguments, Mapping) and len(arguments) == 1 and isinstance(arguments.get(_UNPARSED), Mapping):
         return string(arguments[_UNPARSED].get("raw"))
     return string(arguments) if isinstance(arguments, str) else json.dumps({} if arguments is None else arguments)

@@ -58,7 +58,7 @@ logger = logging.getLogger(__name__)
 _CHAT = ChatDialect()
 _DIALECTS: Sequence[Dialect] = (AnthropicDialect(), GeminiDialect(), ResponsesDialect(), _CHAT)
 _VERSION = re.compile(r"(?:/v1(?:beta|alpha)?(?![^/]))+")
-"""How an address begins: with a version of the API, and again if a base URL and an agent name one each."""
+"""The API's version at the beginning of a path. It stands there twice if both the base URL and the agent add it."""
 _JSON = {"content-type": "application/json"}
 _BEARER = re.compile(r"^bearer ", re.IGNORECASE)
 _FOR_GOOD = {"x-should-retry": "false"}
@@ -71,7 +71,7 @@ _WORDS = 200
 """The most characters of a name or a path in the log."""
 _CHARACTERS_PER_TOKEN = 4
 GRACE_S = 10.0
-"""Seconds that the agent has to end by itself when its model has failed. Some ask again and again for minutes."""
+"""Seconds that the agent has to end by itself after its model has failed. Some agents would retry for minutes."""
 
 _ENDS: Mapping[type[Exception], StopReason] = {
     ContextLengthExceeded: StopReason.CONTEXT_LENGTH,
@@ -92,8 +92,8 @@ class Gateway:
     """Answers the model calls of the programs in one slot. `serve` is the `Serve` of a forward.
 
     Answers are sampled whole, and only then written, as a stream if the agent wants one. A request that is made again
-    while it is being answered, or because the answer was lost, gets the same answer. Trouble with the endpoint is
-    waited out here; what can't be is a refusal with status 400 that ends each agent.
+    while it is being answered, or because the answer was lost, gets the same answer. Temporary failures of the endpoint
+    are waited out here. A permanent one becomes a refusal with status 400, after which every agent ends.
 
     Args:
         server: answers the calls; the caller closes it. To an `Upstream`, they are passed on as they are.
@@ -183,11 +183,11 @@ class Gateway:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Return how many calls there were, by what became of them and what they were to each other."""
+        """Return the number of calls by their outcome, and by their place in their conversation."""
         return {**self._counts, **{str(place): count for place, count in self.conversations.places.items()}}
 
     async def while_it_answers(self, work: Coroutine[Any, Any, None]) -> None:
-        """Await the agent's work. If the endpoint fails, it has a few seconds to come to an end.
+        """Await the agent's work. If the endpoint fails, the agent has `GRACE_S` seconds to end by itself.
 
         Raises:
             ModelError: the endpoint failed, and the work did not end.
@@ -261,7 +261,7 @@ class Gateway:
     async def _count_tokens(
         self, exchange: Exchange, dialect: Dialect, aim: Aim, counted: Callable[[int], dict[str, Any]]
     ) -> None:
-        """Answer with about how many tokens a prompt has, by what the endpoint counted for the last one."""
+        """Answer with an estimate of the prompt's tokens, from the endpoint's count for the last prompt."""
         request = await self._read(exchange, dialect, aim)
         if isinstance(request, RequestRefusal):
             await _refuse(exchange, dialect, request)
@@ -316,7 +316,7 @@ class Gateway:
 
     @contextmanager
     def _open(self, request: Request) -> Iterator[None]:
-        """Count a request among those that are being answered. One that is sampled may outlive its connection."""
+        """Count a request as open during the block. Its sampling may outlive its connection."""
         self._open_bytes += request.size
         try:
             yield
@@ -326,7 +326,7 @@ class Gateway:
     async def _outcome(
         self, call: CallLog, request: Request, exchange: Exchange, dialect: Dialect
     ) -> WrittenAnswer | RequestRefusal:
-        """Return the answer, or why there is none. Meanwhile, keep a stream alive.
+        """Return the answer, or the refusal. Keep the stream alive until then.
 
         Raises:
             ConnectionError: the agent is gone. What is being sampled for it goes on, since it may ask again.
@@ -458,7 +458,7 @@ class Gateway:
         return answer
 
     def _hear(self, call: CallLog, request: Request) -> None:
-        """Record what a request without an answer tells of the agent's own calls."""
+        """Record the results of the agent's own calls that a request without an answer brings."""
         if call.own and call.place == "continues" and self._kept_bytes < self.bounds.kept_bytes:
             self._kept_bytes += request.size
             failed = frozenset(request.asked.failed)
@@ -474,8 +474,8 @@ class Gateway:
     def _record_failure(self, call: CallLog, error: Exception) -> RequestRefusal:
         """Remember why a call failed, and return what the agent is told of it.
 
-        What a model can bring about by what it writes, once it has begun, is no failure: it could get rid of its bad
-        rollouts by that.
+        An error that the model can cause by what it writes is no failure once the conversation has begun. Otherwise a
+        model could discard its bad rollouts.
         """
         call.outcome = "failed"
         begun = bool(self._task.result.turns_used)
@@ -512,7 +512,7 @@ class Gateway:
             self._over.set()
 
     def _forget_continued(self, request: Request) -> None:
-        """Keep no longer the answers that this request goes on from: they have arrived."""
+        """Drop the stored answers that this request continues: the agent has them."""
         for step in self.conversations.find_known(request.forms):
             if step.sampled is not None and (digest := self._turns.pop(step.sampled.number, None)) is not None:
                 self._answers.kept.pop(digest, None)
@@ -556,7 +556,7 @@ class Gateway:
 
 
 def _aim(exchange: Exchange, path: str) -> tuple[Dialect, Aim | None]:
-    """Return the dialect of a request, and what it is for; None if it is for no model call."""
+    """Return the dialect of a request, and what its address asks for; None if it is no model call."""
     if exchange.method == "POST":
         for dialect in _DIALECTS:
             if (aim := dialect.aim(path, exchange.query)) is not None:

@@ -38,9 +38,9 @@ _KNOWN = frozenset({"model", "stream", "contents", "systemInstruction", "tools",
 _ABOUT_NOTHING = frozenset({"generateContentRequest", "labels"})
 _TYPES = frozenset({"STRING", "NUMBER", "INTEGER", "BOOLEAN", "ARRAY", "OBJECT", "NULL"})
 _VALUES = frozenset({"default", "example", "enum"})
-"""What of a schema are values, and no schemas."""
+"""Keys of a schema whose values are no schemas."""
 _NO_KINDS = frozenset({"thought", "thoughtSignature", "partMetadata", "videoMetadata", "mediaResolution"})
-"""What is said of a part besides what it is."""
+"""Keys of a part that do not say what kind of part it is."""
 _SNAKE = re.compile(r"_([a-z])")
 _STATUS: Mapping[RefusalKind, str] = {"key": "UNAUTHENTICATED", "unknown_path": "NOT_FOUND"}
 
@@ -51,8 +51,8 @@ Called = dict[str, deque[str]]
 class GeminiDialect:
     """Reads and writes `generateContent` and `streamGenerateContent`.
 
-    Its JSON is that of protocol buffers: fields may be named `likeThis` or `like_this`. Ids of calls may be left out,
-    also by programs that were told them. Then results are those of the calls with the same names, in their order.
+    Its JSON is that of protocol buffers: fields may be named `likeThis` or `like_this`. Programs may leave out the ids
+    of calls, also if they were told them. Results are then matched with calls by name and order.
     """
 
     name = "gemini"
@@ -110,7 +110,7 @@ class GeminiDialect:
         return {**_response(answer, list(_answer_parts(answer)), _reason(answer)), "usageMetadata": _usage(answer)}
 
     def stream(self, answer: WrittenAnswer, asked: ModelRequest) -> bytes:
-        """Return responses with a part of the answer each. The last one has the reason of its end and the usage."""
+        """Return responses with a part of the answer each. The last one has the finish reason and the usage."""
         *parts, last = [piece for part in _answer_parts(answer) for piece in _pieces(part)] or [{"text": ""}]
         responses = [_response(answer, [part]) for part in parts]
         responses.append({**_response(answer, [last], _reason(answer)), "usageMetadata": _usage(answer)})
@@ -149,7 +149,7 @@ def _reason(answer: WrittenAnswer) -> str:
 
 
 def _usage(answer: WrittenAnswer) -> dict[str, Any]:
-    """Return the counts of tokens. In this dialect, those of the candidates are without those of the thoughts."""
+    """Return the counts of tokens. In this dialect, the candidates' count does not include the thoughts."""
     reply = answer.reply
     thoughts = min(reply.reasoning_tokens or 0, reply.completion_tokens)
     return {
@@ -179,7 +179,7 @@ def _pieces(part: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _fields(raw: Any) -> dict[str, Any]:
-    """Return the fields of a message of a protocol buffer by one of their two names; nothing if it is none."""
+    """Return the fields of a protocol buffer's message, all named `likeThis`; none if it is no message."""
     if not isinstance(raw, Mapping):
         return {}
     return {_SNAKE.sub(lambda found: found[1].upper(), key): value for key, value in raw.items()}
@@ -191,7 +191,7 @@ def _parts(raw: Any) -> list[dict[str, Any]]:
 
 
 def _read_tool(raw: Mapping[str, Any], asked: ModelRequest) -> None:
-    """Add the functions of a tool. Whatever else it has, Google would have run."""
+    """Add the functions of a tool. Its other parts are tools that Google would run, and are dropped."""
     for kind, value in _fields(raw).items():
         if kind != "functionDeclarations":
             asked.dropped.append(kind)
@@ -202,7 +202,7 @@ def _read_tool(raw: Mapping[str, Any], asked: ModelRequest) -> None:
 
 
 def _schema(raw: Any) -> Any:
-    """Return a schema in Google's form as JSON Schema, in which the names of types are small."""
+    """Return a schema in Google's form as JSON Schema, which writes the names of types in lower case."""
     if isinstance(raw, list):
         return [_schema(each) for each in raw]
     if not isinstance(raw, Mapping):
@@ -213,7 +213,7 @@ def _schema(raw: Any) -> Any:
 
 
 def _read_content(raw: Mapping[str, Any], asked: ModelRequest, called: Called) -> None:
-    """Add a content, which may be several messages in our form: results of tools, then what the user says."""
+    """Add a content. It may be several messages in OpenAI's form: results of tools, then the user's text."""
     parts = _parts(raw)
     if raw.get("role") == "model":
         _read_answer(parts, asked, called)
@@ -254,7 +254,8 @@ def _read_result(raw: Mapping[str, Any], asked: ModelRequest, called: Called) ->
 
 
 def _tool_output(response: Any) -> str:
-    """Return what a tool has told: by Google's rules its `output` or its `error`, and all of it if there is more."""
+    """Return the output of a tool: by Google's rules, its `output` or `error`, or the whole response if it has more
+    fields."""
     match response:
         case {"output": str(said)} | {"error": str(said)} if len(response) == 1:
             return said
@@ -267,7 +268,7 @@ def _text(part: Mapping[str, Any], asked: ModelRequest) -> str:
 
 
 def _part(part: Mapping[str, Any], asked: ModelRequest) -> dict[str, Any]:
-    """Return a part as one of a content in our form."""
+    """Return a part in OpenAI's form."""
     inline = _fields(part.get("inlineData"))
     if (kind := string(inline.get("mimeType"))).startswith("image/"):
         return image_part(f"data:{kind};base64,{string(inline.get('data'))}", asked)

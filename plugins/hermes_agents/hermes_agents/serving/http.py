@@ -1,4 +1,4 @@
-"""HTTP/1.1 over the connections of a slot. Who sends is not trusted: everything is limited, in size and in time."""
+"""HTTP/1.1 over the connections of a slot. Clients are not trusted: everything is limited, in size and in time."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 _HEAD_BYTES = 64 << 10
 _LINGER_S = 2.0
-"""How long a client that is still sending may do so after its refusal. Without it, the end of the connection can reach
-the client before the refusal."""
+"""Seconds for which a refused client may go on sending. If the connection ended at once, its end could reach the client
+before the refusal."""
 _MOST_PIECES = 20_000
 """The most pieces in which a body may come. Each takes time, however small it is."""
 _AT_A_TIME = 256
-"""Pieces after which others have their turn."""
+"""Number of pieces after which other tasks get a turn."""
 _DECODERS = {"gzip": 31, "x-gzip": 31, "deflate": 15}
 """The encodings of a body that are read, with what zlib wants for each."""
 
@@ -52,15 +52,15 @@ class UnreadableRequest(Exception):
 
 @dataclass(eq=False)
 class Room:
-    """How many bytes of bodies may be held at once, by all connections that share it."""
+    """A limit on the bytes of request bodies that are held at the same time by all connections that share it."""
 
     limit: int
     held: int = 0
 
     @contextmanager
     def part(self) -> Iterator[Take]:
-        """Give what takes room for some bytes, and raises `UnreadableRequest` if there is too little. At the end, it is
-        given back."""
+        """Give a function that reserves room for some bytes until the end of the block. It raises `UnreadableRequest`
+        if there is too little room."""
         taken = 0
 
         def take(size: int) -> None:
@@ -81,12 +81,12 @@ Take = Callable[[int], None]
 
 @dataclass(eq=False)
 class ConnectionPace:
-    """Lets some through at once, and after those so many a second."""
+    """Lets a number of callers pass at once, and the others at a fixed rate."""
 
     at_once: int
     a_second: float
     _due: float = 0.0
-    """When the last one that came would have gone through, had they all come one after the other."""
+    """When the last caller would have passed at the fixed rate."""
 
     async def turn(self) -> None:
         """Wait until it is the caller's turn."""
@@ -333,7 +333,7 @@ def _has_body(request: h11.Request) -> bool:
 
 
 def _decompress(body: bytes, encoding: str, limit: int) -> bytes:
-    """Return a decompressed body. Never more than the limit is held."""
+    """Return a decompressed body. At most `limit` bytes are decompressed."""
     decoder = zlib.decompressobj(_DECODERS[encoding])
     try:
         plain = decoder.decompress(body, limit + 1)

@@ -40,8 +40,8 @@ _STREAM = {"content-type": "text/event-stream", "cache-control": "no-cache"}
 async def mcp_routes(task: AgentTask) -> AsyncIterator[dict[str, Handle]]:
     """Serve the tools of each MCP server of a rollout during the block. Yield what answers, by its path.
 
-    The `mcp` package answers, without sessions, so nothing is kept for a client. What it is asked to call is called as
-    if the model of the agent `model` had called it.
+    The package `mcp` serves them without sessions, so that no state is kept for a client. A call is run as if the model
+    had made it for the agent `model`.
     """
     calls = _Calls(task)
     managers = {
@@ -78,7 +78,7 @@ class _Calls:
         """Return a server that offers these tools.
 
         Args:
-            tools: their names in the task, by those that they have here.
+            tools: the name of each tool in the task, by its name on this server.
         """
         listed = mcp_types.ListToolsResult(
             tools=[
@@ -111,10 +111,10 @@ def _result(text: str, *, failed: bool) -> mcp_types.CallToolResult:
 
 
 async def _answer(manager: StreamableHTTPSessionManager, room: Room, exchange: Exchange) -> None:
-    """Answer a request of a program. What takes long is answered by a stream of one event.
+    """Answer a request of a program: after `QUIET_S` seconds, by a stream that ends with the answer as its one event.
 
     Raises:
-        Refused: it is too large.
+        UnreadableRequest: the message is too large.
         ConnectionError: the program is gone. Then what it has called is broken off.
     """
     if exchange.method != "POST":  # nothing is ever told without being asked for, and there are no sessions

@@ -1,4 +1,4 @@
-"""The APIs of providers to which requests of programs can be passed on as they are: how they are asked and read."""
+"""The APIs of providers to which requests of programs can be passed on: their addresses, requests and answers."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ Body = Mapping[str, Any]
 
 
 class ProviderApi(Protocol):
-    """One API. Its name is that of the dialect in which it is asked."""
+    """One API. Its name is that of its dialect."""
 
     name: str
     url: str
-    """Where the provider has it, without `/v1`."""
+    """The provider's URL, without `/v1`."""
     path: str
     headers: Sequence[str]
-    """The headers of a program that it is sent."""
+    """The program's headers that are passed on."""
 
     def authorization(self, key: str) -> dict[str, str]:
         """Return the headers that name the key."""
@@ -34,8 +34,8 @@ class ProviderApi(Protocol):
         ...
 
     def drop_remote_work(self, body: Body) -> tuple[Body, list[str]]:
-        """Return a request without what the provider would do for it elsewhere than in the slot, and the names of what
-        was left out; the same object if that is nothing.
+        """Return a request without tools and servers that the provider would run outside of the slot, and the names of
+        what was removed. If nothing was, the same object is returned.
 
         Raises:
             BadRequest: the provider would have to fetch something.
@@ -43,7 +43,7 @@ class ProviderApi(Protocol):
         ...
 
     def collect_stream(self, events: Iterable[Body]) -> Body:
-        """Return the answer that a stream has in pieces.
+        """Return the whole answer of a stream.
 
         Raises:
             HttpRefusal: the stream ended with an error.
@@ -52,7 +52,8 @@ class ProviderApi(Protocol):
         ...
 
     def completion(self, answer: Body) -> dict[str, Any]:
-        """Return an answer as a chat completion. Its message is what a later request with this answer is read as.
+        """Return an answer as a chat completion. Its message is the one that is read from a later request with this
+        answer.
 
         Raises:
             HttpRefusal: it failed.
@@ -134,7 +135,7 @@ class AnthropicApi:
         raise _stream_error()
 
     def _grow(self, block: dict[str, Any], delta: Body) -> None:
-        """Add a delta to its block. What a call is given is kept as text, as the model wrote it."""
+        """Add a delta to its block. The arguments of a call are kept as the text that the model wrote."""
         kind = string(delta.get("type"))
         if (key := self._growing.get(kind)) is not None:
             block[key] = string(block.get(key)) + string(delta.get(key))
@@ -250,7 +251,8 @@ PROVIDERS: Mapping[str, ProviderApi] = {each.name: each for each in (AnthropicAp
 
 
 def one_message_each(messages: Iterable[Message]) -> list[Message]:
-    """Return messages with each answer in one message. A provider's answer may have its parts in any order."""
+    """Return messages with each answer joined into one message. A provider may send the parts of an answer in any
+    order."""
     found: list[Message] = []
     for message in messages:
         if message["role"] == "assistant" and found and found[-1]["role"] == "assistant":
@@ -300,7 +302,7 @@ def _check_sources(content: Any) -> None:
 
 
 def _check_part(part: Body) -> None:
-    """Check the same of a part of an item."""
+    """Check that the provider need not fetch a part of an item."""
     url = part.get("image_url")
     if part.get("file_url") or part.get("file_id") or (isinstance(url, str) and not url.startswith("data:")):
         raise _fetches()

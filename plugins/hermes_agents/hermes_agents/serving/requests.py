@@ -17,14 +17,14 @@ from hermes_core.agents.replies import decode_arguments, is_sayable, sayable
 from hermes_core.validation import each_once
 
 _MOST_VALUES = 1_000_000
-"""The most values in the JSON of one request: each takes some sixty bytes here, and time."""
+"""Maximum number of values in the JSON of one request. Each takes about 60 bytes of memory, and time."""
 _MOST_MESSAGES = 10_000
 _DEEPEST = 100
-"""How deep the schemas of tools may be nested. They are passed on, and whoever reads them gives up somewhere."""
+"""Maximum depth of the schemas of tools. They are sent to the endpoint, and JSON parsers have limits of their own."""
 _REASON = 200
 """The most characters of what is wrong with a body."""
 _ESCAPED = re.compile(r"\\u(?:0000|007f|00[89]|d[89a-f]|fd[de]|fff[ef])", re.IGNORECASE)
-"""What escapes of characters begin with that `sayable` replaces. Some others begin so too."""
+"""How the escapes of characters begin that `sayable` replaces. Some other escapes also begin in this way."""
 
 
 @dataclass(frozen=True)
@@ -45,13 +45,13 @@ class Request:
 
     @property
     def characters(self) -> int:
-        """Return about how many characters its prompt has, images aside."""
+        """Return the approximate number of characters of its prompt, without images."""
         said = sum(len(form.text) + len(form.thinking) + sum(map(len, sum(form.calls, ()))) for form in self.forms)
         return said + (len(self.tools) if self.asked.tools else 0)
 
 
 class GivenCall(NamedTuple):
-    """A call that an agent was given."""
+    """A call in an answer that an agent was given."""
 
     number: int
     """Its place among all calls of the slot."""
@@ -60,13 +60,13 @@ class GivenCall(NamedTuple):
 
 
 Passing = Callable[[ModelRequest, bytes, Mapping[str, Any]], Passage]
-"""Makes what goes on to the provider, of what was read of a request, its body and its value. Raises `BadRequest`."""
+"""Makes a `Passage` from a request that was read, its body, and the body's JSON value. Raises `BadRequest`."""
 
 
 def read_request(
     body: bytes, more: Mapping[str, Any], dialect: Dialect, given: Mapping[str, GivenCall], passing: Passing | None
 ) -> Request | RequestRefusal:
-    """Return what a request asks for. It keeps nothing, so that it can run in a thread.
+    """Read a request. The function has no state, so it can run in a thread.
 
     Args:
         more: what the address says of the request.
@@ -112,8 +112,9 @@ def _write_tools(tools: Sequence[Tool]) -> str:
 
 
 def _take_own_calls(asked: ModelRequest, given: Mapping[str, GivenCall]) -> None:
-    """Undo what agents make of the calls that they were given: their ids, arguments in forms of their own, and another
-    order of the calls of an answer and of the results to them. Many chat templates know them by their order alone."""
+    """Restore the calls in a request to the form in which the model wrote them: agents change ids, rewrite arguments,
+    and reorder the calls of an answer and their results. Many chat templates match calls and results by their order
+    alone."""
     messages: list[Message] = []
     for answers, some in groupby(asked.messages, lambda message: message["role"] == "tool"):
         run = list(some)
@@ -135,13 +136,13 @@ def _own_id(told: str, given: Mapping[str, GivenCall]) -> str:
 
 
 def _in_order(some: Sequence[Message], key: str, given: Mapping[str, GivenCall]) -> Sequence[Message]:
-    """Return calls, or results, in the order in which the calls were given."""
+    """Return calls, or results, in the order that the calls had in the answer."""
     known = all(each[key] in given for each in some)
     return sorted(some, key=lambda each: given[each[key]].number) if known else some
 
 
 def _as_given(sent: Message, given: Mapping[str, GivenCall]) -> Message:
-    """Return a call as it was given, unless it now says something else."""
+    """Return the call as the model wrote it, unless the agent has changed its meaning."""
     if (known := given.get(sent["id"])) is None:
         return sent
     function, call = sent["function"], known.call
@@ -151,9 +152,9 @@ def _as_given(sent: Message, given: Mapping[str, GivenCall]) -> Message:
 
 
 def _is_call(given: ToolCall, sent: str) -> bool:
-    """Return whether arguments are those of a call, as far as agents keep them: some put others in the place of what is
-    no JSON, fill in what the model may leave out, change types and white space, or leave out how a text begins, as
-    Claude Code does with `cd` to where it is already."""
+    """Return whether arguments that an agent sends back are those of a call. Agents replace arguments that are not
+    JSON, fill in optional ones, change types and white space, or drop the beginning of a text, as Claude Code drops a
+    `cd` to the current directory."""
     if given.arguments is None or given.text == sent:
         return True
     arguments, _, _ = decode_arguments(sent)
@@ -177,8 +178,8 @@ def _squeeze(value: Any) -> bytes:
 
 
 def _read_json(body: bytes, *, unambiguous: bool) -> tuple[Any, Any]:
-    """Return a body's JSON value: as it is, and without characters that some endpoint refuses, or that can't be sent at
-    all.
+    """Return a body's JSON value twice: as it is, and without characters that some endpoints refuse or that can't be
+    sent.
 
     Args:
         unambiguous: whether to refuse an object in which a key is twice: others may read the other value.

@@ -39,7 +39,7 @@ _ABOUT_NOTHING = frozenset(
     | {"prompt_cache_key", "prompt_cache_retention", "safety_identifier", "stream_options", "conversation"}
 )
 _INPUT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
-"""The parameters of a function in place of a tool that takes text of a grammar."""
+"""The parameters of the function that stands for a tool whose input is a text."""
 _JOIN = "__"
 _OUTPUTS = {"function_call_output", "custom_tool_call_output"}
 
@@ -47,8 +47,8 @@ _OUTPUTS = {"function_call_output", "custom_tool_call_output"}
 class ResponsesDialect:
     """Reads and writes Responses.
 
-    A tool of a namespace is the function `NAMESPACE__TOOL`, and a tool that takes text is a function with one argument,
-    `input`. Both are called in their own forms again.
+    The model is offered a tool of a namespace as the function `NAMESPACE__TOOL`, and a tool whose input is a text as a
+    function with one argument, `input`. Their calls are written back in the forms that the program knows.
     """
 
     name = "responses"
@@ -126,8 +126,8 @@ class ResponsesDialect:
         return openai_error(refusal)
 
     def keep_alive(self, asked: ModelRequest) -> bytes:
-        """Return the event of the beginning, which no program minds to hear again. Codex does not hear comments. But
-        nobody expects two beginnings with different ids."""
+        """Return the stream's first event, which every program accepts again if its id is the same. Codex takes no
+        comment for a sign of life."""
         if asked.passed_on:
             return b": keepalive\n\n"
         begun = {"id": f"resp_{asked.id}", "object": "response", "status": "in_progress", "output": []}
@@ -182,7 +182,7 @@ Deltas = list[tuple[str, dict[str, Any]]]
 
 
 def _items(answer: WrittenAnswer, asked: ModelRequest) -> list[tuple[dict[str, Any], Deltas]]:
-    """Return the items of an answer, each with what comes between its begin and its end in a stream."""
+    """Return the items of an answer, each with its events between the first and the last one in a stream."""
     reply, items = answer.reply, []
     if reply.reasoning:
         items.append(_reasoning(answer, reply.reasoning))
@@ -245,14 +245,14 @@ def _call(identifier: str, name: str, arguments: str, asked: ModelRequest) -> tu
 
 
 def _begin_item(item: dict[str, Any]) -> dict[str, Any]:
-    """Return an item as it is before its first delta."""
+    """Return an item as it is in the stream before its first delta."""
     empty: dict[str, Any] = {"summary": [], "content": [], "arguments": "", "input": ""}
     begun = {**item, **{key: empty[key] for key in empty.keys() & item.keys()}}
     return begun if item["type"] == "reasoning" else {**begun, "status": "in_progress"}
 
 
 def _custom_input(arguments: str) -> str | None:
-    """Return the text for a tool that takes text; None if the model's arguments have none."""
+    """Return the input of a tool whose input is a text; None if the model's arguments have none."""
     try:
         value = json.loads(arguments)
     except (ValueError, RecursionError):
@@ -283,7 +283,7 @@ def _read_tool(tool: Mapping[str, Any], asked: ModelRequest, namespace: str = ""
 
 
 def read_item(item: Mapping[str, Any], asked: ModelRequest) -> None:
-    """Add an item of the input to what is asked."""
+    """Add an item of the input to the request."""
     kind = string(item.get("type")) or "message"
     if kind == "message":
         role, said = string(item.get("role")) or "user", _content(item.get("content"), asked)

@@ -1,4 +1,4 @@
-"""How the rollout's model is asked: with the run's own settings, or as the program has written it."""
+"""Asks the rollout's model: with the run's sampling settings, or with the program's own request."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _CHARACTERS = 200
 
 _SETTINGS = 32
 _LIKELY_MAX_TOKENS = 16_384
-"""Agents name the longest answer that the model which they know can give, and an endpoint refuses more than its model's
-context has room for. So without a limit of ours, what is above this is not passed on."""
+"""A higher maximum of an agent is ignored if the run has none. Agents ask for the maximum of the model that they were
+made for, and an endpoint refuses more than the context of its own model."""
 
 
 class Sampling:
@@ -38,7 +38,7 @@ class Sampling:
         self._seed_key = task.seed_key or task.trajectory_id
 
     async def ask(self, request: Request, number: int) -> tuple[ModelReply, bytes | None]:
-        """Return the reply to a request; and as it was written, if that is what the program gets.
+        """Return the reply to a request; and the provider's own bytes, if the program gets these.
 
         Args:
             number: the number of the call, from 1.
@@ -50,7 +50,8 @@ class Sampling:
         return await self._ask_with_our_settings(self._server, request.asked, number), None
 
     def passing(self, exchange: Exchange, dialect: Dialect) -> Passing | None:
-        """Return what makes a request what goes on to the provider; None if it is answered in another way."""
+        """Return the function that makes a `Passage` from a request; None if the request is not passed on to a
+        provider."""
         server = self._server
         if not isinstance(server, Upstream):
             return None
@@ -72,14 +73,14 @@ class Sampling:
         return overridden
 
     def cost(self, reply: ModelReply) -> float | None:
-        """Return what a reply has cost, in dollars; None if that is not known."""
+        """Return the cost of a reply in dollars; None if it is not known."""
         price = self._settings.price
         if price is None:
             return reply.cost
         return price.cost(reply.prompt_tokens, reply.completion_tokens, reply.cached_tokens or 0)
 
     def managed_state(self) -> Mapping[str, Any] | None:
-        """Return what the server keeps of the rollout for a trainer; None if it keeps nothing."""
+        """Return the server's record of the conversation, such as the tokens; None if it keeps none."""
         return self._server.get_state() if isinstance(self._server, KeepsState) else None
 
     async def _ask_with_our_settings(self, server: ChatServer, asked: ModelRequest, number: int) -> ModelReply:
@@ -102,7 +103,7 @@ class Sampling:
         return reply if reply.sampling is not None else replace(reply, sampling=kept)
 
     def _max_tokens(self, asked: ModelRequest) -> int | None:
-        """Return the longest answer: the program may only lower it."""
+        """Return the maximum number of tokens of the answer. The program may only lower the run's."""
         ours, theirs = self._settings.max_tokens, asked.max_tokens
         if ours is None and theirs is not None and theirs > _LIKELY_MAX_TOKENS:
             return None
@@ -110,12 +111,12 @@ class Sampling:
 
 
 def _own_sampling(asked: ModelRequest) -> dict[str, Any]:
-    """Return the settings of a request that was passed on with them; of long ones the beginning."""
+    """Return the sampling settings of a request that was passed on. Long values are cut."""
     settings = {"max_tokens": asked.max_tokens, **dict(list(asked.settings.items())[:_SETTINGS])}
     said = {key[:_CHARACTERS]: (value, repr(value)) for key, value in settings.items() if value is not None}
     return {key: value if len(text) <= _CHARACTERS else text[:_CHARACTERS] for key, (value, text) in said.items()}
 
 
 def _brief(value: Any) -> str:
-    """Return about what a setting is, whatever its size."""
+    """Return a setting's value as a short text."""
     return reprlib.repr(value)[:_CHARACTERS]

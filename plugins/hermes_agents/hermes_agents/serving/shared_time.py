@@ -20,14 +20,14 @@ class SharedTime:
     work: TaskSet
     calls: int = 0
     seconds: float = 0.0
-    """How long calls were under way, until the last time that there were none."""
+    """Seconds for which at least one call was under way, without the calls that are under way now."""
     up: ModelError | None = None
-    """Set if this was longer than the rollout may wait for its model."""
+    """Set when the rollout has waited for its model for as long as it may."""
     done: asyncio.Event = field(default_factory=asyncio.Event)
     clock: asyncio.Task[None] | None = None
 
     async def measure(self, ask: Any) -> Any:
-        """Return what the call returns.
+        """Await a call, and return its result. Its time counts once, also if other calls overlap with it.
 
         Raises:
             ModelError: the rollout has waited for its model for longer than it may.

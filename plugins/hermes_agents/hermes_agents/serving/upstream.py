@@ -1,4 +1,4 @@
-"""A provider's own API, to which programs' requests are passed on as they are: for the evaluation of agents."""
+"""Passes requests of programs on, unchanged, to a provider's own API: for the evaluation of agents."""
 
 from __future__ import annotations
 
@@ -33,31 +33,31 @@ if TYPE_CHECKING:
 _EVENTS = "text/event-stream"
 _BETWEEN_EVENTS = re.compile(rb"\r?\n\r?\n")
 _OURS = ("temperature", "max_tokens", "extra_body", "seed", "cache_control")
-"""Settings of the run that would change what the program asks for."""
+"""Settings of the run that would change the program's request."""
 
 
 @dataclass(frozen=True)
 class Passage:
-    """A request as it goes on to the provider."""
+    """A request as it is sent to the provider."""
 
     query: bytes
     headers: Mapping[str, str]
     body: bytes
     streamed: bool
     dropped: list[str]
-    """What was left out of it."""
+    """The names of what was removed from the request."""
 
     @property
     def digest(self) -> str:
-        """Return a hash that only the same request has."""
+        """Return a hash of the request."""
         return hashlib.sha256(self.query + b"\0" + self.body).hexdigest()
 
 
 class Upstream:
-    """The API at `base_url`. It stands in the place of the agent `model`: its `session` gives itself.
+    """The API at `base_url`, in the place of the agent `model`. Its `session` gives this object itself.
 
-    A body is passed on byte for byte, unless it names another model, or has something that the provider would do
-    elsewhere than in the slot. Then it is written anew without that.
+    A body is passed on byte for byte, unless it names another model, or asks the provider to work outside of the slot.
+    Then the body is written anew, with the run's model and without that.
 
     Args:
         settings: the model, the key, the limits and the patience. The sampling is the program's.
@@ -126,7 +126,7 @@ class Upstream:
     def passage(
         self, asked: ModelRequest, body: bytes, value: Mapping[str, Any], *, query: str, headers: Any
     ) -> Passage:
-        """Return a request as it goes on. What is asked is then that, with each answer in one message.
+        """Return a request as it is sent to the provider, and change `asked` to match: with each answer in one message.
 
         Args:
             asked: what was read of it.
@@ -148,7 +148,7 @@ class Upstream:
         return Passage(query.encode("latin-1"), passed, body, asked.stream, dropped)
 
     async def answer(self, passage: Passage, number: int) -> tuple[ModelReply, bytes]:
-        """Return the provider's answer: as it is recorded, and as it was written.
+        """Return the provider's answer: as a reply for the record, and as bytes.
 
         Args:
             number: the number of the call, for calls without an id.
@@ -166,7 +166,7 @@ class Upstream:
         return await self.endpoint.ask(ask, tokens=lambda answer: answer[0].prompt_tokens + answer[0].completion_tokens)
 
     def _read(self, content: bytes, kind: str, *, streamed: bool, number: int) -> ModelReply:
-        """Read an answer here, where a retry is possible if it is broken."""
+        """Read an answer while it can still be retried if it is broken."""
         if kind.startswith(_EVENTS) is not streamed:
             raise BadCompletion(
                 f"the endpoint answered with {kind or 'no type'} instead of {_EVENTS if streamed else 'JSON'}",
