@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any, Self, TypedDict, Unpack
 
 
@@ -131,9 +130,7 @@ class ModalEmulator:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _ask(self, call: str, **arguments: Any) -> Any:
