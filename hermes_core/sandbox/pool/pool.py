@@ -323,7 +323,7 @@ class Pool:
     def _begin_lease(self, seat: Seat, trajectory_id: str | None, *, verification: bool) -> Lease:
         return seat.pooled.begin_lease(seat, trajectory_id, self.config, self._record, verification=verification)
 
-    def _needed_sandboxes(self) -> int:
+    def _target_size(self) -> int:
         """Return how many sandboxes the pool should have."""
         if not self.begun:
             return 0
@@ -346,14 +346,14 @@ class Pool:
         alive = [pooled for pooled in self._sandboxes if pooled.lost is None]
         quarantined = sum(pooled.quarantined for pooled in alive)
         room = self.config.max_sandboxes - (len(alive) - min(quarantined, LEAVING_BESIDE))
-        shortage = self._needed_sandboxes() - len(self._usable())
+        shortage = self._target_size() - len(self._usable())
         return max(0, min(shortage, room) - len(self._creations))
 
     def _idle_sandboxes(self, now: float) -> tuple[list[PooledSandbox], float]:
         """Return the sandboxes that have been idle for too long, and the time at which the next one will have been."""
         patience = 0.0 if self.meter.is_spent else self.config.idle_timeout
         usable = self._usable()
-        surplus = max(0, len(usable) - self._needed_sandboxes())
+        surplus = max(0, len(usable) - self._target_size())
         idle = sorted((pooled for pooled in usable if not pooled.leases), key=lambda each: each.idle_since)[:surplus]
         expired = [pooled for pooled in idle if pooled.idle_since + patience <= now]
         for pooled in expired:
@@ -370,7 +370,7 @@ class Pool:
         if self._failures >= START_ATTEMPTS:
             self._fail_start(self._error_for_caller(error))
         # `_creations` includes the creation that has failed.
-        return not self._closing and self._needed_sandboxes() > len(self._usable()) + len(self._creations) - 1
+        return not self._closing and self._target_size() > len(self._usable()) + len(self._creations) - 1
 
     # ------------------------------------------------------------------ carrying decisions out
 
