@@ -848,6 +848,18 @@ def test_figures_are_in_the_report() -> None:
     assert "sandbox_ready_s" in cli.FIGURES
 
 
+async def test_what_was_measured_is_kept_if_the_check_is_skipped_then() -> None:
+    async def measures(kit: Kit) -> None:
+        kit.figure("true_p50_ms", 2.1)
+        pytest.skip("it is no comparison")
+
+    figures: dict[str, float] = {}
+    async with Runtime() as runtime, Rig(runtime, "local") as rig:
+        with pytest.raises(pytest.skip.Exception):
+            await run_check(rig, Check("speed", measures), figures)
+    assert figures == {"true_p50_ms": 2.1}
+
+
 @pytest.mark.full
 def test_the_command_prints_rows_as_checks_end_and_tracebacks_if_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     async def exit_status(kit: Kit) -> None:

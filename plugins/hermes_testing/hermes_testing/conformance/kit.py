@@ -309,13 +309,13 @@ class Kit:
     check.
     """
 
-    def __init__(self, rig: Rig, level: Isolation) -> None:
+    def __init__(self, rig: Rig, level: Isolation, figures: dict[str, float] | None = None) -> None:
         self.rig = rig
         self.level = level
         """The isolation level of this check."""
         self.owner = f"{rig.owner}-{secrets.token_hex(4)}"
         """The owner of the check's own sandboxes."""
-        self.figures: dict[str, float] = {}
+        self.figures = {} if figures is None else figures
         """What the check has measured."""
         self._stack = AsyncExitStack()
 

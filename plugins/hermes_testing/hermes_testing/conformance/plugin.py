@@ -111,12 +111,14 @@ def conformance_check(
 
     def run() -> None:
         __tracebackhide__ = True
+        figures: dict[str, float] = {}
         try:
-            figures = _conformance_rigs.runner.run(run_check(rig, check))
+            _conformance_rigs.runner.run(run_check(rig, check, figures))
         except (Exception, pytest.fail.Exception) as error:
             error.add_note(f"promised: {check.promise}")
             raise error.with_traceback(check.own_frames(error.__traceback__))  # noqa: B904
-        for name, value in figures.items():
-            record_property(name, value)
+        finally:
+            for name, value in figures.items():
+                record_property(name, value)
 
     return run

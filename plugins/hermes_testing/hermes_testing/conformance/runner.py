@@ -13,8 +13,11 @@ CLEANUP_S = 30.0
 """How long a check may take in seconds to end what it made, after its own time."""
 
 
-async def run_check(rig: Rig, check: Check) -> dict[str, float]:
-    """Run a check on a rig that has been entered. Return the figures that it has measured.
+async def run_check(rig: Rig, check: Check, figures: dict[str, float] | None = None) -> None:
+    """Run a check on a rig that has been entered.
+
+    Args:
+        figures: gets what the check measures, also if the check is skipped or fails after that.
 
     Raises:
         pytest.skip.Exception: the promise is not made here; the message says why.
@@ -25,11 +28,11 @@ async def run_check(rig: Rig, check: Check) -> dict[str, float]:
     level = rig.level if check.level is None else check.level
     _skip_or_fail(rig, check, level)
     # For a check that goes on when its time is over.
-    return await within(check.limit_s + 2 * CLEANUP_S, _run(rig, check, level), "the check and ending what it had made")
+    kit = Kit(rig, level, {} if figures is None else figures)
+    await within(check.limit_s + 2 * CLEANUP_S, _run(kit, check), "the check and ending what it had made")
 
 
-async def _run(rig: Rig, check: Check, level: Isolation) -> dict[str, float]:
-    kit = Kit(rig, level)
+async def _run(kit: Kit, check: Check) -> None:
     try:
         try:
             await within(check.limit_s, check.function(kit))
@@ -41,9 +44,8 @@ async def _run(rig: Rig, check: Check, level: Isolation) -> dict[str, float]:
         await within(CLEANUP_S, kit.aclose(), "ending what it had made")
     except (Exception, pytest.fail.Exception):
         # The check may have damaged the sandboxes that it shares with others.
-        await within(CLEANUP_S, rig.replace(level), "ending the sandboxes that it shared")
+        await within(CLEANUP_S, kit.rig.replace(kit.level), "ending the sandboxes that it shared")
         raise
-    return kit.figures
 
 
 def _skip_or_fail(rig: Rig, check: Check, level: Isolation) -> None:
