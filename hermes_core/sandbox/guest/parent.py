@@ -428,37 +428,36 @@ class Parent:
         return pids
 
     def _kill_family(self, pid: int) -> None:
-        """Kill all processes of a command. One look can miss a process that forks, so several looks must find none."""
+        """Kill all processes of a command, also those that fork faster than we can list them."""
+        if self._kill_listed(pid):
+            return
+        if self._owns_all:
+            # Once all are stopped, nothing forks: those of this command are killed, and the others continue.
+            processes.send_signal(-1, signal.SIGSTOP)
+            try:
+                self._kill_listed(pid)
+            finally:
+                processes.send_signal(-1, signal.SIGCONT)
+        elif len(self._running) == 1:
+            self._kill_everything()
+
+    def _kill_listed(self, pid: int) -> bool:
+        """Kill the processes of a command that /proc lists. Return whether that were all, within `_KILLING_S`.
+
+        One empty list proves nothing: a process may have forked and ended while we read it. So several must be empty,
+        and no child of ours may end meanwhile.
+        """
         until = time.monotonic() + _KILLING_S
-        targets = self._family(pid)
-        first, looks, forks = frozenset(targets), 0, False
-        while looks < _LOOKS:
-            for target in targets:
-                processes.send_signal(target, signal.SIGKILL)
-            time.sleep(0.001)
+        looks = 0
+        while looks < _LOOKS and time.monotonic() < until:
             if self._reap():
                 looks = 0
             targets = self._family(pid)
-            looks = 0 if targets else looks + 1
-            forks = forks or not first.issuperset(targets)
-            if time.monotonic() > until:
-                break
-        if forks or targets:
-            self._kill_at_rest(pid)
-
-    def _kill_at_rest(self, pid: int) -> None:
-        """Kill processes that fork faster than we can list them: stop all processes of the slot, kill those of the
-        command, and continue the others."""
-        if not self._owns_all:
-            if len(self._running) == 1:
-                self._kill_everything()
-            return
-        processes.send_signal(-1, signal.SIGSTOP)
-        try:
-            for target in self._family(pid):
+            for target in targets:
                 processes.send_signal(target, signal.SIGKILL)
-        finally:
-            processes.send_signal(-1, signal.SIGCONT)
+            looks = 0 if targets else looks + 1
+            time.sleep(0.001)
+        return looks == _LOOKS
 
     def _kill_everything(self) -> None:
         if self._owns_all:
