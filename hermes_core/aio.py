@@ -56,8 +56,8 @@ async def alongside(work: Coroutine[Any, Any, T]) -> AsyncIterator[asyncio.Task[
 
 @asynccontextmanager
 async def together() -> AsyncIterator[asyncio.TaskGroup]:
-    """Open a task group whose first error is raised as it is, not in a group: the others are of its cancelled
-    neighbours."""
+    """Open a task group that raises its first error alone, not in a group: other errors only come from the tasks that
+    it cancelled."""
     failure: BaseException | None = None
     try:
         async with asyncio.TaskGroup() as tasks:
@@ -276,7 +276,8 @@ class LoopThread:
         self._under_way: dict[concurrent.futures.Future[Any], tuple[Coroutine[Any, Any, Any], ...]] = {}
         self._over = False
         self._begun = threading.Event()
-        # Said explicitly, because the child of a daemon thread is one too, and the interpreter waits for none of those.
+        # Set explicitly: a thread that a daemon thread starts is a daemon by default, and the interpreter does not wait
+        # for daemons.
         self._thread = threading.Thread(target=self._run, name=name, daemon=False)
         self._loop: asyncio.AbstractEventLoop
         self._stop: asyncio.Event

@@ -1,6 +1,6 @@
 """Cheats: ways to a reward without the work, which `hermes-rl validate --cheats` tries on every item.
 
-An environment names its own in `Environment.cheats`. Those here fit every task with a shell.
+An environment names its own cheats in `Environment.cheats`. The cheats in this module fit every task with a shell.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 from hermes_core.handles import ExecTool
 
 Cheat = Callable[..., Awaitable[None]]
-"""An async function that cheats in the agent's slot. It takes those arguments of the hook `solve_trajectory` that it
-wants. Its work is then verified as any agent's."""
+"""An async function that cheats in the agent's slot. It may take any of the arguments of the hook `solve_trajectory`.
+Its work is then verified like an agent's."""
 
 CHEAT_TIMEOUT_S = 60.0
 """Time limit in seconds of a cheat that is a shell script. What it did by then is verified."""
@@ -38,7 +38,7 @@ EXIT_0 = "import os; os._exit(0)\n"
 _FILE = re.compile(r"(?<![\w@:/.~-])(?:~/|\.{1,2}/|/)?(?:[\w.+-]+/)*[\w+-][\w.+-]*\.[A-Za-z]\w{0,7}(?![\w/(])")
 _ABSOLUTE = re.compile(r"(?<![\w:/.~-])/(?:[\w.+-]+/)+[\w+-][\w.+-]*(?![\w/(])")
 _DIRECTORIES = ("/bin/", "/dev/", "/etc/", "/lib", "/proc/", "/sbin/", "/sys/", "/usr/")
-"""Places of programs and devices, which a text names without asking for them to be written."""
+"""Directories of programs and devices. A text that names a path there does not ask for that file to be written."""
 
 _PROGRAMS = "python python3 pytest git make node bash sh test grep egrep diff cmp cat jq sha256sum md5sum"
 
@@ -157,7 +157,7 @@ def file_cheats(
     files: Callable[[Mapping[str, Any]], Sequence[str]],
     scripts: Mapping[str, str] = _FORGED_FILES,
 ) -> dict[str, Cheat]:
-    """Return cheats that fill the files which an item asks for with what is likely to pass a weak check.
+    """Return cheats that write the files that an item asks for, with content that is likely to pass a weak check.
 
     Args:
         text: returns an item's prompt, `$PROMPT` of the scripts.

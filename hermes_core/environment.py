@@ -66,7 +66,7 @@ class EnvironmentConfig(BaseModel):
     enabled_toolsets: tuple[str, ...] | None = None
     """The toolsets of the model. None is the environment's default. Cannot be combined with `distribution`."""
     disabled_toolsets: tuple[str, ...] = ()
-    """Toolsets that are removed from those."""
+    """Toolsets to remove from the enabled ones."""
     distribution: str | None = None
     """The distribution from which each group draws its toolsets. Cannot be combined with `enabled_toolsets`."""
 
@@ -132,7 +132,8 @@ class Environment(ABC):
     """Whether `image` names an image for each item. Sandboxes are then made only when a rollout asks for one."""
 
     as_image: bool = False
-    """Whether commands run as programs of the image do: with its variables, and the agent's as its user."""
+    """Whether commands run like programs of the image: with the image's variables, and the agent's commands as the
+    image's user."""
 
     left_out: frozenset[str] = frozenset()
     """The ids of items that `select_items` leaves out. A run sets them, from its quarantine."""
@@ -185,8 +186,8 @@ class Environment(ABC):
         return None
 
     def images(self, item: Item) -> Sequence[Image]:
-        """Return all images that the item's rollouts use. They are made before a rollout begins, and some time before
-        that while others run."""
+        """Return all images that the item's rollouts use. They are made ready before a rollout begins, if possible
+        while earlier rollouts run."""
         image = self.image(item)
         return () if image is None else (image,)
 
@@ -205,14 +206,15 @@ class Environment(ABC):
         return {}
 
     def agent_timeout_s(self, item: Item) -> float | None:
-        """Return the agent's time limit in seconds for this item, without its waits for the model. The run's own limit
-        counts if it is shorter. None is the run's. It ends with the first `FollowUp`, which has its own."""
+        """Return the agent's time limit in seconds for this item, without its waits for the model. None is the run's
+        own limit, which also counts if it is shorter. Each `FollowUp` sets a limit of its own for the part that it
+        begins."""
         return None
 
     def agent_user(self, item: Item) -> str | None:
-        """Return the user that the agent's tools run as, in the form of Docker: a name or a number, with a group after
-        a colon if it is another than the user's. The slots must be root (`slot_user`); the hooks stay root. None is the
-        slot's user, or that of the image with `as_image`."""
+        """Return the user that the agent's tools run as, in Docker's form `USER[:GROUP]`, by name or number. The slots
+        must be root (`slot_user`), and hooks still run as root. None is the slot's user, or with `as_image` the image's
+        user."""
         return None
 
     def toolsets(self, item: Item) -> Sequence[str] | None:
@@ -225,10 +227,10 @@ class Environment(ABC):
         return None
 
     def mcp_servers(self, item: Item) -> Mapping[str, McpServer]:
-        """Return this item's own MCP servers, by name, whose tools its rollouts are offered in addition to others.
+        """Return this item's own MCP servers, by name. Its rollouts are offered their tools in addition to others.
 
-        They are programs that are started in the slot after its setup. A server with a URL, or on the driver, is only
-        used if the run's own servers (`RunOptions.mcp`) have one of that name, which then replaces this one.
+        Each is a program that is started in the slot after its setup. An item can't bring a server with a URL or on the
+        driver: instead of such a server, the one of the same name in `RunOptions.mcp` is used, if there is one.
         """
         return {}
 

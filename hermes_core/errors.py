@@ -167,8 +167,8 @@ class SlotLost(InfraError):
 
 
 class SlotUnclean(SlotLost):
-    """The slot was quarantined: it could not be proved that everything its commands had started is dead, or what they
-    had changed kept us from entering it again.
+    """The slot was quarantined: a process of its commands may still live, or what they changed keeps us from entering
+    it.
 
     If processes die slowly, the fault is with whoever started them. In an agent's own slot this is therefore the
     agent's result, and not an infrastructure failure.
@@ -176,12 +176,12 @@ class SlotUnclean(SlotLost):
 
 
 class Disturbed(InfraError):
-    """Work of ours in a slot was killed or had no room, before anything of an agent's ran there: neighbours or the host
-    are short of memory, processes or disk."""
+    """Our own work in a slot was killed or ran out of room, before any of the agent's code ran there. The host, or
+    other slots, are short of memory, processes or disk."""
 
 
 DISTURBANCES = frozenset({"killed", "no_space", "spawn"})
-"""Codes of a `CommandError` that mean `Disturbed` if nothing of an agent's has run yet."""
+"""Codes of a `CommandError` that mean `Disturbed` as long as none of the agent's code has run."""
 
 
 class AcquireTimeout(InfraError):
@@ -267,10 +267,10 @@ BUG_HINT = "a bug in the plugin: `hermes-rl --traceback …` shows where"
 def explain_errors(
     explain: Callable[[Exception], HermesError], but: type[Exception] | tuple[type[Exception], ...] = HermesError
 ) -> Iterator[None]:
-    """Raise what `explain` makes of an exception that a plugin's code should not have raised in the block.
+    """Raise `explain(error)` in place of an exception that a plugin's code should not have raised in the block.
 
     Args:
-        but: exceptions that it may raise.
+        but: exceptions that the code may raise. They are raised unchanged.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""What an environment's hooks and cheats are given: their rollout, and slots of it."""
+"""The types of what an environment's hooks and cheats get: the rollout, and its slots."""
 
 from __future__ import annotations
 
@@ -70,16 +70,16 @@ class SlotHandle(Protocol):
 
     @property
     def exec_tool(self) -> ExecTool:
-        """Return what runs tools in this slot."""
+        """Return the function that runs tools in this slot."""
 
     def as_user(self, user: str) -> SlotCommands:
-        """Return the commands of the slot, which must be root, as a user of its system.
+        """Return commands that run in the slot as this user of its system. The slot itself must be root.
 
         Args:
-            user: a name or a number, with a group after a colon if it is another than the user's.
+            user: `USER[:GROUP]`, by name or number. Without a group, it is the user's own.
 
         Raises:
-            CommandError: that can't be a user's name.
+            CommandError: `user` can't be the name of a user.
         """
 
     async def kill_everything(self) -> None:
@@ -87,7 +87,7 @@ class SlotHandle(Protocol):
 
         Raises:
             InfraError: the sandbox can't be reached.
-            SlotUnclean: that they are dead can't be proved.
+            SlotUnclean: it can't be proved that all of them are dead.
         """
 
     async def empty(self) -> None:
@@ -186,22 +186,22 @@ class RolloutHandle(SlotHandle, Protocol):
         *,
         disturbed: Callable[[T], str | None],
     ) -> T:
-        """Run a check in a fresh slot and return its result. Repeat it once if something that anybody can cause
+        """Run a check in a fresh slot and return its result. Repeat it once if something outside the slot may have
         disturbed it.
 
-        If a process was killed or ran out of room, nobody can tell who took the memory: a neighbour can, and so can a
-        host under pressure. So the check is run once more: in another sandbox if one has room, or else with all
-        processors of this one to itself, and with the agent's slot emptied. The record says so. The second result
-        counts in any case, because code under test can kill itself as often as it likes.
+        If a process was killed or ran out of room, another slot or a busy host may have taken the memory. So the check
+        is run once more: in another sandbox if one has room, or else with all processors of this one to itself, and
+        with the agent's slot emptied. The record says so. The second result counts in any case, because code under test
+        can kill itself as often as it likes.
 
         Args:
-            lay_out: puts into the slot what `check` needs, and runs nothing of the agent's. It takes nothing from the
-                agent's slot, which may be empty.
+            lay_out: puts the files that `check` needs into the slot. It must run none of the agent's code, and must not
+                read the agent's slot, which may be empty.
             check: may run the agent's code.
-            disturbed: returns why an outcome of `check` may not be the agent's doing; None if it is.
+            disturbed: returns why the agent may not have caused an outcome of `check`; None if the agent did.
 
         Raises:
-            Disturbed: twice, nothing of the agent's could be run.
+            Disturbed: both times, the slot was disturbed before any of the agent's code ran.
             Exception: as `lay_out` or `check` raised it.
         """
 
@@ -210,7 +210,7 @@ class RolloutHandle(SlotHandle, Protocol):
 
         Args:
             leased: the slot where it runs.
-            reason: why its first outcome may not be the agent's doing.
+            reason: why the agent may not have caused the first outcome.
         """
 
     def record_patch(self, patch: str) -> None:

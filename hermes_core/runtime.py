@@ -76,7 +76,7 @@ class Runtime:
         load_entry_points: whether installed plugins are loaded.
 
     Raises:
-        ConfigError: the environment is wrong, or a file that it names.
+        ConfigError: an environment variable is wrong, or a file that one of them names.
         PluginError: one of `plugins` is broken. An installed plugin that is broken is only reported.
     """
 
@@ -108,7 +108,7 @@ class Runtime:
         """Make the observers that plugins registered for telemetry.
 
         Raises:
-            ConfigError: there are none.
+            ConfigError: no plugin registered any.
             PluginError: one cannot be made, or cannot observe.
         """
         observers = self.plugin_manager.registry("observer")
@@ -497,7 +497,7 @@ class Runtime:
 
 
 async def close(made: Closable) -> None:
-    """Close it. A backend has nothing to end at that time, so it has a time limit.
+    """Close it. A backend has a time limit, because it has no sandboxes left to end at that time.
 
     Raises:
         ProvisionError: a backend's `aclose` failed or took too long.

@@ -62,7 +62,7 @@ class Settings(BaseModel):
     api_key: SecretStr | None = None
     """The key of that endpoint."""
     anthropic_base_url: str | None = None
-    """The same for agents that ask Anthropic's own API. None is Anthropic's own."""
+    """The endpoint of agents that use Anthropic's API. None is Anthropic's own."""
     anthropic_api_key: SecretStr | None = None
     """The key of that endpoint."""
     profiles_file: Path | None = None
@@ -218,7 +218,8 @@ def _json_value(text: str) -> Any:
 
 
 def _yaml_value(text: str) -> Any:
-    """Return what a YAML text says. By itself, the parser would silently take the last of two values for a key."""
+    """Return the value of a YAML text. A key that is there twice is refused, because PyYAML would silently take its
+    last value."""
     import yaml
 
     loader = yaml.SafeLoader(text)
@@ -237,7 +238,8 @@ def _yaml_value(text: str) -> Any:
 
 
 def _mappings(root: Node | None) -> Iterator[MappingNode]:
-    """Yield each mapping of a YAML document once. With anchors, several nodes can hold one, and one can hold itself."""
+    """Yield each mapping of a YAML document once. With anchors, a mapping can stand in several places, and even inside
+    itself."""
     from yaml import CollectionNode, MappingNode
 
     todo, seen = [root], set()

@@ -60,12 +60,12 @@ from hermes_core.validation import validate_data
 log = logging.getLogger(__name__)
 
 OVERTIME_S = 15.0
-"""Seconds after its time limit, and after the time in which a lost channel may come back, at which a tool is
+"""Seconds that a tool may take beyond its time limit and the time in which a lost channel may come back. Then it is
 cancelled."""
 
 
 class SlotRequest(TypedDict, total=False):
-    """What `ToolBackend.acquire` can be asked for; it says what each means."""
+    """The keyword arguments of `ToolBackend.acquire`, which explains them."""
 
     profile: str | None
     image: Image | None
@@ -151,7 +151,7 @@ class ToolBackend:
         self._images: SingleFlight[str | ImageError] = SingleFlight("the image", keep=True, go_on=True)
         """The names of images that are ready, or why they can't be had."""
         self._failing: dict[tuple[str, Image], float] = {}
-        """Since when an image can't be made ready, in the loop's time."""
+        """For each image that can't be made ready, the loop's time of the first failure in a row."""
         self._tools = tools
         self.default_timeout_s = self._pool(default_profile).config.execution_timeout_s
 
@@ -335,7 +335,7 @@ class ToolBackend:
     def check_slot(
         self, *, profile: str | None = None, image: Image | None = None, network: Network | None = None
     ) -> None:
-        """Refuse what no slot can be acquired with, whatever the provider has. Makes nothing.
+        """Refuse arguments with which `acquire` could never succeed. Makes nothing.
 
         Raises:
             UnknownNameError, PolicyError, ConfigError: as `acquire`.
@@ -350,8 +350,9 @@ class ToolBackend:
     async def prepare_image(self, image: Image, *, profile: str | None = None) -> str:
         """Make an image ready before a slot needs it: build it or fetch it, once for all who ask. Return its name.
 
-        It goes on if the caller is cancelled, and ends with this tool backend. An image that can't be had is not tried
-        again: all who ask get the error. A backend that does not build images fetches one when it makes a sandbox.
+        The build goes on if the caller is cancelled, and ends with this tool backend. An image that can't be had is not
+        tried again: all who ask get the error. A backend that does not build images fetches one when it makes a
+        sandbox.
 
         Raises:
             ImageError: the image can't be had.
@@ -380,8 +381,7 @@ class ToolBackend:
     async def _image_within(self, image: Image, profile: str, patience_s: float) -> str:
         """Return the name of an image that is ready.
 
-        Failures that may pass are tried again for this long, counted from the first failure in a row, whoever asked
-        then: who asks later is told at the first attempt.
+        Retry transient failures until `patience_s` after the first of a series. Later callers share that deadline.
         """
         loop, pause = asyncio.get_running_loop(), FIRST_PAUSE_S
         while True:
@@ -476,21 +476,22 @@ class ToolBackend:
         await lease.call(Operation.of(lease.pooled.client.reset_slot, lease.seat.index))
 
     async def check_room(self, slot: Slot, *, preparation: bool = False) -> None:
-        """Give no more slots of a sandbox whose disk others have filled, after something failed there for want of room.
+        """Find out why something failed for want of room. If other slots have filled the sandbox's disk, lease no more
+        slots of it.
 
         Args:
-            preparation: it failed for the preparation user, while the slot may have filled the disk.
+            preparation: whether it failed for the preparation user; then the slot itself may have filled the disk.
 
         Raises:
             StaleSlotError, InfraError: as `kill_everything` does.
-            Disturbed: the disk is full, and not of what failed or is in the slot: elsewhere there is room for it.
+            Disturbed: the disk is full, and not because of this slot.
         """
         lease = self._lease(slot)
         pooled, own = lease.pooled, lease.seat.index
         for index in (PREPARE, own) if preparation else (own,):
             if not await lease.call(Operation.of(pooled.client.is_crowded, index)):
                 return
-        # A process can hold files that have no name any more.
+        # Processes may hold deleted files open, which take up room until they end.
         await lease.call(Operation.of(pooled.client.kill_slot, own))
         if await lease.call(Operation.of(pooled.client.is_crowded, own)):
             error = Disturbed(

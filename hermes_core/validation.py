@@ -14,7 +14,7 @@ from hermes_core.errors import ConfigError, HermesError, UnknownNameError, descr
 Model = TypeVar("Model", bound=BaseModel)
 
 SECRET_NAME = re.compile(
-    # SWE-smith's FAIL_TO_PASS is none.
+    # `FAIL_TO_PASS`, a column of SWE-smith, is no secret.
     r"(API_?KEY|TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|_(KEY|PWD|PAT|AUTH)|(?<!_TO)_PASS|CREDENTIALS?)(_ID)?$"
 )
 """Names of variables and keys whose values are secrets."""

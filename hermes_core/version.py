@@ -24,17 +24,18 @@ class NotInstalledError(ConfigError, ImportError):
 
 @dataclass(frozen=True)
 class AdaptedPackage:
-    """A package that an adapter was made for, and the version that it was tested with. Of another one, it warns."""
+    """A package that an adapter was made for, and the version that it was tested with. Any other version gets a
+    warning."""
 
     adapter: str
     """The adapter's distribution."""
     name: str
     tested: str
     exact: bool = False
-    """Whether a version of which only the last number differs is another one, too."""
+    """Whether a version that differs only in its last number counts as another one."""
 
     def check(self) -> None:
-        """Warn of another version.
+        """Warn if another version is installed.
 
         Raises:
             NotInstalledError: the package is not installed.
@@ -46,7 +47,7 @@ class AdaptedPackage:
 
     @contextmanager
     def imports(self) -> Iterator[None]:
-        """Warn of another version, and import what the adapter needs of the package in the block.
+        """Warn if another version is installed, and import what the adapter needs of the package in the block.
 
         Raises:
             NotInstalledError: the package is not installed.

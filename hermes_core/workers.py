@@ -95,8 +95,8 @@ os.register_at_fork(after_in_child=_kept.forget)
 class Workers(concurrent.futures.ThreadPoolExecutor):
     """An executor that accepts calls for as long as threads can run.
 
-    Python's own accepts none once the main thread has ended, which is too early for what is closed then. Python 3.12.0
-    and 3.12.1 start no threads by then, so calls wait for the existing ones.
+    Python's own executor accepts none once the main thread has ended, and some things are closed only then. Python
+    3.12.0 and 3.12.1 start no threads by then, so calls wait for the existing ones.
 
     Args:
         most: maximum number of threads; they are started when needed.

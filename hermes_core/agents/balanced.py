@@ -33,7 +33,7 @@ class BalancedAgent:
 
     @asynccontextmanager
     async def session(self, **options: Any) -> AsyncIterator[ChatServer]:
-        """Give what answers the model calls of one rollout; see `ModelAgent.session`."""
+        """Open the server that answers the model calls of one rollout; see `ModelAgent.session`."""
         with self._balancer.choose() as chosen:
             async with self._agents[chosen].session(**options) as server:
                 yield server

@@ -102,8 +102,8 @@ class TurnRecord:
     weight_version: str | None = None
     """The version of the policy's weights, as the endpoint names it; None if it names none."""
     compacted: bool = False
-    """Whether the answer is a summary. The message after it and its calls has the task and the summary, and the
-    conversation goes on from there: of what was before, the model sees only the messages before the task."""
+    """Whether the answer is a summary. The user's next message repeats the task and has the summary, and the
+    conversation goes on from there. Of all earlier messages, the model then sees only those before the task."""
     parts: list[Part] = field(default_factory=list)
     """The parts of an answer that was broken off and continued, as at an update of the weights: how many of its tokens
     each has, and the version of the weights that wrote them. Empty for any other answer."""
@@ -165,8 +165,8 @@ class ToolAnswer(str):
 
     @classmethod
     def read(cls, text: str) -> Self:
-        """Return what the JSON text of an answer says. With an exit code it is from a command that ran, so it is
-        data."""
+        """Return the answer with this JSON text. One with an exit code comes from a command that ran, so it is no
+        error."""
         if '"error"' not in text and '"exit_code"' not in text:
             return cls(text)
         try:
@@ -364,10 +364,10 @@ class AgentTask:
     follow_up: Callable[[], Awaitable[Message | None]] = nothing_more
     """Await it when the model is done. It returns the user's next message, with which the conversation goes on, or None
     at the end. It may check the work and take minutes; that time does not count as the agent's. An agent that does not
-    ask has left out the parts of its task that follow."""
+    await it leaves out all parts of its task but the first."""
     mcp_tools: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """The MCP servers whose tools are among the tools: for each, the name here of each of its tools, by its own
-    name."""
+    """The tools that come from MCP servers, by server: for each of the server's own names, the name of the tool
+    here."""
     skills: str | None = None
     """The directory in the slot that has the task's skills, for an agent that is a program there."""
     slot: AgentSlot | None = None
@@ -433,7 +433,7 @@ class InstallableProgram(Protocol):
         ...
 
     def describe(self) -> Mapping[str, str | Sequence[str]]:
-        """Return in words how it is fetched and run, by what is described. What is empty is not shown."""
+        """Return how the program is fetched and run, in words, by topic. Empty texts are not shown."""
         ...
 
     def check(self) -> Diagnosis:
@@ -534,8 +534,8 @@ class AgentSettings(EndpointSettings):
 
 
 def find_retyped_settings(kind: type[AgentSettings]) -> list[str]:
-    """Return the fields of `AgentSettings` to which this subclass gives another type. A type without its None is not
-    another one."""
+    """Return the fields of `AgentSettings` to which this subclass gives another type. Leaving out None from a type is
+    no difference."""
     return [
         name
         for name, field in AgentSettings.model_fields.items()

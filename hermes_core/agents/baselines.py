@@ -89,8 +89,8 @@ async def _in_each_part(task: AgentTask, work: Callable[[], Awaitable[None]], br
     """Do what the environment provides, in each part of the task. Return the result of an agent that finished.
 
     Raises:
-        SetupFailed: it failed.
-        InfraError, UsageError: as it raised them.
+        SetupFailed: `work` failed.
+        InfraError, UsageError: as `work` raised them.
     """
     task.result.messages.extend(copy.deepcopy(task.messages))
     while True:

@@ -1,7 +1,7 @@
-"""The canonical form of a message: what is left of it when a program that passes a conversation on writes it anew.
+"""The canonical form of a message: the part that stays the same when a program sends a conversation again.
 
-Agents send back what they were answered in forms of their own: arguments of calls without spaces or with sorted keys,
-an empty text as null, marks for a cache. Two messages with the same canonical form say the same.
+Agents send answers back in forms of their own: arguments of calls without spaces or with sorted keys, an empty text as
+null, marks for a cache. Two messages with the same canonical form say the same.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Canonical:
 
     @property
     def without_thinking(self) -> Canonical:
-        """Return the same message as a program sends it that drops the model's thinking."""
+        """Return the message without the model's thinking, as some programs send it back."""
         return replace(self, thinking="") if self.thinking else self
 
 
@@ -73,8 +73,8 @@ def digest(forms: Sequence[Canonical], *more: Any) -> str:
 
 
 def canonical_arguments(written: Any) -> str:
-    """Return the arguments of a call as JSON in one form, whatever the order of keys, spaces, escapes and forms of
-    numbers were; or as they are, after a mark that no JSON begins with, if they are not JSON."""
+    """Return the arguments of a call as canonical JSON: keys sorted, without spaces, with one form of escapes and
+    numbers. A text that is not JSON is returned unchanged, after a mark that no JSON begins with."""
     if isinstance(written, str):
         try:
             value = _JSON.decode(written.strip() or "{}")
@@ -89,13 +89,13 @@ def canonical_arguments(written: Any) -> str:
 
 
 def strip_spaces(text: str) -> bytes:
-    """Return a text as it is looked for in others: without white space, which agents write anew. As bytes, since that
-    takes next to no time and memory, whatever the text is."""
+    """Return a text without white space, which agents may change, so that it can be found in other texts. Bytes take
+    little time and memory, whatever the text is."""
     return text.encode("utf-8", "surrogatepass").translate(None, _SPACE)
 
 
 def join_texts(texts: Sequence[str]) -> str:
-    """Return the texts of a message that has several, as its only one."""
+    """Return the several texts of a message as one."""
     return "\n".join(texts)
 
 
@@ -126,15 +126,14 @@ def _content(content: Any) -> tuple[str, tuple[tuple[int, str], ...]]:
 
 
 def _other(part: Any) -> str:
-    """Return what identifies a part that is no text: of an image its address, which may hold the whole of it."""
+    """Return what identifies a part that is no text: for an image its URL, which may hold the whole image."""
     image = part.get("image_url") if isinstance(part, Mapping) else None
     address = image.get("url") if isinstance(image, Mapping) else image
     return address if isinstance(address, str) else canonical_arguments(part)
 
 
 def _plain(value: Any) -> Any:
-    """Return a JSON value with each number in one form: 1.0 and 1 are the same, and so are 12345678901234567891 and
-    what is left of it in a float."""
+    """Return a JSON value with each number in one form: 1.0 becomes 1, and a large integer the nearest float."""
     if isinstance(value, str):
         return sayable(value)
     if isinstance(value, bool) or value is None:

@@ -22,7 +22,7 @@ LEFT_OUT = "this answer of {characters} characters was left out, because it did 
 """What the model is told in place of a tool's answer that is too long."""
 
 CHARACTERS_PER_TOKEN = 3
-"""Estimate of messages that the model was not sent yet. English text has four; code and logs have fewer."""
+"""Estimate for messages that the model was not sent yet. English text has four; code and logs have fewer."""
 
 _NO_CALLS = CallError(CallErrorKind.FAILED, "no tool is called in a summary")
 
@@ -56,7 +56,8 @@ class Context:
 
     @property
     def can_shrink(self) -> bool:
-        """Return whether a summary can make room: there is something to summarise, and what it began with is short."""
+        """Return whether a summary can make room: there is something to summarise, and what stays before it is
+        short."""
         turns = self._turns
         return self._compact_at is not None and bool(turns) and self._tokens_before(turns[0]) < self._compact_at
 
@@ -103,7 +104,7 @@ class Context:
 
 def continue_from(task: Message | None, summary: str) -> Message:
     """Return the message with the task and a summary of the work on it: one message, because many chat templates refuse
-    two of a user in a row.
+    two user messages in a row.
 
     Args:
         task: the last message of the prompt; None if that is not the user's.
@@ -118,9 +119,9 @@ def continue_from(task: Message | None, summary: str) -> Message:
 
 
 def contexts(messages: Sequence[Message], summaries: Iterable[int]) -> list[list[int]]:
-    """Return what the model saw of a recorded conversation: the indexes of the messages from its beginning up to the
-    first summary, then of those from each summary up to the next. A summary itself ends a context. What the system says
-    after a summary stands in the place of the prompt's messages before the task.
+    """Return the contexts of a recorded conversation, each as the indexes of its messages: one from the beginning up to
+    the first summary, then one from each summary up to the next. A summary is the last message of its context. System
+    messages after a summary replace the prompt's messages before the task.
 
     Args:
         summaries: the indexes of the answers that are summaries (`TurnRecord.compacted`).
@@ -143,7 +144,7 @@ def _after(roles: Sequence[str], summary: int) -> int:
 
 
 async def refuse_call(name: str, arguments: object, task_id: str) -> ToolAnswer:
-    """Answer a tool call in a summary: it is not made. This is a `ToolHandler`."""
+    """Refuse a tool call that the model makes in a summary. This is a `ToolHandler`."""
     return ToolAnswer.refusal(_NO_CALLS)
 
 

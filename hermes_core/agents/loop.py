@@ -46,7 +46,7 @@ class SharesModel(Protocol):
     def session(
         self, *, own: Callable[[], Collection[int]], keep_thinking: bool
     ) -> AbstractAsyncContextManager[ChatServer]:
-        """Give what answers the model calls of one rollout.
+        """Open the server that answers the model calls of one rollout.
 
         Args:
             own: returns the numbers of the answers to train on, for a server that keeps tokens: see `ExactSession`.
@@ -74,7 +74,7 @@ class CanUseModel(Protocol):
             settings: an instance of the factory's `config_class`.
 
         Raises:
-            ConfigError: the settings do not go with a model that is given.
+            ConfigError: the settings can't be used with a given model.
         """
         ...
 
@@ -84,7 +84,7 @@ class KeepsState(Protocol):
     """A server that keeps a record of its conversation, such as the tokens."""
 
     def get_state(self) -> Mapping[str, Any]:
-        """Return what becomes `AgentResult.managed_state`, unchanged."""
+        """Return the record, which becomes `AgentResult.managed_state` unchanged."""
         ...
 
 
@@ -272,7 +272,7 @@ class HermesAgentLoop:
 
         Args:
             started: when the answer was asked for, in seconds since the epoch.
-            waited_s: for how much of the time since then the request waited for the server's turn.
+            waited_s: seconds since `started` that the request waited for its turn at the server.
             compacted: whether it is a summary from which the conversation goes on.
         """
         result = self.result

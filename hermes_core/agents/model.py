@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
 SHORT_TOKENS, SHORT_S = 256, 60.0
-"""Length and time limit of a short answer, which shows whether an endpoint does not answer or an answer does not
-end."""
+"""Maximum tokens and seconds of a short answer. It shows whether the endpoint does not answer, or only the model does
+not come to an end."""
 
 _GATEWAY = frozenset({502, 503, 504})
 """Statuses that mean that the server behind a gateway is not ready yet. Other failures may only mean that it has no
@@ -108,8 +108,7 @@ class ModelAgent:
     """Lets a model work on tasks with `HermesAgentLoop`, many at a time over one connection pool.
 
     Args:
-        settings: the model, its endpoint, and how to sample. With a `tool_call_parser`, it is an
-            `ExactAgent` that is needed.
+        settings: the model, its endpoint, and how to sample. With a `tool_call_parser`, use an `ExactAgent` instead.
         server: used instead of an endpoint; the caller closes it. To keep token ids and logprobs, pass one that has
             `get_state()`: its return value becomes `AgentResult.managed_state`, unchanged.
         context: the model's context in tokens; None if it is not known.
@@ -161,7 +160,7 @@ class ModelAgent:
 
     @asynccontextmanager
     async def session(self, **_: Any) -> AsyncIterator[ChatServer]:
-        """Give what answers the model calls of one rollout, to an agent that makes them in its own way."""
+        """Open the server that answers the model calls of one rollout, for an agent that makes these calls itself."""
         yield self._server
 
     async def check_endpoint(self) -> None:
@@ -175,7 +174,8 @@ class ModelAgent:
             await self._owned.aclose()
 
     def _extra_body(self, seed_key: str) -> dict[str, Any]:
-        """Return the settings' own, with this rollout's seed: with the same seed, a group's rollouts would be equal."""
+        """Return the settings' `extra_body` with this rollout's own seed: with one seed, a group's rollouts would be
+        equal."""
         extra = dict(self.settings.extra_body or {})
         if self.settings.seed is not None:
             extra.setdefault("seed", derive_seed(self.settings.seed, seed_key))

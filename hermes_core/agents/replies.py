@@ -159,7 +159,7 @@ def is_sayable(text: str) -> bool:
 
 
 def sayable_message(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message with a content that is `sayable`: a text, or parts of which some have one."""
+    """Return a copy of a message whose content is `sayable`: a text, or a list of parts with texts."""
 
     def clean(content: Any) -> Any:
         if isinstance(content, list):
@@ -175,7 +175,8 @@ def get(thing: Any, key: str) -> Any:
 
 
 def weight_version(*places: Any) -> str | None:
-    """Return the version of the policy's weights that the first of these parts of an answer names, if one does."""
+    """Return the version of the policy's weights, from the first of these parts of an answer that names one; else
+    None."""
     named = (get(place, "weight_version") for place in places)
     return next((sayable(str(each)) for each in named if isinstance(each, str | int)), None)
 
@@ -279,7 +280,7 @@ _CONTROL = re.compile(r"[\x00-\x1f]")
 
 
 def _refuse(completion: Any) -> NoReturn:
-    places = ("error", "base_resp", "message")  # some answer with HTTP 200 in any case
+    places = ("error", "base_resp", "message")  # some endpoints answer with HTTP 200 even when they fail
     problem = (
         completion if isinstance(completion, str) else next(filter(None, (get(completion, p) for p in places)), "")
     )

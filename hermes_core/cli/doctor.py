@@ -90,8 +90,8 @@ def _wrap(line: str, width: int) -> str:
 
 
 async def examine(runtime: Runtime, names: Sequence[str] = (), agents: Sequence[str] = ()) -> Findings:
-    """Check the backends of these names, or all; each by itself, all at once; the terminal tool's settings; and
-    programs that are agents, in a slot of each backend that is named.
+    """Check these backends, or all, at the same time; the terminal tool's settings; and the programs of these agents,
+    in a slot of each backend that is named.
 
     Raises:
         UnknownNameError: there is no backend or agent of one of the names.
@@ -158,7 +158,7 @@ async def _check_agent(
     """Return whether a program can be had, and whether the slots of these backends have what it needs.
 
     Args:
-        named: whether any backend was named; those that can't be used are not among them.
+        named: whether the caller named backends. `backends` are those of them that can be used.
     """
     try:
         found = program.check()
@@ -178,7 +178,7 @@ async def _check_agent(
 
 
 async def _lack(runtime: Runtime, program: InstallableProgram, backend: str) -> tuple[str | None, str | None]:
-    """Return why a program can't run in a slot of this backend, None if it can; and what to do."""
+    """Return why a program can't run in a slot of this backend, or None; and a hint, or None."""
     try:
         async with (
             asyncio.timeout(CHECK_TIMEOUT_S),

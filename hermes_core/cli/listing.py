@@ -35,11 +35,11 @@ DETAILS = frozenset({"hooks", "reason", "advice", "key", "schema"})
 
 
 def list_entries(runtime: Runtime, what: str, name: str | None = None, *, taken: Collection[str] = ()) -> Tables:
-    """Return the tables of a listing: all entries of a kind; or one, with what else there is to know of it.
+    """Return the tables of a listing: all entries of a kind, or one entry with its details.
 
     Args:
         what: a kind of entry (`backend`, `environment`, `agent`, `parser`, `sink`, `command`, `tool`), or `plugin`.
-        taken: names of commands that can't be a plugin's.
+        taken: names of our own commands, which no plugin's command can have.
 
     Raises:
         UnknownNameError: there is no such entry.
@@ -105,7 +105,7 @@ def _of_agent(runtime: Runtime, entry: PluginEntry) -> Tables:
 
 
 _DETAILS = {"backend": _of_backend, "environment": _of_environment, "agent": _of_agent}
-"""Return the tables of one entry of a kind, beside its own row."""
+"""Functions that return further tables for one entry, by kind."""
 
 
 def _capabilities(backend: Backend) -> list[Row]:
@@ -143,11 +143,11 @@ def _backend_settings(backend: Backend) -> list[Row]:
 
 
 def program_of(runtime: Runtime, name: str) -> InstallableProgram:
-    """Return the program of an agent that is one.
+    """Return the program that an agent runs in its slots.
 
     Raises:
         UnknownNameError: there is no such agent.
-        UsageError: it is none.
+        UsageError: the agent runs no program.
     """
     program = getattr(runtime.agents.entry(name).load(), "program", None)
     if not isinstance(program, InstallableProgram):

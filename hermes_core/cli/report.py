@@ -31,7 +31,7 @@ _PLACES = re.compile(r" \[(sandbox|slot|trajectory) [^\]]*\]")
 
 
 class Failures:
-    """The failures of a run, with messages grouped that say the same of different rollouts."""
+    """The failures of a run. Messages that say the same of different rollouts are one group."""
 
     def __init__(self) -> None:
         self._texts: dict[str, str] = {}
@@ -39,10 +39,10 @@ class Failures:
         self._counts: Counter[str] = Counter()
         self._items: dict[str, dict[str, None]] = {}
         self.left_out = 0
-        """Failures of other kinds than those that are kept."""
+        """Number of failures beyond the groups that are kept."""
 
     def add(self, record: Mapping[str, Any]) -> None:
-        """Take a record in, if it has a failure."""
+        """Add a record, if it has a failure."""
         failure = record["failure"]
         if failure is None:
             return
@@ -138,7 +138,7 @@ def _of_the_model(summary: RunSummary) -> list[str]:
 
 
 def _rate(summary: RunSummary) -> str:
-    """Return the rollouts an hour; of a run of seconds they would tell nothing."""
+    """Return the rollouts per hour; empty for a run of seconds, whose rate would mean nothing."""
     if summary.elapsed_s < RATED_FROM_S or not summary.rollouts_per_hour:
         return ""
     return f", {summary.rollouts_per_hour:.0f} rollouts an hour"

@@ -52,7 +52,7 @@ _CONFINED = {"network": "none", "process_memory": 4096}
 """The backend's settings that `--confine` sets, unless they are given."""
 
 _WRITTEN_ONLY = frozenset({"environment", "out", "out_dir", "resume"})
-"""What a command takes, and its configuration file does not."""
+"""Arguments that only the command line can have, and no configuration file."""
 
 
 class RunCommand(DottedCommand):

@@ -116,10 +116,10 @@ async def find(runtime: Runtime, names: Sequence[str] = (), owner: str | None = 
 async def reap(
     runtime: Runtime, sandboxes: Sequence[FoundSandbox], *, waiting: bool = False, dry_run: bool = False
 ) -> list[Reaped]:
-    """End those whose driver is dead. One whose heart beats, or can't be listened to, is left.
+    """End the sandboxes whose driver is dead. A sandbox with a heartbeat, or whose heartbeat can't be read, is left.
 
     Args:
-        waiting: end those too that wait for a driver to come back, as a shell that was left does.
+        waiting: also end sandboxes that wait for their driver to return, such as a shell that was left.
         dry_run: end nothing, only say what would be done.
     """
     places = asyncio.Semaphore(_AT_A_TIME)

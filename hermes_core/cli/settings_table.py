@@ -36,8 +36,7 @@ def settings_table(model: type[BaseModel], section: str, *, hidden: Collection[s
 def help_text(model: type[BaseModel], name: str) -> str:
     """Return what `--help` says of a setting: its first sentence, and its default in brackets.
 
-    Where a sentence of the meaning is `None is …`, or the same of another default (`Empty is …`), the brackets have
-    that.
+    If a sentence of the setting's text says what its default means (`None is …`, `Empty is …`), the brackets have that.
     """
     field, text = model.model_fields[name], meaning(model, name)
     default = _default(field)

@@ -139,7 +139,7 @@ def _size() -> WindowSize:
 
 
 async def _attach(commands: SlotCommands, process: ProcessStatus, greeting: str) -> ProcessStatus | None:
-    """Connect our terminal with the process's: how that ended, or None when the person has left it."""
+    """Connect our terminal with the process's. Return how the process ended, or None if the person has left it."""
     loop = asyncio.get_running_loop()
     resized, left = asyncio.Event(), asyncio.Event()
     loop.add_signal_handler(signal.SIGWINCH, resized.set)
@@ -181,7 +181,7 @@ def _raw() -> Iterator[None]:
 
 
 async def _show_output(commands: SlotCommands, process: ProcessStatus) -> None:
-    """Show what it writes, until it ends."""
+    """Show the process's output, until it ends."""
     offset = max(0, process.output_bytes - REPLAYED)
     while True:
         chunk = await commands.log(process.process_id, offset=offset, wait_s=_WAIT_S)
@@ -197,7 +197,7 @@ def _write(data: bytes) -> None:
 
 
 async def _send_keys(commands: SlotCommands, process_id: str) -> None:
-    """Pass the keys on, until the one that leaves; or until nobody reads them any more."""
+    """Pass keys on to the process, until the key that leaves, or until nobody reads them any more."""
     while data := await _keys():
         keys, leave, _ = data.partition(DETACH)
         while keys:
@@ -227,7 +227,7 @@ async def _keys() -> bytes:
 
 
 async def _follow_size(commands: SlotCommands, process_id: str, resized: asyncio.Event) -> None:
-    """Give its terminal the size of ours, now and whenever that changes."""
+    """Give the process's terminal the size of ours, now and whenever that changes."""
     while True:
         await resized.wait()
         resized.clear()

@@ -99,7 +99,7 @@ def finish(
     main: Callable[[Runtime], Coroutine[Any, Any, T]],
     interrupted: Callable[[], str] = lambda: "interrupted",
 ) -> T:
-    """Run it to its end; Ctrl-C ends the program.
+    """Run `main` in a runtime of its own, and return its result. Ctrl-C ends the program.
 
     Args:
         interrupted: what is said after Ctrl-C.

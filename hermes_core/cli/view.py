@@ -32,7 +32,7 @@ ROWS = 40
 """How many lines a table has, unless more are asked for."""
 
 _PIPE_WIDTH = 100_000
-"""The columns of what is not a terminal."""
+"""The width of output that is not a terminal, in columns."""
 
 FIRST_PORT = 7575
 """The port of the viewer, if it is free."""
@@ -156,7 +156,7 @@ def _more(left_out: int) -> Iterable[RenderableType]:
 
 
 def _values(run: RecordedRun, rows: list[Row], what: str | None, *, whole: bool, by: str) -> Any:
-    """Return what programs get: the records of the rollouts that were named, or tables of the run."""
+    """Return the output for programs: the records of the rollouts that were named, or tables of the run."""
     from hermes_core.records.statistics import by_item, by_tool, totals
     from hermes_core.view.tables import items_in_order
 

@@ -1,4 +1,4 @@
-"""Takes in a dataset: its rows or folders that can't be used are collected, and told of together."""
+"""Reads a dataset: rows or folders that can't be used are collected, and reported together."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 SHOWN = 10
 """Maximum number of bad rows or folders that one message names; it gives the number of the others."""
 SAID = 500
-"""Maximum number of characters of what is said of each."""
+"""Maximum number of characters of the report on each."""
 
 
 class DatasetConfig(EnvironmentConfig):
@@ -28,7 +28,7 @@ class DatasetConfig(EnvironmentConfig):
 
 
 class Intake:
-    """The rows or folders of one dataset, as they are taken.
+    """The rows or folders of one dataset, as they are read.
 
     Args:
         dataset: its name, for messages.
@@ -43,11 +43,11 @@ class Intake:
         self._first: list[DatasetError] = []
 
     def read_all(self, readers: Iterable[tuple[str, Callable[[], T | None]]], name: Callable[[T], str]) -> dict[str, T]:
-        """Read each row or folder, and return what was read by its name. Blocking.
+        """Read all rows or folders, and return their values by name. Blocking.
 
         Args:
-            readers: for each its place, and what reads it: it raises `DatasetError` for what can't be used, and gives
-                None for what is left out on purpose.
+            readers: a place and a function for each. The function returns the value, or None for one that is left out
+                on purpose, and raises `DatasetError` for one that can't be used.
 
         Raises:
             DatasetError: as `end` does.
@@ -64,10 +64,10 @@ class Intake:
         return found
 
     def leave_out(self, error: DatasetError, where: str) -> None:
-        """Note what can't be used, and why.
+        """Note a row or folder that can't be used, and why.
 
         Args:
-            where: its place, for a message that does not name it.
+            where: the place, for an error whose message does not name it.
         """
         self._bad += 1
         if len(self._first) < SHOWN:
@@ -86,14 +86,14 @@ class Intake:
         self._names.add(name)
 
     def end(self, taken: int, hint: str = "look into it") -> None:
-        """Tell of what could not be used, after the last row or folder.
+        """Report what could not be used, after the last row or folder.
 
         Args:
-            taken: how many can be used.
+            taken: number of rows or folders that can be used.
             hint: what to do if there was nothing at all.
 
         Raises:
-            DatasetError: there was anything, and it is not to be left out; or nothing is left.
+            DatasetError: something could not be used, and `skip` is not set; or nothing is left.
         """
         more = f"; and {self._bad - SHOWN} more" if self._bad > SHOWN else ""
         first = "; ".join(error.message for error in self._first)

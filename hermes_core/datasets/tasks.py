@@ -50,8 +50,8 @@ mkdir "$room/home" "$room/tmp"
 printf '%s\\n' "$room" "$path" "$HOME" "$TMPDIR"
 """
 
-# What a check runs is often among its files. So they are planted where it might look first, and written over in its
-# home as soon as that is there.
+# A check often runs one of its own files. So this cheat puts files of the same names where the check might look first,
+# and overwrites those in the check's home as soon as it exists.
 _PLANTED = """
 plant() {
   case $1 in *.py) echo 'raise SystemExit(0)' ;; *) printf '#!/bin/sh\nexit 0\n' ;; esac | put "$1" && chmod +x "$1"
@@ -106,7 +106,8 @@ class TasksEnvironment(PromptsEnvironment):
         return True
 
     def cheats(self) -> Mapping[str, Cheat]:
-        """Return the usual cheats, which here also fill what the check names, and one on the check's own files."""
+        """Return the usual cheats, which here also write the files that the check names, and one that attacks the
+        check's files."""
         return {
             **usual_cheats(self.format_prompt),
             **file_cheats(self.format_prompt, _find_files),
@@ -169,7 +170,7 @@ class TasksEnvironment(PromptsEnvironment):
 
 
 def _find_files(item: Item) -> list[str]:
-    """Return what may be a file of the task: the files that its prompt names, those of its workspace, and the words of
-    its check."""
+    """Return what may be files of the task: the files that its prompt names, those of its workspace, and the words of
+    its check's commands."""
     words = [word for command in item["check"] for word in _WORD.findall(command) if not word.isdigit()]
     return [*dict.fromkeys([*find_file_names(item["prompt"]), *item["workspace"], *words])][:MOST_FILES]

@@ -155,7 +155,7 @@ def card(export: Export, licence: str | None, columns: Columns | None) -> str:
     """Return the text of the card. Hugging Face reads what is between the two lines of dashes.
 
     Args:
-        columns: those of a table.
+        columns: the columns, if the format is a table.
     """
     run = export.run
     sections = [_front_matter(export, licence, columns), f"# {_cell(run['name'])}, exported as {export.format}"]

@@ -35,7 +35,8 @@ BATCH = 200
 """The number of samples that are written before the log can be read again, at least."""
 
 SHARE = 0.1
-"""The same, as a share of those that are in the log: its directory, which grows with them, is then written again."""
+"""The same, as a share of the samples in the log: each time, the zip's directory, which grows with them, is written
+again."""
 
 PART = 20
 """The number of samples in a part of the list of a running log, if they come one by one. A viewer reads each part."""
@@ -45,7 +46,7 @@ LARGEST = 1 << 28
 
 _START, _HEADER, _SUMMARIES = "_journal/start.json", "header.json", "summaries.json"
 _WRITTEN = "_journal/hermes-rl.json"
-"""Says how far the records were read that are in the log, so that it can be continued."""
+"""The member that says up to where the records were read, so that the log can be continued."""
 
 
 class RunLog:
@@ -246,12 +247,12 @@ class _Growing:
             raise
 
     def begin_at(self, base: int) -> None:
-        """Keep what is before `base`, and write from there on."""
+        """Keep the first `base` bytes, and write after them."""
         self._base = base
         self._pending = io.BytesIO()
 
     def reader(self) -> BinaryIO:
-        """Open what is visible for reading."""
+        """Open the visible part for reading."""
         return open(self._fd, "rb", closefd=False)
 
     def tell(self) -> int:
@@ -267,7 +268,7 @@ class _Growing:
         pass
 
     def commit(self, base: int) -> None:
-        """Write everything, in one call if the system does it. What comes after `base` is overwritten later."""
+        """Write everything, in one call if the system allows it. The bytes after `base` are overwritten next time."""
         with self._pending.getbuffer() as pending:
             written = 0
             while written < len(pending):
@@ -356,7 +357,7 @@ def _plan(run: RecordedRun) -> Json:
 
 
 def _header(run: RecordedRun, rows: list[Row]) -> Json:
-    """Return the end of a log: what the run came to."""
+    """Return the end of a log: the run's outcome."""
     figures, items = totals(rows), by_item(rows)
     specification = _specification(run)
     specification["dataset"] |= {"samples": len(items), "sample_ids": list(items)}

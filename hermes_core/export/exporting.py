@@ -35,7 +35,7 @@ def export_run(
     complete, or not at all.
 
     Args:
-        run: the run's folder, or a file of records. A run that is still going on is exported as far as it is.
+        run: the run's folder, or a file of records. Of a run that is not over, the rollouts so far are exported.
         to: the name of a format: `openai`, `trl`, `sharegpt`, `tokens`, `preference`, `atif`, `harbor` or `eval`.
         out_dir: the folder to make.
         parquet: write Parquet instead of JSONL.

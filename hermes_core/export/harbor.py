@@ -38,7 +38,7 @@ def write_job(selection: Selection, folder: Path) -> int:
     def write(recorded: Record) -> int:
         record = replace(recorded, model=recorded.model or model)
         name = trials.name(record)
-        files = _trial(name, record)  # all of them, before one is written
+        files = _trial(name, record)  # make all files before the first is written
         for part in (folder / name, folder / name / "agent", folder / name / "verifier"):
             part.mkdir()
         for path, data in files.items():

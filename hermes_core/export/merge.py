@@ -44,7 +44,7 @@ def merge_runs(runs: Sequence[str | Path], out_dir: str | Path, *, redact: Redac
     ids, environments and prompts are. Another item with an id that is taken gets the id `ITEM@RUN`.
 
     Args:
-        runs: the folders of the runs, or files of records. Those that are still going on are joined as far as they are.
+        runs: the folders of the runs, or files of records. Of runs that are not over, the rollouts so far are joined.
         out_dir: the folder to make.
         redact: as for `export_run`.
 

@@ -163,8 +163,8 @@ PREFERENCE: Columns = {
 
 
 def preference_rows(selection: Selection, better: Record, worse: Record) -> Iterator[TableRow]:
-    """Yield a pair as `pair_up` finds them. What the worse one says of its own slot is said of the better one's: what
-    does not fit the prompt would tell a model which of the two is the worse."""
+    """Yield the row of a pair. In the worse one, the names of its own slot are replaced by those of the better one's
+    slot: otherwise a model could tell the worse one by names that are not in the prompt."""
     length = prompt_length(better.messages)
     rename = _renaming(worse.messages[:length], better.messages[:length])
     yield {
@@ -183,7 +183,7 @@ def preference_rows(selection: Selection, better: Record, worse: Record) -> Iter
 
 
 def _renaming(theirs: Sequence[Message], ours: Sequence[Message]) -> Callable[[str], str]:
-    """Return a function that replaces what only one of two prompts has, and the other has something else for."""
+    """Return a function that replaces in a text what differs between two prompts: their part by ours."""
     found = [
         [each for message in prompt for each in what_differs(text_of(message["content"]))] for prompt in (theirs, ours)
     ]

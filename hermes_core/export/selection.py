@@ -46,7 +46,7 @@ class ExportFilters(Filters):
     """Only the first of rollouts that have the same conversation."""
 
     def model_post_init(self, context: object, /) -> None:
-        """Refuse limits that leave nothing, too."""
+        """Also refuse limits that leave nothing."""
         super().model_post_init(context)
         for name in ("per_item", "max_tokens"):
             limit = getattr(self, name)
@@ -54,7 +54,7 @@ class ExportFilters(Filters):
                 raise UsageError(f"{name} is {limit}", hint="give a number from 1 on, or leave it out")
 
     def refuse_record(self, record: Record) -> str | None:
-        """Return the condition that a record does not meet, of those that its row does not answer; or None."""
+        """Return the condition that a record does not meet, among those that can't be checked by its row; or None."""
         if self.has_reasoning and not has_reasoning(record):
             return "no reasoning"
         if self.max_tokens is not None:
@@ -67,7 +67,7 @@ class ExportFilters(Filters):
 
 
 class Candidate(NamedTuple):
-    """What is remembered of a record between two readings: enough to choose it and to count it."""
+    """What is kept of a record in memory: enough to choose it and to count it."""
 
     row: Row
     models: tuple[str, ...]
@@ -185,7 +185,7 @@ def best_of_each(values: Iterable[T], limit: int, row_in: Callable[[T], Row]) ->
 
 
 def _candidate(run: RecordedRun, row: Row, filters: ExportFilters, refuses: Refuses) -> Candidate | str:
-    """Return what is to be remembered of a rollout, or why it is left out. Its record is read only if its row fits."""
+    """Return a rollout as a candidate, or why it is left out. Its record is read only if its row fits."""
     if reason := filters.refuse(row):
         return reason
     record = run.record(row)

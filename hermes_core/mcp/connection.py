@@ -62,7 +62,7 @@ class McpConnection:
     The `mcp` package wants its parts closed by the task that opened them, so one task does both.
 
     Args:
-        commands: those of the slot, for a server that runs there.
+        commands: the slot's commands, for a server that runs there.
     """
 
     def __init__(self, name: str, server: McpServer, commands: SlotCommands | None) -> None:
@@ -118,7 +118,8 @@ class McpConnection:
             log.warning("%s was not started again: %s", self, error.message)
 
     async def _has_ended(self) -> bool:
-        """Return whether the server's program has ended. It is asked, as the news of its end may be on its way."""
+        """Return whether the server's program has ended. The server is asked, because the news of its end may be on its
+        way."""
         if self._transport.ended or self._session is None or self.server.url is not None:
             return self._transport.ended
         self._transport.expect_answer()

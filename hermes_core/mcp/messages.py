@@ -17,7 +17,7 @@ MAX_UNASKED_BYTES = 32 << 20
 """Maximum number of lines, and of bytes, that a server may write between two requests."""
 
 REQUEST_LINES = 100
-"""How many lines a request of the server counts for, as it is answered."""
+"""Number of lines that a request of the server counts for, because it is answered."""
 
 MAX_OBJECTS = 30_000
 """Maximum number of objects and lists in one message. Each takes time that the event loop does not have."""
@@ -44,7 +44,7 @@ class MessageInbox:
         """The beginning of the first line that is no message."""
 
     def allow(self) -> None:
-        """Begin to count anew, as something is asked for."""
+        """Begin to count anew, because a request is sent."""
         self._left, self._left_bytes = MAX_UNASKED, MAX_UNASKED_BYTES
 
     def feed(self, data: bytes) -> list[JSONRPCMessage]:

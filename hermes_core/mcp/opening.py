@@ -67,8 +67,8 @@ async def open_servers(
     """Connect to servers, all at the same time. They are closed at the end of the block.
 
     Args:
-        commands: those of the slot, for servers that run there.
-        of_item: the names of those that the item brings; the others are the run's.
+        commands: the slot's commands, for servers that run there.
+        of_item: the names of the item's own servers; the others are the run's.
 
     Raises:
         SetupFailed: a server of the item can't be used.

@@ -70,7 +70,7 @@ class _OnDriver:
     """A program in a process group of its own, on the driver's host.
 
     Args:
-        mark: what marks it and all that it starts, in their environment.
+        mark: the mark in the environment of the program and of all processes that it starts.
     """
 
     def __init__(self, process: asyncio.subprocess.Process, mark: str) -> None:
@@ -119,7 +119,8 @@ class _OnDriver:
             transport.close()
 
     async def _drain(self) -> None:
-        """Throw away what it still writes: otherwise it might never notice the end of its input."""
+        """Read and drop what the program still writes: blocked on a full pipe, it would not notice the end of its
+        input."""
         while await self._stdout.read(CHUNK_BYTES):
             pass
 

@@ -24,7 +24,7 @@ _MAX_NAME = 32
 _VARIABLE = re.compile(r"\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?P<default>:-[^}]*)?\}")
 _HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _APPROVALS = frozenset({"autoApprove", "alwaysAllow", "description"})
-"""Keys of interactive clients that mean nothing here: nobody is asked before a call."""
+"""Keys of interactive clients that are ignored, because nobody is asked before a call."""
 _SPELLINGS = {"http": "streamable-http", "streamable_http": "streamable-http", "streamableHttp": "streamable-http"}
 
 
@@ -145,7 +145,7 @@ def check_server_name(name: str) -> None:
     """Check that tools can be named after a server.
 
     Raises:
-        UsageError: they can't.
+        UsageError: no tool can be named after it.
     """
     if not _NAME.fullmatch(name) or len(name) > _MAX_NAME:
         raise UsageError(

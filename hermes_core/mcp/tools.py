@@ -110,7 +110,8 @@ def _tool(connection: McpConnection, listed: mcp_types.Tool) -> tuple[Tool, int]
             where="driver" if connection.server.on_driver else "sandbox",
             toolsets=(connection.name,),
             timeout_s=connection.server.timeout_s,
-            # The schema is a stranger's: to check arguments by it may take for ever. The server checks them itself.
+            # Somebody else wrote the schema, and checking arguments by it may take for ever. The server checks them
+            # itself.
             checks_arguments=False,
         )
     except ConfigError as error:
@@ -126,7 +127,7 @@ def _deeper_than(value: Any, levels: int) -> bool:
 
 
 def result_of(result: mcp_types.CallToolResult) -> ExecutionResult:
-    """Return what the model gets of an answer: its text. Of everything else the text says what it was."""
+    """Return the text of an answer, for the model. Parts that are no text are named in it."""
     parts = [*_texts(result.content)]
     if result.structured_content is not None and not any(part.type == "text" for part in result.content):
         parts.append(json.dumps(result.structured_content, ensure_ascii=False))  # usually the text says the same

@@ -142,7 +142,7 @@ class HttpTransport:
         """Note that a request is sent now."""
 
     async def fault(self, wait_s: float = 0) -> str:
-        """Return what the last answer refused, as an HTTP status; empty if it refused nothing."""
+        """Return the HTTP status of the last answer, if it was a refusal; else an empty text."""
         return self._refusal
 
     def _client(
@@ -168,7 +168,7 @@ def transport_to(server: McpServer, commands: SlotCommands | None) -> ProgramTra
     """Return the way to a server.
 
     Args:
-        commands: those of the slot, for a program that runs there.
+        commands: the slot's commands, for a program that runs there.
     """
     if server.url is not None:
         return HttpTransport(server)
@@ -176,7 +176,7 @@ def transport_to(server: McpServer, commands: SlotCommands | None) -> ProgramTra
 
 
 async def _bound_body(response: httpx2.Response) -> None:
-    """Bound an answer that is no stream of events; the `mcp` package bounds each event by itself.
+    """Bound the size of an answer, unless it is a stream of events: the `mcp` package bounds each event by itself.
 
     Raises:
         DecodingError: the answer is compressed, so its size can't be known.

@@ -85,7 +85,7 @@ def make_events(registered: Iterable[tuple[str, object]]) -> Events:
 
 
 def _find_hooks(plugin: object) -> Iterator[tuple[str, str, Callable[..., Any], dict[str, Any]]]:
-    """Yield each thing with `hookimpl` in a module or object: its name, its hook, the function, the marker's
+    """Yield the functions that are marked by `hookimpl` in a module or object: name, hook, function, and the marker's
     options."""
     for name in dir(plugin):
         try:
@@ -334,7 +334,8 @@ class EnvironmentHooks:
         """Return the environment's cheats by name, each as a function of all arguments of the hook.
 
         Raises:
-            PluginError: it can't say which it has, or one has a wrong name or asks for an argument that it can't get.
+            PluginError: `Environment.cheats` failed, or a cheat has a wrong name or asks for an argument that it can't
+                get.
         """
         named: Callable[[], Mapping[str, Cheat]] = getattr(self._environment, "cheats", dict)
         try:

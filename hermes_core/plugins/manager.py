@@ -100,7 +100,7 @@ class PluginManager:
         """Check that every plugin of the allow-list is installed.
 
         Raises:
-            UsageError: one is not.
+            UsageError: a plugin is not installed.
         """
         for plugin in self.plugins:
             if plugin.status is PluginStatus.MISSING:

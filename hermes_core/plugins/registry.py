@@ -103,7 +103,7 @@ class PluginEntry:
 
     @property
     def label(self) -> str:
-        """Return what an error calls it, to tell it from another claim on the same name."""
+        """Return a name for error messages that tells this claim from another claim on the same name."""
         return repr(self.summary or self.value)
 
     def load(self) -> Any:

@@ -385,7 +385,7 @@ def _flush() -> None:
 
 
 def _arguments(config: dict[str, Any]) -> list[str]:
-    """Return the caller's arguments, plus the ones that make node ids relative to the root. More options could affect
+    """Return the caller's arguments, and those that make node ids relative to the root. No others: they could affect
     tests."""
     return [*config["args"], "--rootdir=" + config["root"]]
 
@@ -435,7 +435,7 @@ class Reporter:
         return [os.path.join(self.root, path) if self.cwd or not path else path for path in named]
 
     def send(self, **event: Any) -> None:
-        """Send one event of texts and numbers. A forked child that goes on as if it were us has no say."""
+        """Send one event of texts and numbers. A forked child of the test process sends none."""
         if getpid() != self._pid:
             return
         fields = [

@@ -191,7 +191,7 @@ def _read_status(answer: Mapping[str, Any]) -> ReportStatus | None:
 
 
 def _disturbance(status: ReportStatus, answer: Mapping[str, Any]) -> str | None:
-    """Return what anybody could have done to a run whose supervisor lived."""
+    """Return a disturbance of the tests that a process outside may have caused, in words; or None."""
     if status is ReportStatus.CUT and answer.get("exit_code") == -signal.SIGKILL:
         return "the test process was killed"
     if answer.get("oom_kills"):

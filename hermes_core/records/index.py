@@ -37,7 +37,7 @@ ERROR_SHOWN = 120
 """The same for the message of a tool's error."""
 
 _VARYING = re.compile(r"(?<!\w)'[^']*'(?!\w)|\"[^\"]*\"|[^\s/]*/\S*|\d+")
-"""What differs between errors that are alike: quoted values, paths and numbers."""
+"""The parts that differ between errors of the same kind: quoted values, paths and numbers."""
 
 _TAIL = 4096
 """The number of bytes before the end of what was indexed that must be unchanged for the index to be used."""
@@ -156,7 +156,7 @@ class RecordedRun:
 
     @property
     def configuration(self) -> dict[str, Any]:
-        """Return what the run was configured with; empty if that is not known."""
+        """Return the run's configuration; empty if it is not known."""
         return self.about.get("configuration") or {}
 
     @property
@@ -190,7 +190,7 @@ class RecordedRun:
         """Return the record of a rollout.
 
         Raises:
-            UsageError: it is not a record, of which the row needs only a part.
+            UsageError: the line is not a record. (The row needed only a part of it.)
         """
         line = os.pread(self._file.fileno(), row.size, row.offset)
         return record_in(line, self._place(row.line), self._clean)
@@ -291,8 +291,8 @@ def records_of(path: Path) -> Path:
 
 @contextlib.contextmanager
 def _without_collection() -> Iterator[None]:
-    """Collect no garbage for a while. Rows have no cycles, and to go through all of them again and again takes longer
-    than to make them."""
+    """Collect no garbage in the block. Rows have no cycles, and the collector would take longer to look at them than it
+    takes to make them."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -375,7 +375,7 @@ def _one_more(counts: Mapping[str, int], name: str) -> dict[str, int]:
 
 
 def error_of(error: CallError) -> str:
-    """Return what a failed call's error says, the same for errors that are alike: its first line without the hint, and
-    without quoted values, paths and numbers."""
+    """Return a text for a failed call's error that is the same for errors of the same kind: the first line without the
+    hint, and without quoted values, paths and numbers."""
     first = error.message.strip().partition("\n")[0].partition(" (")[0]
     return _VARYING.sub("…", first[:MESSAGE_SHOWN])[:ERROR_SHOWN] or str(error.kind)

@@ -77,7 +77,7 @@ def json_value(text: bytes) -> Any:
 
 
 _INFINITE = re.compile(rb"[0-9][eE]\+?[0-9]{3,}[,\]}\s]|[0-9]{300}")
-"""What a number may look like that no float holds. Numbers have no end but these."""
+"""What a number may look like that is too large for a float."""
 
 
 def _finite(digits: str) -> float | str:
@@ -101,7 +101,7 @@ def short_fields(value: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def find_changed_fields(kept: Mapping[str, Any], value: Mapping[str, Any], redact: Redact | None = None) -> list[str]:
-    """Return the names of fields that are not as they were when the short fields of a mapping were kept as plain JSON.
+    """Return the names of the fields that have changed since the short fields of a mapping were kept as plain JSON.
 
     Fields that are new, and values that are not plain JSON themselves, are left out: these may have another text in
     each process.

@@ -18,8 +18,8 @@ _OF_ONE = re.compile(
 
 
 def without_what_differs(text: str) -> str:
-    """Return a text without what differs between equal reports of rollouts: names of slots, temporary folders and
-    rollouts, ports, ids of sessions, times."""
+    """Return a text without the parts that differ between equal reports of two rollouts: names of slots, temporary
+    folders and rollouts, ports, session ids, times."""
     return _OF_ONE.sub("…", text)
 
 
@@ -83,5 +83,5 @@ _LAST = datetime(9999, 12, 30, tzinfo=UTC).timestamp()
 
 
 def failure_name(kind: str, stage: str | None) -> str:
-    """Return what failed, and where if the kind does not say it."""
+    """Return the kind of a failure, and its stage if the kind does not imply it."""
     return f"{kind} failure" if stage in (None, kind) else f"{kind} failure at {stage}"

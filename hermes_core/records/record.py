@@ -233,7 +233,7 @@ _NOTES = {"infra_retries": int, "check_repeated": str, "tokens_refused": str, "c
 """Keys that version 1 has in `details` although they do not come from the verification, with their types."""
 
 _OF_SEQUENCE = ("tokens", "masks", "logprobs")
-"""The lists of a sequence. In version 1, the line itself has those of an only sequence."""
+"""The lists of a sequence. In version 1, a line with only one sequence has its lists itself."""
 
 
 def _from_version_1(value: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from hermes_core.records.index import LIMITS, RecordedRun, Row
 from hermes_core.records.summary import SOLVED
 
 LEAST_ID = 6
-"""The least number of characters of a trajectory's id that name it."""
+"""Minimum number of characters of a trajectory's id that name it."""
 
 ANY_FAILURE, NO_FAILURE = "any", "none"
 """The names of rollouts with and without a failure, among the kinds of failures."""
@@ -104,7 +104,7 @@ class Filters(BaseModel):
 
 
 def _check(did: str, name: str | None, there: Iterable[str], known: Iterable[str] = ()) -> None:
-    """Refuse a name that is neither there, which is in the run, nor known."""
+    """Refuse a name that neither occurs in the run nor is known."""
     names = sorted(there)
     possible = {*names, *known}
     if name is None or name in possible:
@@ -117,13 +117,13 @@ def _check(did: str, name: str | None, there: Iterable[str], known: Iterable[str
 
 
 def select_named(names: Sequence[str], rows: Sequence[Row], run: RecordedRun) -> list[Row]:
-    """Return those of the rows that the arguments name, each once.
+    """Return the rows that the names stand for, each once.
 
     A name is an item, one rollout of it (`ITEM/INDEX`), the beginning of a rollout's id, or a pattern (`leap-*`).
 
     Raises:
-        UnknownNameError: one of them names no rollout of the run.
-        UsageError: one of them names some, but the filters leave none.
+        UnknownNameError: a name stands for no rollout of the run.
+        UsageError: the filters leave out all rollouts that a name stands for.
     """
     found = {row.key: row for name in names for row in _select(name, rows, run)}
     return list(found.values())
@@ -138,7 +138,8 @@ def _select(name: str, rows: Sequence[Row], run: RecordedRun) -> list[Row]:
 
 
 def _unknown(name: str, run: RecordedRun) -> UnknownNameError:
-    """Return the error for a name of nothing in the run. If only the number is wrong, it says which there are."""
+    """Return the error for a name that stands for nothing in the run. If only its index is wrong, the error lists the
+    right ones."""
     rows, where = run.rows.values(), f"of {run.path}"
     item_id = name.rpartition("/")[0]
     if numbers := [row.rollout_index for row in rows if row.item_id == item_id]:

@@ -42,7 +42,8 @@ class Totals:
 
     @property
     def rewarded(self) -> bool:
-        """Return whether rewards are to be expected: False if rollouts finished, and none of them has one."""
+        """Return whether the environment seems to give rewards: False if rollouts finished, and none of them has a
+        reward."""
         return bool(self.scored or not self.finished)
 
     @property

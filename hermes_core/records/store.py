@@ -93,7 +93,8 @@ class OutputFolder:
 
     @classmethod
     def chosen(cls, path: str | Path | None, parent: str | Path | None, name: str) -> OutputFolder | None:
-        """Return the folder at `path`, or one that begins in `parent`, or None if neither is given. Raise as those."""
+        """Return the folder at `path`, or a new one in `parent`, or None if neither is given. Raise as `begin` and the
+        class do."""
         if path is not None:
             return cls(Path(path))
         return None if parent is None else cls.begin(Path(parent), name)
@@ -124,7 +125,7 @@ class OutputFolder:
         Args:
             configuration: everything that affects the run's records; it must be the same when the run is resumed.
             about: other information for `run.json` (versions, seed, …).
-            tally: gets the records that are here already and stay.
+            tally: gets those of the earlier records that stay.
             again: failures of these kinds are done again; None is all kinds.
             changes: compares items with those of the records here that stay; None compares nothing.
 
@@ -303,7 +304,7 @@ def is_running(path: Path) -> bool:
 
 
 def runs_below(path: Path) -> str:
-    """Return what to name instead of a path that is no run: the runs in it, as a validation has them."""
+    """Return a hint for a path that is no run: the runs below it, such as those of a validation."""
     inside = sorted(str(place.parent) for place in path.glob(f"*/{TRAJECTORIES}"))
     return f"name a run in it: {', '.join(inside)}" if inside else "name the folder of a run"
 

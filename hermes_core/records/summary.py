@@ -49,7 +49,7 @@ class RunSummary:
     """Number of rollouts that ended without a failure and whose tokens can be trained on; None in a run without
     tokens."""
     split: int | None
-    """Number of these with several sequences; None in a run without tokens."""
+    """Number of trainable rollouts with several sequences; None in a run without tokens."""
     elapsed_s: float
     """Seconds of this session."""
     rollouts_per_hour: float
@@ -107,7 +107,7 @@ class Standing(Protocol):
     """How far some work is: what a display shows."""
 
     noun: str
-    """What there is a number of."""
+    """The noun for what is counted, such as `rollouts`."""
     stage: str
     """What is being done; empty where it is always the same."""
 
@@ -117,13 +117,13 @@ class Standing(Protocol):
 
     @property
     def news(self) -> object:
-        """Return what is worth another line when it changes."""
+        """Return a value; the display writes another line when it changes."""
 
     def counts(self, total: int) -> str:
-        """Return what there is to say besides the number done."""
+        """Return the other figures, as text."""
 
     def state(self, total: int) -> dict[str, Any]:
-        """Return it for programs, as JSON values."""
+        """Return the figures for programs, as JSON values."""
 
 
 class Tally:

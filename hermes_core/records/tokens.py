@@ -44,7 +44,7 @@ class TokenSequence:
 
     @property
     def own(self) -> list[bool]:
-        """Return of each token whether the model wrote it."""
+        """Return for each token whether the model wrote it."""
         return [mask != MASKED for mask in self.masks]
 
     @property

@@ -14,7 +14,7 @@ from hermes_core.errors import Disturbed, HermesError, SetupFailed, VerifierErro
 T = TypeVar("T")
 
 NO_RESULT = (VerifierError, SetupFailed, Disturbed)
-"""What a verification raises that gives no result, and does not know why."""
+"""The errors of a verification that gave no result, without knowing whose fault it is."""
 
 
 class WorkAtFault(HermesError):
@@ -31,8 +31,8 @@ async def attribute_failure(verify: Callable[[], Awaitable[T]], untouched: Calla
         untouched: returns whether the verification gives a result where no agent has worked.
 
     Raises:
-        WorkAtFault: because of the work, there is no result.
-        VerifierError, SetupFailed, Disturbed: there is none, and the work is not the cause.
+        WorkAtFault: there is no result, because of the agent's work.
+        VerifierError, SetupFailed, Disturbed: there is no result, and the work is not the cause.
     """
     try:
         return await verify()

@@ -320,7 +320,7 @@ class AgentTime:
         self.part_s = self._shorter(part_s)
 
     def begin_part(self, part_s: float | None) -> None:
-        """Give the next part its time. The slot's `limit` is the agent's, and its clock is running."""
+        """Begin the time of the next part. The slot's `limit` must be the agent's, and its clock must run."""
         limit = self._slot.limit
         if limit is None:
             return

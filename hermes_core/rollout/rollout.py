@@ -71,14 +71,16 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 VERIFY_SHARE = 0.25
-"""The last part of its deadline in which a rollout is verified, if the verification's own limit is not shorter."""
+"""The share of a rollout's deadline that is kept for its verification, if the verification's own limit is not
+shorter."""
 
 RELEASE_S, RELEASE_SHARE = 10.0, 0.05
 """Seconds before the deadline at which the verification must end, and the largest share of the deadline that this
 may be."""
 
 ENDPOINT_S = 1.0
-"""Seconds of waiting for its endpoint after which a model that has not answered by the deadline is not to blame."""
+"""Seconds of waiting for the endpoint from which on the endpoint, and not the model, is to blame for a missed
+deadline."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +114,7 @@ class RolloutContext:
     running: RunningRollouts = field(default_factory=RunningRollouts)
     """The rollouts that have not ended."""
     controls: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
-    """Lets so many untouched environments be verified at a time that they leave each other the slots for it."""
+    """Limits how many untouched environments are verified at a time, because each takes a slot."""
 
 
 class Rollout(LeasedSlot):
@@ -207,7 +209,7 @@ class Rollout(LeasedSlot):
         return _answer(result, context.redact)
 
     def _driver_context(self) -> CallContext:
-        """Return the context for a tool that runs here, without anything of the slot."""
+        """Return the context for a tool that runs in the driver, without access to the slot."""
         return CallContext(
             trajectory_id=self.trajectory_id, timeout_s=None, commands=None, slot=None, state=self._driver_state
         )
@@ -216,7 +218,7 @@ class Rollout(LeasedSlot):
         """Let the model call these tools, too.
 
         Raises:
-            SetupFailed: it has a tool of that name already.
+            SetupFailed: the model has a tool of that name already.
         """
         for tool in tools:
             if tool.name in self.tools:
@@ -391,14 +393,14 @@ async def run_rescoring(context: RolloutContext, item: Item, patch: str, traject
 
 @dataclass(frozen=True)
 class _Ends:
-    """By when the parts of a rollout must end, by the event loop's clock; None is never."""
+    """The times by which the parts of a rollout must end, on the event loop's clock; None is no limit."""
 
     agent: float | None = None
     verification: float | None = None
 
     @classmethod
     def of(cls, limits: Limits) -> _Ends:
-        """Return those of a rollout that begins now."""
+        """Return the times for a rollout that begins now."""
         if (deadline_s := limits.deadline_s) is None:
             return cls()
         verification = _now() + deadline_s - min(RELEASE_S, RELEASE_SHARE * deadline_s)
@@ -410,7 +412,7 @@ class _Ends:
         return self.agent is not None and self.agent <= _now()
 
     def of_verification(self, limit_s: float) -> float:
-        """Return the seconds for a verification that begins now, of so many at most."""
+        """Return the seconds that a verification that begins now may take: at most `limit_s`."""
         return limit_s if self.verification is None else min(limit_s, max(0.0, self.verification - _now()))
 
 
@@ -661,7 +663,8 @@ async def _follow_up(
 ) -> FollowUp | None:
     """Ask the environment what the user says now that the agent is done. The agent's clock stands still meanwhile.
 
-    Returns None also if the hook could not finish because of the agent's work: then the verification meets the same.
+    Returns None also if the hook could not finish because of the agent's work: the verification will meet the same
+    problem.
 
     Raises:
         VerifierError: the hook failed, and not because of the work; or it returned nonsense.
@@ -783,7 +786,7 @@ async def _check_user(rollout: Rollout) -> None:
     """Make sure that commands can run as the agent's user.
 
     Raises:
-        SetupFailed: they can't.
+        SetupFailed: no command can run as that user.
     """
     if (user := rollout.agent_user) is None:
         return

@@ -20,7 +20,7 @@ LOOK_AT = 0.95
 STARVED = 0.5
 """The share of the time so far that one of its threads must have waited for a processor."""
 
-# Prints the nanoseconds that the one of the user's threads which waited longest has waited for a processor.
+# Prints how long the user's threads have waited for a processor: the longest of these times, in nanoseconds.
 _WAITED = """most=0
 for each in /proc/[0-9]*/task/[0-9]*/schedstat; do
   [ -O "$each" ] && { read -r _ waited _ <"$each"; } 2>/dev/null || continue
@@ -31,13 +31,13 @@ echo "$most"
 
 
 async def watch_for_starvation(commands: SlotCommands, check: Awaitable[T], limit_s: float) -> tuple[T, str | None]:
-    """Return the outcome of a check, and why its time limit may have passed without its fault, or None.
+    """Return the outcome of a check; and, if it hardly got a processor, a text that says so, else None.
 
     A check that sleeps, or computes all the time, is to blame itself. Where the kernel does not count how long threads
     wait (`/proc/PID/schedstat`), the answer is None.
 
     Args:
-        commands: of the slot where the check runs, as its user or as root.
+        commands: the commands of the check's slot, as its user or as root.
         limit_s: the time limit of the check, in seconds.
     """
 

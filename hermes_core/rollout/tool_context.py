@@ -19,7 +19,8 @@ from hermes_core.rollout.unawaited import Calls, must_await
 from hermes_core.sandbox.commands import MAX_FILE_BYTES
 
 _NO_SUCH_NAME = (errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL, errno.EEXIST, errno.ENOTDIR, errno.EISDIR)
-"""Errors on this host for names of a slot's files, where paths may be longer and the system may differ."""
+"""Errors on this host for file names that a slot can have, because its paths may be longer and its system another
+one."""
 
 PART = 16 << 20
 """Number of bytes of a file that are transferred at a time."""
@@ -184,7 +185,7 @@ def _pack(folder: Path) -> bytes:
 
 
 def _scratch_beside(folder: Path) -> IO[bytes]:
-    """Return a file without a name on the disk that the folder is or will be on: /tmp may be memory."""
+    """Return an unnamed temporary file on the disk of the folder, because /tmp may be in memory."""
     there = next(place for place in (folder, *folder.absolute().parents) if place.is_dir())
     return tempfile.TemporaryFile(dir=there)
 

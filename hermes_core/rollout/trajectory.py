@@ -1,4 +1,4 @@
-"""One rollout in progress: what happens, its reward, and why it has no reward if it has none."""
+"""One rollout in progress: what happens in it, and its reward or its failure."""
 
 from __future__ import annotations
 
@@ -169,8 +169,8 @@ class Trajectory:
     def give_up(self, reason: str) -> None:
         """Set the outcome of a rollout that is not over in time. What it does from now on changes nothing.
 
-        A score stays, and so does a failure; only the slot was not released yet. Otherwise, the failure is `infra`, as
-        everybody else has a limit of his own.
+        A score stays, and so does a failure; only the slot was not released yet. Otherwise, the failure is `infra`,
+        because every other part has a time limit of its own.
         """
         error = self._error or self._infra
         if not self._ended and self.failure is None:

@@ -28,7 +28,8 @@ TOKENS = "tokens"
 
 @dataclass(frozen=True)
 class Rolled:
-    """A rollout that ended, as a trainer may have it. Every adapter goes by this: see `docs/reference/trainers.md`."""
+    """A rollout that ended, and what a trainer may use of it. Every adapter uses this class: see
+    `docs/reference/trainers.md`."""
 
     record: Record
     failure_kind: str | None = None
@@ -38,7 +39,7 @@ class Rolled:
 
     @classmethod
     def of(cls, record: Record, *, exact: bool) -> Rolled:
-        """Return what a trainer may have of the rollout with this record.
+        """Return the rollout with this record, and decide what a trainer may use of it.
 
         Args:
             exact: whether the trainer needs its tokens.
@@ -72,7 +73,7 @@ class Rolled:
 
     @property
     def reward(self) -> float | None:
-        """Return the score; None if there is none that a trainer may have."""
+        """Return the score; None if there is none that a trainer may use."""
         return None if self.mask_sample else self.record.reward
 
     @property
@@ -185,7 +186,8 @@ class GroupRoller:
         return group
 
     async def roll_one(self, item: Item, *, agent: Agent | None = None, group_id: str | None = None) -> Group:
-        """Roll out an item once, without replacement. It is a group of one, but not taken down as a group.
+        """Roll out an item once, without replacement. The result is a group of one, which `records` does not get as a
+        group.
 
         Args:
             agent: works on it instead of the context's agent.

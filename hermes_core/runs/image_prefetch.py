@@ -32,7 +32,7 @@ class Prefetch:
         self._tasks = TaskSet()
 
     def group_begins(self) -> None:
-        """Begin with the images of the groups that are near enough now. Call it when a group begins."""
+        """Begin to make the images of the next groups, up to `ahead`. Call it when a group begins."""
         for item in itertools.islice(self._items, self._step):
             self._tasks.spawn(self._make(item), "images of a group")
         self._step = 1

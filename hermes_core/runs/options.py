@@ -186,7 +186,7 @@ def pool_size(
     most = 1 if isolation is Isolation.DEDICATED else MOST_SLOTS
     least_sandboxes = math.ceil(wanted / _number(given, "slots_per_sandbox", most))
     slots = _number(given, "slots_per_sandbox", math.ceil(wanted / least_sandboxes))
-    # To verify an untouched environment takes a slot beside the one that it lies in.
+    # Verifying an untouched environment takes a second slot, beside the one that it was set up in.
     most_slots = options.concurrency + max(reserve, 2)
     sandboxes = _number(given, "max_sandboxes", math.ceil(most_slots / slots))
     room = slots * sandboxes - reserve
@@ -223,7 +223,7 @@ def check_price(agent: str | Agent, settings: AgentSettings, max_cost: float | N
     """Refuse a limit on the cost of a model whose prices are not known.
 
     Raises:
-        ConfigError: they are not.
+        ConfigError: there is a limit, and the prices are not known.
     """
     unpriced = [each.model for each in settings.each_model().values() or (settings,) if each.price is None]
     if max_cost is not None and agent not in BASELINES and unpriced:

@@ -54,7 +54,7 @@ class QuarantinedItem(_Part):
 
     item_id: str = Field(min_length=1)
     fingerprint: str | None = None
-    """That of the item's row; None is not checked."""
+    """The fingerprint of the item's row; None means that it is not checked."""
     reasons: list[QuarantineReason] = Field(default_factory=list)
 
 
@@ -73,7 +73,7 @@ class QuarantineFile(_Part):
     environment: str
     """The environment's name."""
     dataset: QuarantinedDataset | None = None
-    """None is not checked."""
+    """None means that it is not checked."""
     validated: dict[str, Any] = Field(default_factory=dict)
     """When and how it was validated, for readers."""
     items: list[QuarantinedItem]
@@ -85,11 +85,11 @@ class Fingerprints:
 
     dataset: str
     items: Mapping[str, str]
-    """That of each row, by the item's id."""
+    """The fingerprint of each row, by the item's id."""
 
     @classmethod
     def of(cls, environment: Environment) -> Fingerprints:
-        """Return those of an environment's dataset, which is loaded. Blocking."""
+        """Return the fingerprints of an environment's dataset, which must be loaded. Blocking."""
         rows = environment.items()
         items = {environment.item_id(item): _fingerprint(item) for item in (rows[n] for n in range(len(rows)))}
         whole = hashlib.sha256()
@@ -115,7 +115,7 @@ class Quarantine:
         """Read a quarantine file. Blocking.
 
         Raises:
-            ConfigError: it can't be read, is none, or was written by a newer version.
+            ConfigError: the file can't be read, is no quarantine file, or was written by a newer version.
         """
         wrong = f"{path} is no quarantine file"
         try:
@@ -146,16 +146,16 @@ class Quarantine:
         return {"items": len(ids), "sha256": hashlib.sha256(json.dumps(ids).encode()).hexdigest()[:16]}
 
     def check(self, name: str, environment: Environment) -> None:
-        """Check that it is of this environment's dataset, and log how many items are left out. Blocking.
+        """Check that the file is of this environment's dataset, and log how many items are left out. Blocking.
 
-        A dataset may have grown or changed since: then ids that it no longer has, and rows that are others now, are
-        named in a warning.
+        The dataset may have changed since then. A warning names the ids that it no longer has, and the rows that
+        differ.
 
         Args:
             name: the environment's name.
 
         Raises:
-            ConfigError: it is of another environment or another dataset, or leaves nothing.
+            ConfigError: the file is of another environment or dataset, or leaves no item.
         """
         if self.file.environment != name:
             raise ConfigError(

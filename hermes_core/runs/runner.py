@@ -309,7 +309,7 @@ class Run:
     jobs: Jobs
     options: RunOptions
     agents: Sequence[Agent] = ()
-    """The agent of each rollout of a group; empty is the context's for all."""
+    """The agent of each rollout of a group; empty for the context's agent in all of them."""
     on_record: Callable[[Mapping[str, Any]], None] | None = None
     sinks: Sequence[_OpenSink] = ()
     progress: Progress = field(default_factory=NoProgress)

@@ -131,7 +131,7 @@ class Session:
         """Check that the model's endpoint can be used, make sandboxes, and end them afterwards.
 
         Args:
-            rollouts: number of rollouts to do, if known: no more room is made. For 0 nothing is done.
+            rollouts: number of rollouts to do, if known. No slots are made beyond that; for 0, nothing is started.
             start: make sandboxes now; otherwise the caller starts the context's backend.
             stalls: the file for the stacks of a run that stalls; None is one in the runtime's state directory.
 
@@ -197,8 +197,8 @@ async def open_session(
         env: the environment's configuration, if it is given by name.
         settings: the agent's settings, if it is given by name.
         work_of: the agent whose work runs in the sandboxes, if it is another one: its name decides the isolation.
-        server: makes what samples for the agent `model`, from its chat template; its rollouts are token-exact. None is
-            the server at the settings' `base_url`.
+        server: makes the token server of the agent `model` from its chat template; rollouts are then token-exact. None
+            is the server at the settings' `base_url`.
         load: called instead of the environment's `setup`.
         redact: None removes the secrets of the runtime and of `settings`.
 
@@ -269,7 +269,7 @@ def check_scored(environment: Environment) -> None:
     """Refuse an environment whose rollouts get no reward.
 
     Raises:
-        UsageError: it is one.
+        UsageError: its rollouts get none.
     """
     if not environment.scored:
         raise UsageError(
@@ -300,7 +300,7 @@ async def _check_quarantine(quarantine: Quarantine, name: str, environment: Envi
     """Check that the quarantine is of the environment's dataset.
 
     Raises:
-        ConfigError: it is not.
+        ConfigError: it is of another dataset.
         PluginError: the environment is broken.
     """
     with explain_errors(partial(broken_environment, environment, ITEMS)):
@@ -399,10 +399,10 @@ async def open_agent(
 
 
 def agent_on(runtime: Runtime, agent: str, settings: Mapping[str, Any], model: ExactAgent | BalancedAgent) -> Agent:
-    """Return the agent with this name, whose model is a trainer's: for `model` that is all, and a program asks it.
+    """Return the agent with this name on a trainer's model: the model itself for `model`, else a program that asks it.
 
     Args:
-        settings: those of the program.
+        settings: the program's settings.
 
     Raises:
         UnknownNameError: there is no such agent, or it has no such setting.
@@ -427,7 +427,7 @@ async def check_endpoint(agent: Agent) -> None:
     """Check that the agent's model can be used.
 
     Raises:
-        ModelError: it can't.
+        ModelError: it can't be used.
         PluginError: the check itself is broken.
     """
     if not isinstance(agent, CanCheckEndpoint):
@@ -442,7 +442,8 @@ async def check_endpoint(agent: Agent) -> None:
 
 
 def redactor(runtime: Runtime, *settings: AgentSettings) -> Redactor:
-    """Return what removes the secrets that the driver knows from a text, including those of these settings."""
+    """Return a function that removes the secrets that the driver knows from a text, including those of these
+    settings."""
     return runtime.redact.with_secrets(*map(_secrets, settings))
 
 

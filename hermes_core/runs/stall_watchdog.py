@@ -1,6 +1,6 @@
 """Notices when a run stalls: its event loop is blocked, or no rollout ends. Writes down what tasks and threads do.
 
-The one who looks is a thread, because a blocked event loop can't tell that it is blocked.
+A thread does this, because a blocked event loop can't notice that it is blocked.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class _Watch:
         self._alive = time.monotonic()
         """When the loop last ran."""
         self._told: set[float] = set()
-        """The times since which there was a stall that is written down."""
+        """For each stall that was written down, when it began."""
 
     async def beat(self) -> None:
         """Show that the loop runs."""

@@ -49,14 +49,14 @@ async def open_trainer_session(
         env: the environment's configuration, if it is given by name.
         agent: settings of the agent, whose rollouts are token-exact. `name` is the agent's: `model`, or a program's.
             None if the trainer runs the model itself.
-        server: makes what samples for the agent; None is the server at the agent's `base_url`.
+        server: makes the agent's token server; None is the server at the agent's `base_url`.
 
     Raises:
         UsageError: the environment gives no rewards.
         HermesError: as `open_session` says.
     """
     async with Runtime() as runtime:
-        # Where the trainer runs the model, `nop` only stands for it: `work_of` decides the isolation.
+        # If the trainer runs the model, `nop` only stands in for an agent, and `work_of` decides the isolation.
         name = "nop" if agent is None else agent.get(NAME, ModelAgent.name)
         settings = None if agent is None else _exact_settings(runtime, agent)
         async with open_session(
@@ -77,7 +77,7 @@ def _exact_settings(runtime: Runtime, agent: Mapping[str, Any]) -> ExactSettings
     """Return the settings of an agent whose rollouts are token-exact.
 
     Raises:
-        UsageError: no rollouts of this agent are.
+        UsageError: the rollouts of this agent can't be token-exact.
         UnknownNameError, ConfigError: a key or a value is wrong.
     """
     given = {"tool_call_parser": "auto", **agent}
@@ -130,7 +130,7 @@ class TrainerRun:
         refills: number of failed rollouts of a group that `roll` may replace.
         records: where every rollout and group that `roll` makes is recorded, if anywhere.
         eager: whether to start the sandboxes as soon as the session is open.
-        more_room: what to do where rollouts hold all slots and the trainer begins another.
+        more_room: the hint of the error if the trainer begins a rollout while others hold all slots.
     """
 
     def __init__(
@@ -272,7 +272,7 @@ class TrainerRun:
         return self.items[item_id]
 
     async def roller(self) -> GroupRoller:
-        """Return what rolls out groups. The first caller starts the sandboxes.
+        """Return the roller of groups. The first caller starts the sandboxes.
 
         Raises:
             HermesError: as `sandboxes` does.
@@ -310,7 +310,7 @@ class TrainerRun:
         return rolled
 
     async def begin(self, item_id: str) -> DrivenRollout:
-        """Return a rollout that has begun, or could not: then its record says why. The trainer runs its model.
+        """Begin a rollout whose model the trainer runs, and return it. If it could not begin, its record says why.
 
         Raises:
             UnknownNameError: there is no such item.
@@ -348,7 +348,7 @@ class SharedRun(Generic[RunT]):
 
     Args:
         make: makes the run. It is pickled, too.
-        key: what copies have in common; None is a new one.
+        key: what identifies the copies of one run; None makes a new key.
     """
 
     def __init__(self, make: Callable[[], RunT], key: str | None = None) -> None:
@@ -380,9 +380,9 @@ class SharedRun(Generic[RunT]):
 
 
 _shared: WeakValueDictionary[str, SharedRun[Any]] = WeakValueDictionary()
-"""By key, those of this process."""
+"""The runs of this process, by key."""
 
 
 def _same(make: Callable[[], RunT], key: str) -> SharedRun[RunT]:
-    """Return the one with this key in this process, or a new one."""
+    """Return the run with this key in this process, or a new one."""
     return _shared.get(key) or SharedRun(make, key)

@@ -114,7 +114,7 @@ class _Again:
         self._tally = Tally()
 
     async def all(self, patches: Iterator[Record], total: int, concurrency: int) -> None:
-        self._out.append(b"")  # so that it is there, and empty
+        self._out.append(b"")  # so that the file exists even if nothing is written
         self._tally.start_session()
         self._progress.begin(total, self._tally)
         try:
@@ -158,7 +158,7 @@ class _Again:
 
 
 def run_configuration_of(path: Path, environment: Environment | str | None, *, trust_run: bool) -> dict[str, Any]:
-    """Return the configuration that a rescoring begins with: that of the run, or no more than the environment.
+    """Return the configuration that a rescoring begins with: the run's, or no more than the given environment.
 
     Raises:
         UsageError: there is no run, or its configuration lacks a key; or it is not trusted, and no environment is

@@ -47,7 +47,8 @@ AGENT = "validate"
 """The agent in the configuration of a validation's runs. The records name the agent of each rollout."""
 
 _AGAIN = (*UNTRIED, FailureKind.SETUP)
-"""Failures that a resumed validation tries again. One of a verification is a result like a reward."""
+"""Failures that a resumed validation tries again. A failed verification is not among them: it is a result, like a
+reward."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class Validation:
     """Why it ended before everything had been tried, or None."""
     out_dir: str | None = None
     fingerprints: Fingerprints | None = None
-    """Those of the dataset, for the quarantine."""
+    """The fingerprints of the dataset, for the quarantine."""
 
     @property
     def items(self) -> int:
@@ -98,7 +99,8 @@ class Validation:
 
     @property
     def fails_everywhere(self) -> tuple[str, ...]:
-        """Return the backends on which rollouts were tried and none has a reward: the cause is none of single items."""
+        """Return the backends on which rollouts were tried and none has a reward. Then the cause is not in single
+        items."""
         verdicts = [each for result in self.results for agents in result.verdicts.values() for each in agents.values()]
         tried = {each.backend for each in verdicts if each.rewards}
         scored = {each.backend for each in verdicts if each.best is not None}
@@ -205,7 +207,7 @@ async def validate(
         runs_dir: directory in which it gets a folder of its own, if there is no `out_dir`.
         resume: continue the validation in `out_dir`.
         on_folder: called with the folder, if it has one, before the first rollout begins.
-        on_broken_off: called with what is known, if it is cancelled or fails.
+        on_broken_off: called with the results so far, if the validation is cancelled or fails.
         progress: the display for each backend, by its name.
         options: the fields of `RunOptions`.
 
@@ -321,7 +323,7 @@ class _Work:
         return [*baselines, *map(CheatAgent, self.cheats)]
 
     async def on_every_backend(self, progress: Callable[[str], Progress], resume: bool) -> None:
-        """Do what is left on each backend.
+        """Run the rollouts that are left, on each backend.
 
         Raises:
             InfraError: no backend could be started.
@@ -351,7 +353,8 @@ class _Work:
         return jobs
 
     async def _on(self, label: str, session: Session, jobs: Jobs, progress: Progress, resume: bool) -> str | None:
-        """Do what is left on one backend. Return why it ended before everything had been tried, or None."""
+        """Run the rollouts that are left on one backend. Return why it ended before everything had been tried, or
+        None."""
         async with AsyncExitStack() as stack:
             take = self._taking(label, session.environment)
             run = Run(
@@ -375,7 +378,7 @@ class _Work:
                     raise
 
     def break_off(self, error: BaseException) -> None:
-        """Keep what is known when an error or a cancellation ends everything. Idempotent."""
+        """Keep the results so far when an error or a cancellation ends everything. Idempotent."""
         if self._broken_off:
             return
         self._broken_off = True
@@ -393,7 +396,7 @@ class _Work:
         resume: bool,
         take: Callable[[Mapping[str, Any]], None],
     ) -> None:
-        """Open the run's folder, and take in the records that are there and stay. Blocking."""
+        """Open the run's folder, and add those of its records that stay. Blocking."""
         about = {"versions": versions(self.runtime), "concurrency": session.options.concurrency}
         configuration = {
             **session.configuration(),
@@ -409,7 +412,7 @@ class _Work:
                 take(record)
 
     def _taking(self, label: str, environment: Environment) -> Callable[[Mapping[str, Any]], None]:
-        """Return a function that takes in the records of one backend."""
+        """Return a function that adds a record of one backend."""
         items = {environment.item_id(item): item for item in environment.select_items()}
 
         def doubt(item: Item, agent: str, details: Mapping[str, Any]) -> str | None:
@@ -427,7 +430,7 @@ class _Work:
         return take
 
     def outcome(self) -> Validation:
-        """Return what is known now."""
+        """Return the outcome so far."""
         first = next(iter(self.sessions.values()))
         return Validation(
             environment=first.name,

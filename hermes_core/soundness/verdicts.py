@@ -2,7 +2,7 @@
 
 What each agent must get is in `EXPECTED`. A failure of the infrastructure or of the endpoint, an image that can't be
 had, and a rollout that was cancelled say nothing about an item: it was not tried. A failure of its setup or of its
-verification is the item's.
+verification is the item's fault.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ UNTRIED = frozenset({FailureKind.INFRA, FailureKind.IMAGE, FailureKind.MODEL, Fa
 """Failures that say nothing about the item."""
 
 UNTRIED_BY_CHEATS = UNTRIED | {FailureKind.SETUP}
-"""The same for a cheat: it may be broken, and a setup that fails is found by the baselines."""
+"""The failures of a cheat that say nothing about the item. A failed setup is one: the cheat itself may be broken, and
+the baselines find a broken setup."""
 
 KEPT = 3
 """The most messages and details of one kind that are kept of one agent on one item."""
@@ -53,7 +54,7 @@ class ItemStatus(StrEnum):
     SOUND = "sound"
     UNSOUND = "unsound"
     NOT_TRIED = "not tried"
-    """Nothing is wrong with it as far as it was tried, and a part of it was not."""
+    """Some of its rollouts could not be tried, and the others show no fault."""
 
 
 @dataclass(slots=True)
@@ -68,9 +69,9 @@ class Verdict:
     records: list[str] = field(default_factory=list)
     """The trajectory ids of these rollouts."""
     failures: list[str] = field(default_factory=list)
-    """Why rollouts have no reward: the first messages."""
+    """The first messages that say why rollouts have no reward."""
     details: list[Mapping[str, Any]] = field(default_factory=list)
-    """Details of the verification for rewards that are not the expected one: the first."""
+    """The first details of verifications whose reward was not the expected one."""
     doubts: list[str] = field(default_factory=list)
     """What the environment said about rollouts that have the expected reward but show another fault of the item."""
     untried: list[str] = field(default_factory=list)
@@ -79,7 +80,7 @@ class Verdict:
     """Number of rollouts that were not begun, or not ended."""
 
     def add(self, record: Mapping[str, Any], doubt: str | None) -> None:
-        """Add the record of a rollout, and what the environment doubts of it."""
+        """Add the record of a rollout, and the environment's doubt about the item, if any."""
         failure = record["failure"]
         reason = failure and f"{failure['stage']}: {failure['message']}"
         self.missing -= 1
@@ -107,7 +108,7 @@ class Verdict:
 
     @property
     def right(self) -> int:
-        """Return how often it got the expected reward, without a doubt."""
+        """Return the number of rollouts with the expected reward and without a doubt."""
         return self.rewards.count(self.expected) - len(self.doubts)
 
     @property
@@ -147,7 +148,7 @@ class Finding:
     text: str
     """What was seen, in one line."""
     backend: str | None = None
-    """None if it is about several."""
+    """None if the finding is about several backends."""
     agent: str | None = None
     rewards: tuple[float | None, ...] = ()
     records: tuple[str, ...] = ()
@@ -171,7 +172,8 @@ class ItemResult:
 
     @property
     def status(self) -> ItemStatus:
-        """Return what is known of the item. What is wrong with it is certain, even if a part was not tried."""
+        """Return what is known of the item. A fault that was found is certain, even if some rollouts could not be
+        tried."""
         if self.findings:
             return ItemStatus.UNSOUND
         return ItemStatus.NOT_TRIED if self.untried else ItemStatus.SOUND
@@ -183,7 +185,7 @@ class ItemResult:
         return [why for why in all_of_it if why is not None]
 
     def unsound_verdicts(self) -> list[Verdict]:
-        """Return the verdicts that the findings about single backends are from."""
+        """Return the verdicts behind the findings about single backends."""
         named = {(finding.backend, finding.agent) for finding in self.findings if finding.backend is not None}
         return [self.verdicts[backend][agent] for backend, agent in sorted(named) if backend and agent]
 
@@ -212,7 +214,7 @@ def _on_one_backend(agents: Mapping[str, Verdict]) -> Iterator[Finding]:
     for verdict in (oracle, nop):
         if verdict.doubts:
             yield _finding(verdict, Reason.DOUBTED, verdict.doubts[0])
-    if nop.best is None:  # what doing nothing gets is not known, so neither is what the cheats gain
+    if nop.best is None:  # without the reward for doing nothing, nobody can say what a cheat gains
         return
     least = max(nop.best, 0.0)
     for verdict in agents.values():

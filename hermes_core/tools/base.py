@@ -138,8 +138,8 @@ class Tool:
     limit. A `sandbox` tool passes the limit to its commands as `ctx.timeout_s`, and is cancelled some time later,
     because its channel may be lost for a while."""
     checks_arguments: bool = True
-    """Whether arguments are checked against `params` before the handler gets them, if that is a JSON schema. Leave it
-    off for a schema that a stranger wrote: a check by it may take for ever."""
+    """Whether arguments are checked against `params` before the handler gets them, if that is a JSON schema. Set it to
+    False for a schema of unknown origin: a check by it may take for ever."""
     requires: tuple[str, ...] = ()
     """What the tool needs to work, in words, for listings: an environment variable, a program."""
 
@@ -199,7 +199,8 @@ def _check_params(tool: str, params: Any) -> None:
 
 
 def _find_wrapped_schema(params: Mapping[str, Any]) -> str:
-    """Return where the schema is in a tool of OpenAI's or Anthropic's API; empty if this is none."""
+    """Return the key of the schema if `params` is a whole tool in the form of OpenAI's or Anthropic's API; else
+    empty."""
     if isinstance(params.get("function"), Mapping):
         return '`parameters`, here `["function"]["parameters"]`'
     if params.get("type") == "function" or ("name" in params and "parameters" in params):

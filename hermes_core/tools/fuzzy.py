@@ -12,9 +12,9 @@ The ways, in order; each is tried only when those before it found nothing:
 8. `punctuation`: typographic quotes, dashes and spaces count as the plain ones.
 9. `anchors`: the first and the last line match and what lies between is alike (three lines or more, one place only).
 
-2 to 6 and 9 match whole lines. Nothing outside a match is ever changed, nor what the quotation and the replacement have
-in common within it: it stays as the text has it. A quotation without any visible character is looked for by `exact`
-only.
+2 to 6 and 9 match whole lines. Nothing outside a match is changed. Within a match, parts that the quotation and the
+replacement have in common stay as the text has them. A quotation without any visible character is only looked for by
+`exact`.
 """
 
 from __future__ import annotations
@@ -125,14 +125,14 @@ def _replace(text: _PlainText, matches: Sequence[Match], strategy: str) -> Repla
     return Replacement("".join([*parts, text.original_of(end, len(text.text))]), strategy, count)
 
 
-# What stays as it is.
+# The parts of a text that stay unchanged.
 
 
 class _PlainText:
     """A text as models quote it, with plain line ends and composed accents; knows the original of each part.
 
     Args:
-        units: whether there is anything to make plain; if not, it is the original.
+        units: whether anything has to be made plain; otherwise the plain text is the original.
     """
 
     def __init__(self, original: str, *, units: bool = True) -> None:
@@ -321,7 +321,8 @@ def _by_lines(text: str, old: str, new: str, key: LineKey, *, uniform: bool = Fa
 
 
 def _lines_put(new: Sequence[str], quoted: Sequence[str], found: Sequence[str], unit: Callable[[], str]) -> list[str]:
-    """Return the lines `new` with the indents of the lines found. Those that were quoted, too, are as they were."""
+    """Return the lines `new` with the indents of the lines found. Lines that were also quoted stay as the text has
+    them."""
     put = reindent(new, quoted, found, unit)
     for i, j, size in common_parts(quoted, new):
         put[j : j + size] = found[i : i + size]

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 
 _WIDTHS = (1, 2, 3, 4, 8)
-"""The numbers of blanks that are a unit; others align a line with something in the line above."""
+"""Numbers of blanks that can be a unit of indentation. Any other number aligns a line with something in the line
+above."""
 
 
 def indent(line: str) -> str:
@@ -47,14 +48,15 @@ def _uniform(pairs: Sequence[tuple[str, str]]) -> bool:
 
 
 def unit_of(lines: Iterable[str]) -> str:
-    """Return by what lines are usually indented more than the line above; empty if none is."""
+    """Return the unit of indentation: the blanks by which lines are usually indented more than the line above; empty if
+    no line is."""
     indents = [indent(line) for line in lines if line.strip()]
     steps = Counter(own[len(above) :] for above, own in pairwise(indents) if own.startswith(above))
     return next((step for step, _ in steps.most_common() if len(step) in _WIDTHS), "")
 
 
 def _conversion(pairs: Sequence[tuple[str, str]], quoted_unit: str, unit: str) -> Callable[[str], str]:
-    """Return how to convert blanks of the quotation to blanks of the text."""
+    """Return a function that converts indents of the quotation to indents of the text."""
     found = "".join(f for _, f in pairs)
     if found and ("\t" in found) != ("\t" in unit):  # the text has both, and here the other
         unit = "\t" if "\t" in found else ""

@@ -49,7 +49,7 @@ def _last_state(line: str) -> str:
 
 
 def of_terminal(data: bytes, size: WindowSize) -> bytes:
-    """Return what a program left in its terminal: the lines that it wrote, or the screen if it used all of that."""
+    """Return what a program left in its terminal: the lines that it wrote, or the screen of a full-screen program."""
     return render(data, size).text.encode() if _ADDRESSED.search(data) else data
 
 

@@ -1,7 +1,7 @@
 """The program of `search_files`: finds files, searches them, and makes the answer.
 
 It runs in the slot, so that a hostile pattern or file harms only its own slot; where the slot has no Python, it runs
-beside the driver. So a search means the same in every slot, whatever else that has.
+beside the driver. So a search means the same in every slot, whatever programs the slot has.
 
 Its standard input is the request, a line of JSON, and the files if they are not those of its working directory. Its
 standard output is the answer. Like the guest, it needs Python 3.7 and the standard library only.
@@ -122,7 +122,7 @@ class Search:
                 last = number
 
     def _add(self, entry: dict[str, Any]) -> bool:
-        """Count what was found, and show it if it is of the page that was asked for, and fits."""
+        """Count a finding, and add it to the answer if it belongs to the requested page and fits."""
         self._total += 1
         if self._total <= self.request["offset"] or self._shown >= self.request["limit"] or self._room < 0:
             return False
@@ -152,7 +152,7 @@ class Search:
 
 
 def compile_pattern(pattern: str) -> re.Pattern[str]:
-    """Return the pattern of a line, with what other programs' patterns have: `[[:alpha:]]` and `(?<name>…)`."""
+    """Return the compiled pattern. Forms of other programs, `[[:alpha:]]` and `(?<name>…)`, are also read."""
 
     def plain(token: re.Match[str]) -> str:
         return re.sub(r"\[:(\w+):\]", lambda name: _CLASSES.get(name[1], name[0]), token[0])

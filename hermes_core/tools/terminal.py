@@ -20,10 +20,11 @@ NOT_RUN = -1
 """The `exit_code` of a command that could not be started."""
 
 _COMPOUND = re.compile(r"[;&|()`!\n]")
-"""What makes a shell stay beside the programs that it runs. For a simple command it becomes the program."""
+"""Signs of a command line for which the shell stays and starts programs. For a simple command, the shell becomes the
+program."""
 
 _MOST_BYTES = 100_000
-"""The length in bytes of what the environment can hold. The command line can't hold a longer command either."""
+"""Maximum length in bytes of a variable of the environment. The command line can't hold a longer command either."""
 
 _FROM_ENVIRONMENT = '_command=$HERMES_SHELL_TEXT; unset HERMES_SHELL_TEXT; eval "$_command"'
 
@@ -83,8 +84,9 @@ async def _foreground(ctx: CallContext, params: TerminalParams, cwd: str | None)
 
 
 def _out_of_sight(command: str) -> tuple[str, dict[str, str]]:
-    """Return a command line without the command, and the environment that has it. With the command on its own command
-    line, the shell would be found, and killed, by a command that looks for a program (`pkill -f`, `ps | grep`)."""
+    """Return a command line that does not show the command, and an environment that holds the command. Otherwise the
+    shell would match, and be killed by, commands that look for a program by its command line (`pkill -f`, `ps |
+    grep`)."""
     if not _COMPOUND.search(command) or len(command.encode()) > _MOST_BYTES:
         return command, {}
     return _FROM_ENVIRONMENT, {"HERMES_SHELL_TEXT": command}

@@ -219,8 +219,8 @@ def apply_hunks(text: str, file: FilePatch) -> str:
 
 
 def _apply_hunk(hunk: Hunk, lines: Sequence[str], ends: Sequence[str], place: int) -> tuple[list[str], list[str]]:
-    """Return the lines after the change, and their ends. Lines that stay are the file's own, even if the patch quoted
-    them loosely; lines that come end like the one before."""
+    """Return the lines after the change, and their ends. Unchanged lines are those of the file, even if the patch
+    quoted them loosely. Added lines end like the line before."""
     found = lines[place : place + len(hunk.old)]
     added = iter(reindent([text for mark, text in hunk.lines if mark == "+"], hunk.old, found, lambda: unit_of(lines)))
     put, put_ends, own = [], [], place

@@ -52,7 +52,7 @@ def items_in_order(rows: Iterable[Row], by: str) -> list[tuple[str, list[Row]]]:
 
 
 def _order_of(group: Sequence[Row], by: str) -> float:
-    """Return what an item is sorted by."""
+    """Return the value by which an item is sorted."""
     figures = totals(group)
     values = {
         "reward": -math.inf if figures.mean_reward is None else figures.mean_reward,
@@ -67,7 +67,7 @@ def _order_of(group: Sequence[Row], by: str) -> float:
 
 
 def headline(run: RecordedRun, rows: Sequence[Row]) -> list[RenderableType]:
-    """Return what a run is and what it came to, in a few lines."""
+    """Return a few lines about a run and its outcome."""
     figures, items = totals(rows), by_item(rows)
     named = {"agent": {row.agent for row in rows}, "backend": {row.backend for row in rows}}
     named["model"] = {row.model for row in rows if row.model}
@@ -104,7 +104,7 @@ def headline(run: RecordedRun, rows: Sequence[Row]) -> list[RenderableType]:
 
 
 def _nothing(run: RecordedRun) -> Text:
-    """Return that no rollout is left to be shown, and what there is."""
+    """Return a text that says that no rollout is left to show, and what there is."""
     every = run.rows.values()
     if not every:
         return Text("no rollout has ended")
@@ -114,7 +114,7 @@ def _nothing(run: RecordedRun) -> Text:
 
 
 def _limits(configuration: Mapping[str, Any]) -> dict[str, str]:
-    """Return what is to be said behind the name of a limit: its value, if the run knows it.
+    """Return a suffix for the name of each limit: its value, if the run has one.
 
     With a deadline, an agent may also be stopped before its own time limit.
     """

@@ -1,4 +1,4 @@
-"""One rollout for a terminal: what it came to, its timeline, the conversation with commands as text, the report."""
+"""One rollout for a terminal: its outcome, its timeline, the conversation with commands as text, the report."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def rollout(row: Row, record: Mapping[str, Any], *, full: bool = False) -> Itera
 
 
 def heading(row: Row, record: Mapping[str, Any]) -> Iterator[RenderableType]:
-    """Yield what the rollout came to."""
+    """Yield the outcome of the rollout."""
     yield Text.assemble(line(row.name, "bold reverse"), "  ", line(row.trajectory_id, "dim"))
     yield outcome(row)
     image = record["image"] or {}
@@ -199,7 +199,7 @@ def _result(message: Mapping[str, Any], call: Mapping[str, Any] | None, full: bo
 
 
 def _about_call(call: Mapping[str, Any], said: str) -> Text:
-    """Return how a call ended, and its error's message if the tool's answer, which is shown below, has it not."""
+    """Return how a call ended, and its error's message if that is not in the tool's answer, which is shown below."""
     took = None if None in (call["started"], call["ended"]) else call["ended"] - call["started"]
     parts = [] if took is None else [duration(took)]
     if call["exit_code"] is not None:
@@ -259,7 +259,8 @@ def _unsuccessful_calls(row: Row) -> Iterator[RenderableType]:
 
 
 def _signature(record: Mapping[str, Any]) -> str:
-    """Return a text that is the same for rollouts with the same reward and report, but for what is of one rollout."""
+    """Return a text that is the same for rollouts with the same reward and report, whatever differs from rollout to
+    rollout."""
     ran = [[ran[name] for name in ("stage", "command", "exit_code", "output")] for ran in record["sandbox_commands"]]
     told = [record["reward"], record["failure"], record["details"], ran]
     return without_what_differs(json.dumps(told, sort_keys=True))
@@ -289,7 +290,7 @@ def report(record: Mapping[str, Any], *, full: bool = False) -> Iterator[Rendera
 def _ran(ran: Mapping[str, Any], full: bool) -> Iterator[RenderableType]:
     took = None if None in (ran["started"], ran["ended"]) else ran["ended"] - ran["started"]
     code = ran["exit_code"]
-    # Of a script that did what it should, such as one of ours, the first line is enough.
+    # The first line is enough for a script that succeeded, such as one of ours.
     command = ran["command"] if full else shorten(ran["command"].strip(), 1 if code == 0 else COMMAND_LINES)
     yield Indented(safe_text(f"$ {command}", "bold"), 2)
     ended = "no exit code" if code is None else f"exit code {code}"

@@ -15,7 +15,7 @@ NONE = "-"
 """Shown where there is no value."""
 
 REWARDLESS = "finished; the environment gives no rewards"
-"""What a rollout came to, or rollouts, that ended without a failure and without a reward."""
+"""The outcome of rollouts that ended without a failure and without a reward."""
 
 
 def safe_text(text: object, style: str = "") -> Text:

@@ -118,7 +118,7 @@ async def test_the_money_is_spent_and_groups_that_have_their_slots_are_sent(
         async def setup(item: Any, rollout: Any) -> None:
             begun.append(rollout.trajectory_id)
             place = len(begun)
-            while not meters[0].spent:
+            while not meters[0].is_spent:
                 await asyncio.sleep(0.02)
             await asyncio.sleep(place)  # the last goes on while others are refused
 

@@ -883,7 +883,7 @@ async def test_a_run_stops_when_the_money_is_spent_and_goes_on_when_resumed(runt
     monkeypatch.setattr(Meter, "begin", lambda meter, sandbox_id: (meters.append(meter), begin(meter, sandbox_id)))
 
     async def work(task):
-        while not resumed and not meters[0].spent:
+        while not resumed and not meters[0].is_spent:
             await asyncio.sleep(0.02)
 
     resumed = False

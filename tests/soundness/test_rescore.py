@@ -129,7 +129,7 @@ async def test_it_stops_when_the_money_is_spent_and_what_has_a_slot_is_finished(
     class Slow(Patched):
         async def score_patch(self, item, patch, rollout):
             begun.append(item["id"])
-            while not meters[-1].spent:
+            while not meters[-1].is_spent:
                 await asyncio.sleep(0.02)
             await asyncio.sleep(0.2 * len(begun))  # when others have been refused
             assert (await rollout.exec_tool("bash", {"command": "true"})).success

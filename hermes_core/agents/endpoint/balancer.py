@@ -48,8 +48,8 @@ class LoadBalancer:
 
 
 def should_avoid(circuit: CircuitBreaker) -> bool:
-    """Return whether to choose another server if there is one: this one fails. It is tried again some time after it
-    was given up."""
+    """Return whether the server fails, so that another one should be chosen. `AVOID_S` after it was given up, it is
+    tried again."""
     return not circuit.closed and (
         circuit.state is CircuitState.HALF_OPEN or time.monotonic() - circuit.last_failure <= AVOID_S
     )

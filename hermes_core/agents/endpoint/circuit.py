@@ -70,7 +70,7 @@ class CircuitBreaker:
         """Count a failure. Return whether it made the circuit half-open: there were enough of them in a row.
 
         Args:
-            in_flight: number of requests in flight. As many have to fail.
+            in_flight: number of requests in flight. As many failures in a row are needed.
         """
         self.last_failure = time.monotonic()
         if not self.failures:

@@ -42,7 +42,7 @@ class Bucket:
         self._theirs -= amount
 
     def correct(self, amount: float) -> None:
-        """Take this amount from our count only, or give it back if it is negative: the server's was right at once."""
+        """Correct our own count by this amount, which may be negative. The server's count was right from the start."""
         self._refill()
         self._ours -= amount
 
@@ -81,7 +81,7 @@ class Permit:
     tokens: float
     """The tokens that were expected of it."""
     overdrawn: list[str]
-    """The server's limits that had no room for it, by what the server had reported."""
+    """The limits that had no room for the request, as far as the server had reported them."""
 
 
 class RateLimiter:
@@ -102,13 +102,13 @@ class RateLimiter:
         self._in_flight: dict[int, int] = {}
         """Requests in flight by generation."""
         self._max_in_flight = math.inf
-        """As learnt from answers 429."""
+        """Maximum number of requests in flight, as learnt from answers 429."""
         self._halved_at = 0.0
         self._hold_until = 0.0
         self._set: dict[str, Bucket] = {}
         self._reported: dict[str, Bucket] = {}
         self._disproven: set[str] = set()
-        """Limits that the server reported, and does not have."""
+        """Limits that the server reported, but does not enforce."""
         self._mean_tokens = 0.0
 
     @property

@@ -30,7 +30,7 @@ class LivenessProbe:
 
     Args:
         name: the server's name, for messages.
-        circuit: what is told of silence and of its end.
+        circuit: the circuit breaker, which is told when the server is silent.
     """
 
     def __init__(self, name: str, circuit: CircuitBreaker) -> None:
@@ -73,7 +73,7 @@ class LivenessProbe:
         except BaseException as error:
             if isinstance(error, TimeoutError) and limit.expired():
                 raise NoSignOfLife from error
-            if not is_timeout(error):  # refused, not reached, or cancelled: the server does not work on an answer
+            if not is_timeout(error):  # refused, not connected or cancelled: the server has no answer to work on
                 self._unanswered = False
             raise
 

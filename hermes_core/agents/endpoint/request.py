@@ -235,7 +235,7 @@ class _Attempts:
 
 
 def _read_retry_after(error: Exception, default: float) -> float:
-    """Return the seconds that the server asks to wait in the answer that an exception stands for."""
+    """Return the seconds to wait that the server's answer, an exception of the client, asks for; else `default`."""
     delay = read_retry_after(getattr(getattr(error, "response", None), "headers", None) or {})
     return default if delay is None else delay
 
@@ -263,6 +263,6 @@ def count_waits() -> Iterator[list[float]]:
 
 
 def record_wait(seconds: float) -> None:
-    """Add to the waits of the block that this runs in, if it counts them."""
+    """Add to the waits of the enclosing block of `count_waits`, if there is one."""
     if (waits := _waits.get(None)) is not None:
         waits.append(seconds)

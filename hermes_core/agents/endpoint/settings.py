@@ -44,7 +44,7 @@ class EndpointSettings(BaseModel):
 
     @property
     def settings_prefix(self) -> str:
-        """Return what the names of the settings of `Settings` begin with that give the endpoint and its key."""
+        """Return the prefix of the fields of `Settings` that hold the endpoint and its key, such as `anthropic_`."""
         return ""
 
     @property

@@ -26,7 +26,7 @@ from hermes_core.agents.replies import ModelReply
 from hermes_core.errors import ConfigError
 
 _CHARACTERS_PER_TOKEN = 16
-"""More than a token has in any conversation, on average."""
+"""More characters than a token has on average, in any conversation."""
 
 
 class ExactSession:
@@ -43,8 +43,8 @@ class ExactSession:
         max_length: maximum number of tokens of a sequence, prompt and answers together.
         end_thinking: whether a call inside thinking that was never closed is made, and not only reported.
         keep_thinking: see `TokenTree`.
-        own: gives the numbers (`ModelReply.number`) of the answers to train on, when somebody looks at the sequences;
-            for an agent that is a program, to which the model may add calls of its own. None is all.
+        own: returns the numbers (`ModelReply.number`) of the answers to train on. It is called when somebody looks at
+            the sequences. A program needs it, because not all of its requests belong to its conversation. None is all.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class ExactSession:
 
     @asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:
-        """Wait for a round of the event loop, of which each session that is ready gets one."""
+        """Wait for a round of the event loop. Each session that is ready gets a round of its own."""
         async with self._chat.turnstile:
             await asyncio.sleep(0)
             yield
@@ -167,7 +167,7 @@ class ExactSession:
         """Refuse tokens that the tokenizer does not have.
 
         Raises:
-            BadCompletion: there are some.
+            BadCompletion: the tokenizer does not have one of them.
         """
         if (largest := max(sampled.tokens)) >= self._chat.vocabulary:
             raise BadCompletion(
@@ -279,8 +279,8 @@ class ExactAgent:
 
         Raises:
             ModelError: a server can't be reached, refuses the key or the model, or gives no tokens with logprobs.
-            ConfigError: a server has another tokenizer, its logprobs are not of what it draws from, or nobody says how
-                long a conversation may be.
+            ConfigError: a server has another tokenizer, its logprobs are not those of the distribution that it samples
+                from, or the maximum length of a conversation is not known.
         """
         temperature = 1.0 if self.settings.temperature is None else self.settings.temperature
         for server in self._servers:

@@ -98,10 +98,10 @@ class Chat:
         tokenizer: a Hugging Face tokenizer.
         template: a chat template to use instead of the tokenizer's own.
         template_kwargs: more variables for the template, such as `enable_thinking`.
-        end_tokens: token ids that end an answer, too, as the model's `generation_config.json` has them.
+        end_tokens: more token ids that end an answer, from the model's `generation_config.json`.
 
     Raises:
-        ConfigError: there is no chat template, or no end token, or settings may not set a variable.
+        ConfigError: there is no chat template or no end token, or `template_kwargs` has a variable that can't be set.
         UnknownNameError: the template has no such variable.
     """
 
@@ -148,8 +148,8 @@ class Chat:
             compacts: whether a request for a summary may follow the tools' results.
 
         Raises:
-            ConfigError: it ignores them, can't be rendered, does not end answers with an end token, or leaves something
-                out.
+            ConfigError: the template ignores the tools or the system message, can't be rendered, does not end answers
+                with an end token, or leaves something out.
         """
         user: Message = {"role": "user", "content": "Look."}
         offered = [dict(PROBE_TOOL)] if tools else []
@@ -176,7 +176,7 @@ class Chat:
         """Check that the model can answer a message of the user after a tool's result as it answers the first one.
 
         Raises:
-            ConfigError: it can't.
+            ConfigError: the template has no place for such a message.
         """
         mark = _mark()
         request: Message = {"role": "user", "content": mark}

@@ -26,7 +26,7 @@ _NEEDED = ("transformers", "jinja2", "aiohttp")
 
 @dataclass(frozen=True)
 class AgentContext:
-    """What a run knows that an agent has to be opened with."""
+    """What an agent has to know of its run when it is opened."""
 
     parsers: Callable[[str], Mapping[str, Parser]]
     """Returns all parsers by name, first the one with this name; raises if there is none."""
@@ -86,7 +86,7 @@ class ExactModel:
 
 
 class ModelFactory:
-    """Makes the agent `model` of its settings."""
+    """Makes the agent `model` from its settings."""
 
     config_class = ModelSettings
 
@@ -141,7 +141,7 @@ def check_installed() -> None:
     """Check that the packages for token-exact rollouts are installed.
 
     Raises:
-        ConfigError: one is not.
+        ConfigError: a package is not installed.
     """
     missing = [package for package in _NEEDED if importlib.util.find_spec(package) is None]
     if missing:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 _CLOSED = re.compile(r"--enable-[\w-]+|\bdisabled\b", re.IGNORECASE)
-"""What a server says of a path that it was not started with."""
+"""Matches what a server says of a path that it was started without."""
 
 _UNNAMED = "default"
 """A model name that means that the server has only one model."""
@@ -167,7 +167,7 @@ class GenerateServer:
         return whole
 
     async def _sample(self, prompt: list[int], given: Mapping[str, Any], patience_s: float) -> Sampled:
-        """Return what one request gives."""
+        """Return the completion of one request."""
         sampling = {key: value for key, value in given.items() if value is not None}
         # Encode the body at once: the tokens would take ten times as much memory while the server works.
         bodies = {wire: _json({**wire.write(prompt, sampling), **wire.name_model(self._name)}) for wire in self._wires}
@@ -306,7 +306,7 @@ class GenerateServer:
 
 
 def _lacks_path(refusal: HttpRefusal) -> bool:
-    """Return whether the server lacks the path, as opposed to the path lacking the model."""
+    """Return whether the server lacks the path, and not only the model."""
     # vLLM has this type for a missing model.
     return refusal.status_code in (404, 405) and refusal.type != "NotFoundError"
 

@@ -30,7 +30,7 @@ def matching_parser(name: str, parsers: Mapping[str, Parser], chat: Chat, *, too
         tools: whether there are tools; without them there are no calls, and nothing is checked.
 
     Raises:
-        ConfigError: it does not read them; names those that do.
+        ConfigError: the parser does not read the template's calls; names the parsers that do.
     """
     if not tools:
         return parsers[name]

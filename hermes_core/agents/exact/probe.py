@@ -17,12 +17,12 @@ TRIAL_TOKENS = 8
 
 
 async def try_out(server: TokenServer, tokenizer: Any, temperature: float) -> None:
-    """Ask a server for a few tokens, to find now whether they could not be trained on. A server that does not answer is
-    waited for as long as its `check_patience_s`.
+    """Ask a server for a few tokens, and check that they can be trained on. A server that does not answer gets its
+    `check_patience_s`.
 
     Raises:
         ModelError: it can't be reached, refuses the key or the model, or gives no tokens with logprobs.
-        ConfigError: it has another tokenizer, or its logprobs are not of what it draws from.
+        ConfigError: it has another tokenizer, or its logprobs are not those of the distribution that it samples from.
     """
     prompt, patience_s = list(tokenizer.encode(TRIAL, add_special_tokens=False)), server.settings.check_patience_s
     theirs = await server.tokenize(TRIAL, patience_s=patience_s)
@@ -40,7 +40,7 @@ def check_tokenizer(server: TokenServer, tokenizer: Any, sampled: Sampled) -> No
     """Refuse a tokenizer that does not have the server's tokens, or makes another text of them.
 
     Raises:
-        ConfigError: it is so.
+        ConfigError: the tokenizer differs.
     """
     known = max([len(tokenizer), *(index + 1 for index in tokenizer.added_tokens_decoder)])
     if max(sampled.tokens) >= known:
@@ -60,7 +60,8 @@ def _refuse_tokenizer(server: TokenServer, tokenizer: Any, problem: str) -> NoRe
 
 
 def _same_text(theirs: str, ours: str) -> bool:
-    """Return whether the one is the other, but for what a server may leave out: spaces, half characters, the end."""
+    """Return whether both texts are the same, except for what a server may leave out: spaces, half characters, the
+    end."""
     left = ["".join(text.replace("\N{REPLACEMENT CHARACTER}", "").split()) for text in (theirs, ours)]
     return left[1].startswith(left[0])
 
@@ -71,10 +72,11 @@ def _few(tokens: Sequence[int]) -> str:
 
 
 async def _check_scaling(server: TokenServer, prompt: list[int], temperature: float) -> None:
-    """Refuse logprobs from before the temperature: drawn from one token only, that has probability 1 or they are.
+    """Refuse logprobs from before the temperature: sampled with `top_k=1`, a token has probability 1, unless they are
+    such.
 
     Raises:
-        ConfigError: they are.
+        ConfigError: they are from before the temperature.
     """
     (logprob,) = (await server.sample(prompt, max_tokens=1, temperature=temperature, top_k=1)).logprobs
     if logprob < -1e-4:

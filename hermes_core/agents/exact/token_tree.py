@@ -32,7 +32,7 @@ _NO_TOOLS = Canonical(_TOOLS, "")
 
 
 def forms_of(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> tuple[Canonical, ...]:
-    """Return what the tools are known by, and the canonical form of each message."""
+    """Return the forms that identify a request: one for its tools, then the canonical form of each message."""
     if not tools:
         return (_NO_TOOLS, *map(canonical, messages))
     digest = hashlib.sha256(json.dumps(tools, sort_keys=True, default=str).encode()).hexdigest()
@@ -110,16 +110,16 @@ class Node:
 
 
 class TreeRequest(NamedTuple):
-    """A request in the tree: where it goes on, and what it says beyond that."""
+    """A request in the tree: the answer that it goes on from, and its messages after that."""
 
     before: AnswerNode | None
     """The last known answer of its history; None for one that begins anew."""
     forms: tuple[Canonical, ...]
-    """All of its messages, behind its tools."""
+    """The form of its tools, then those of all its messages."""
     known: int
     """How many of these are known: up to that answer."""
     asked_at: int
-    """How many answers the tree had."""
+    """Number of answers in the tree when the request came."""
     summary: AnswerNode | None = None
     """The answer whose text it holds, if it begins anew: that conversation may go on here."""
 
@@ -146,7 +146,7 @@ class AnswerNode:
     finish_reason: str
     step: Transition
     text: str
-    """What it says, until something goes on from it: it may be a summary."""
+    """The answer's text, until something goes on from the answer: it may be a summary."""
     after: list[AnswerNode] = field(default_factory=list)
     """The answers that were sampled next."""
     root: AnswerNode = field(init=False)
@@ -186,13 +186,13 @@ class TokenTree:
         self._keep_thinking = keep_thinking
         self._roots: list[AnswerNode] = []
         self.answers: list[AnswerNode] = []
-        """All of them, in the order in which they came."""
+        """All answers, in the order in which they came."""
         self.thinking_kept = 0
         """How many went on from answers whose thinking the history leaves out."""
 
     @property
     def forks(self) -> dict[str, int]:
-        """Return how many requests left something behind, by cause."""
+        """Return the number of forks by cause."""
         steps = Counter(answer.step for answer in self.answers)
         return {
             str(step): steps[step]

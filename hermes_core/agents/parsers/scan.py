@@ -90,7 +90,8 @@ class MarkedText:
         self._found: dict[re.Pattern[str], tuple[int, re.Match[str] | None]] = {}
 
     def search(self, pattern: re.Pattern[str], position: int) -> re.Match[str] | None:
-        """Return the first match from here on. Repeated searches are free until it is passed, or if there is none."""
+        """Return the first match from here on. It is remembered, so further searches cost nothing until it is
+        passed."""
         since, found = self._found.get(pattern, (len(self.text) + 1, None))
         if position < since or (found is not None and position > found.start()):
             found = pattern.search(self.text, position)
@@ -159,7 +160,7 @@ class _Scan:
         self.source = source
         self.thinking = thinking
         self.plain = not trimmed
-        """Whether there was nothing yet but content."""
+        """Whether the text so far is content only."""
         self.outside: list[str] = []
         self.reasoning: list[str] = []
         self.items: list[Item] = []
