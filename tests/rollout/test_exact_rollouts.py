@@ -37,7 +37,7 @@ async def rollout(folder: Path, *arguments: object) -> tuple[int, str]:
         "PATH": os.environ["PATH"],
         "HOME": str(folder),
         "PYTHONPATH": str(Path(__file__).parents[2]),
-        "HERMES_PLUGINS": "",
+        "HERMES_PLUGINS": os.environ["HERMES_PLUGINS"],
         "HERMES_ENV_FILE": "",
         "XDG_STATE_HOME": str(folder / "state"),
     }
