@@ -246,8 +246,8 @@ class Runtime:
         """
         kind = self.environment_class(name)
         if not isinstance(config, kind.config_class):
-            given = config.model_dump(exclude_unset=True) if isinstance(config, BaseModel) else config or {}
-            config = validate_data(kind.config_class, given, f"environment {name!r}")
+            settings = config.model_dump(exclude_unset=True) if isinstance(config, BaseModel) else config or {}
+            config = validate_data(kind.config_class, settings, f"environment {name!r}")
         entry = self.environments.entry(name)
         environment: Environment = _set_name(self._make(entry, config), entry)
         return environment

@@ -137,7 +137,7 @@ class Redactor:
     def __init__(self, *secrets: Mapping[str, str]) -> None:
         self._secrets = secrets
         self._names: dict[str, str] = {}
-        for name, value in (named for each in secrets for named in each.items()):
+        for name, value in (pair for secret in secrets for pair in secret.items()):
             for line in (value, *value.splitlines()):
                 if len(line.strip()) >= _SHORTEST_SECRET:
                     for spelling in _spellings(line.strip()):
@@ -204,8 +204,8 @@ def read_mapping(path: Path, named_by: str = "") -> dict[str, Any]:
         line = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         raise ConfigError(f"{path}{line}: not valid YAML: {error.problem}", hint="fix the file") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        said = " ".join(str(error).split())
-        raise ConfigError(f"{path} is not valid {form}: {said}", hint="fix the file") from error
+        message = " ".join(str(error).split())
+        raise ConfigError(f"{path} is not valid {form}: {message}", hint="fix the file") from error
     if data is None:
         return {}
     if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
@@ -347,12 +347,12 @@ def url_secrets(name: str, value: str) -> dict[str, str]:
     user, _, password = login.partition(":")
     if not password and url.scheme in ("http", "https"):  # a token; elsewhere it is the name of an account
         password = user
-    given = {"password": password, **{key: text for key, text in query if SECRET_NAME.search(key.upper())}}
+    secrets = {"password": password, **{key: text for key, text in query if SECRET_NAME.search(key.upper())}}
     if password:
-        given["login"] = f"{url.scheme}://{login}@"  # long enough to be found, even if the password is short
+        secrets["login"] = f"{url.scheme}://{login}@"  # long enough to be found, even if the password is short
     return {
         f"the {key} in {name}{mark}": text
-        for key, spelt in given.items()
+        for key, spelt in secrets.items()
         for mark, text in (("", spelt), (", decoded", unquote(spelt)), (", encoded", quote(spelt, safe="")))
         if text
     }

@@ -392,8 +392,8 @@ class ToolBackend:
                     raise
                 if (profile, image) not in self._failing:
                     self._failing[profile, image] = loop.time()
-                    said = "image %s could not be made, and is tried again for %g s: %s"
-                    log.warning(said, image, patience_s, error)
+                    message = "image %s could not be made, and is tried again for %g s: %s"
+                    log.warning(message, image, patience_s, error)
                 if loop.time() + pause > self._failing[profile, image] + patience_s:
                     raise
             else:
@@ -573,7 +573,7 @@ class ToolBackend:
         raise UnknownNameError("tool of the slot", name, self._tool_names())
 
     def _tool_names(self) -> set[str]:
-        return {*SLOT_TOOLS, *(each for each in self._tools.names() if self._tools.get(each).where == "sandbox")}
+        return {*SLOT_TOOLS, *(name for name in self._tools.names() if self._tools.get(name).where == "sandbox")}
 
     async def execute(
         self,

@@ -132,17 +132,17 @@ _WITHOUT_VALUE = frozenset({"missing", "extra_forbidden", "string_too_short", "t
 
 def requirement(problem: Mapping[str, Any]) -> str:
     """Return what pydantic found wrong with a value, as a text to follow its name: `must be at least 1, not 0`."""
-    given, kind = problem["input"], problem["type"]
+    value, kind = problem["input"], problem["type"]
     if kind in _REQUIREMENTS:
         bounds = {
             key: f"{bound:g}" if isinstance(bound, float) else bound for key, bound in problem.get("ctx", {}).items()
         }
-        said = _REQUIREMENTS[kind].format(**bounds)
+        text = _REQUIREMENTS[kind].format(**bounds)
     else:
-        said = re.sub("^Input should be", "must be", str(problem["msg"]).removeprefix("Value error, "))
+        text = re.sub("^Input should be", "must be", str(problem["msg"]).removeprefix("Value error, "))
     secret = "env_vars" in problem["loc"] or SECRET_NAME.search(_join_path(problem["loc"]).upper())
-    shown = kind not in _WITHOUT_VALUE and isinstance(given, str | int | float) and len(repr(given)) <= 80
-    return f"{said}, not {given!r}" if shown and not secret else said
+    shown = kind not in _WITHOUT_VALUE and isinstance(value, str | int | float) and len(repr(value)) <= 80
+    return f"{text}, not {value!r}" if shown and not secret else text
 
 
 def _join_path(path: Iterable[Any]) -> str:

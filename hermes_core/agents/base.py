@@ -170,15 +170,15 @@ class ToolAnswer(str):
         if '"error"' not in text and '"exit_code"' not in text:
             return cls(text)
         try:
-            said = json.loads(text)
+            answer = json.loads(text)
         except (ValueError, RecursionError):
             return cls(text)
-        if not isinstance(said, dict):
+        if not isinstance(answer, dict):
             return cls(text)
-        if (exit_code := said.get("exit_code")) is not None or not said.get("error"):
+        if (exit_code := answer.get("exit_code")) is not None or not answer.get("error"):
             return cls(text, exit_code=exit_code if isinstance(exit_code, int) else None)
-        kind = CallErrorKind.INVALID_ARGUMENTS if said.get("invalid_arguments") else CallErrorKind.FAILED
-        return cls(text, CallError(kind, str(said["error"])))
+        kind = CallErrorKind.INVALID_ARGUMENTS if answer.get("invalid_arguments") else CallErrorKind.FAILED
+        return cls(text, CallError(kind, str(answer["error"])))
 
 
 ToolHandler = Callable[[str, Mapping[str, Any], str], Awaitable[str]]
@@ -305,8 +305,8 @@ class AgentResult:
         for call in answer.get("tool_calls") or ():
             name, arguments = call["function"]["name"], call["function"]["arguments"]
             self.calls.append(CallRecord(number, len(self.messages), call["id"], name, arguments, error=_INTERRUPTED))
-            told = str(ToolAnswer.refusal(_INTERRUPTED))
-            self.messages.append({"role": "tool", "tool_call_id": call["id"], "name": name, "content": told})
+            interrupted = str(ToolAnswer.refusal(_INTERRUPTED))
+            self.messages.append({"role": "tool", "tool_call_id": call["id"], "name": name, "content": interrupted})
         self.turns.append(turn)
         self.turns_used += 1
         self.reasoning_per_turn.append(reasoning)

@@ -16,14 +16,21 @@ CHEAT = "cheat:"
 """The names of agents that cheat begin with this; the cheat's name follows."""
 
 
-class OracleAgent:
+class _Baseline:
+    """An agent without settings, which holds nothing open."""
+
+    def __init__(self, settings: AgentSettings | None = None) -> None:
+        del settings  # it needs none
+
+    async def aclose(self) -> None:
+        """Do nothing, because nothing is open."""
+
+
+class OracleAgent(_Baseline):
     """Applies the environment's reference solution, to each part of the task. Its reward must be 1.0, or the task is
     broken."""
 
     name = "oracle"
-
-    def __init__(self, settings: AgentSettings | None = None) -> None:
-        del settings  # it needs none
 
     async def run(self, task: AgentTask) -> AgentResult:
         """Apply the reference solution in the agent's slot.
@@ -34,17 +41,11 @@ class OracleAgent:
         """
         return await _in_each_part(task, task.solve, "the reference solution can't be applied", "fix the task")
 
-    async def aclose(self) -> None:
-        """Do nothing, because nothing is open."""
 
-
-class NopAgent:
+class NopAgent(_Baseline):
     """Does nothing. Its reward must be 0.0, or the task is already solved at the start."""
 
     name = "nop"
-
-    def __init__(self, settings: AgentSettings | None = None) -> None:
-        del settings  # it needs none
 
     async def run(self, task: AgentTask) -> AgentResult:
         """Leave the slot as it is, in each part of the task."""
@@ -54,11 +55,8 @@ class NopAgent:
         task.result.stop(StopReason.FINISHED)
         return task.result
 
-    async def aclose(self) -> None:
-        """Do nothing, because nothing is open."""
 
-
-class CheatAgent:
+class CheatAgent(_Baseline):
     """Does one of the environment's cheats. Its reward must be no higher than that of `nop`.
 
     Args:
@@ -66,6 +64,7 @@ class CheatAgent:
     """
 
     def __init__(self, cheat: str) -> None:
+        super().__init__()
         self.name = f"{CHEAT}{cheat}"
         self._cheat = cheat
 
@@ -80,9 +79,6 @@ class CheatAgent:
             raise UsageError(f"this task has no cheat {self._cheat!r}", hint="the environment names them in cheats()")
         work = functools.partial(cheat, self._cheat)
         return await _in_each_part(task, work, f"the cheat {self._cheat!r} is broken", "fix the cheat")
-
-    async def aclose(self) -> None:
-        """Do nothing, because nothing is open."""
 
 
 async def _in_each_part(task: AgentTask, work: Callable[[], Awaitable[None]], broken: str, hint: str) -> AgentResult:
@@ -99,8 +95,8 @@ async def _in_each_part(task: AgentTask, work: Callable[[], Awaitable[None]], br
         except (SetupFailed, InfraError, UsageError):
             raise
         except Exception as error:
-            said = error.message if isinstance(error, HermesError) else f"{type(error).__name__}: {error}"
-            raise SetupFailed(f"{broken}: {said}", hint=hint) from error
+            message_of_error = error.message if isinstance(error, HermesError) else f"{type(error).__name__}: {error}"
+            raise SetupFailed(f"{broken}: {message_of_error}", hint=hint) from error
         if (message := await task.follow_up()) is None:
             break
         task.result.messages.append(message)

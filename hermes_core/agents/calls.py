@@ -108,10 +108,10 @@ class CallRunner:
         if answer.error is None or answer.exit_code is not None:  # a command that ran is data, however it ended
             result.tool_calls_executed_ok += 1
             return answer
-        said = answer.error.message
+        message = answer.error.message
         result.tool_calls_exec_error += 1
-        result.tool_errors.append(ToolError(result.turns_used, call.name, call.text, said, content))
-        logger.debug("trajectory %s, turn %d: %s failed: %s", self.task_id, result.turns_used, call.name, said)
+        result.tool_errors.append(ToolError(result.turns_used, call.name, call.text, message, content))
+        logger.debug("trajectory %s, turn %d: %s failed: %s", self.task_id, result.turns_used, call.name, message)
         return answer
 
     async def _answer(self, call: ToolCall) -> ToolAnswer:

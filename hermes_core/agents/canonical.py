@@ -61,12 +61,12 @@ def digest(forms: Sequence[Canonical], *more: Any) -> str:
     found = hashlib.sha256()
 
     def add(text: str) -> None:
-        told = text.encode("utf-8", "surrogatepass")
-        found.update(b"%d:" % len(told))
-        found.update(told)
+        data = text.encode("utf-8", "surrogatepass")
+        found.update(b"%d:" % len(data))
+        found.update(data)
 
-    for each in forms:
-        for text in (each.role, each.text, each.thinking, each.tool_call_id, _dump([each.calls, each.images])):
+    for form in forms:
+        for text in (form.role, form.text, form.thinking, form.tool_call_id, _dump([form.calls, form.images])):
             add(text)
     add(_dump(more))
     return found.hexdigest()

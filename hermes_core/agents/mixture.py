@@ -41,7 +41,7 @@ class MixedAgent:
         """Open each agent that has to be opened; see `CanOpen`."""
         async with AsyncExitStack() as stack:
             opened = [
-                await stack.enter_async_context(aclosing(await enter_agent(each, context))) for each in self._agents
+                await stack.enter_async_context(aclosing(await enter_agent(agent, context))) for agent in self._agents
             ]
             stack.pop_all()
         return MixedAgent([*zip(opened, self._weights, strict=True)], self._seed)

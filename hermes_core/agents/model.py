@@ -188,17 +188,17 @@ def _compaction_tokens(settings: AgentSettings, context: int | None) -> int | No
     Raises:
         ConfigError: it is a share of a context that is not known.
     """
-    given = settings.compact_at if isinstance(settings, ModelSettings) else None
-    if given is None:
+    limit = settings.compact_at if isinstance(settings, ModelSettings) else None
+    if limit is None:
         return None
-    if given > 1:
-        return int(given)
+    if limit > 1:
+        return int(limit)
     if context is None:
         raise ConfigError(
-            f"compact_at is {given:g}, a share of the context, and the OpenAI API does not say how long that is",
+            f"compact_at is {limit:g}, a share of the context, and the OpenAI API does not say how long that is",
             hint="give a number of tokens, well below the model's context",
         )
-    return int(given * context)
+    return int(limit * context)
 
 
 def derive_seed(seed: int, key: str) -> int:

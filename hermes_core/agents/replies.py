@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from hermes_core.agents.base import Message, Part
 from hermes_core.agents.endpoint.errors import BadCompletion, context_exceeded, is_about_context
@@ -117,15 +117,22 @@ def count_tokens(completion: Any) -> int:
     return sum(count(get(usage, key)) or 0 for key in ("prompt_tokens", "completion_tokens"))
 
 
-def decode_arguments(raw: Any) -> tuple[dict[str, Any] | None, str | None, bool]:
-    """Read a call's arguments: `(arguments, error, repaired)`, with exactly one of the first two None. Never raises.
+class DecodedArguments(NamedTuple):
+    """The arguments of a call, or the error that the model gets: one of the two is None."""
 
-    Takes a mapping, JSON text, or JSON text that was encoded again. No arguments mean an empty mapping.
-    """
+    arguments: dict[str, Any] | None
+    error: str | None
+    repaired: bool
+    """See `ToolCall.repaired`; True if there is an error."""
+
+
+def decode_arguments(raw: Any) -> DecodedArguments:
+    """Read a call's arguments: a mapping, JSON text, or JSON text that was encoded again. Nothing means no arguments.
+    Never raises."""
     value, repaired = raw, False
     for encodings in range(3):
         if value is None or (isinstance(value, str) and not value.strip()):
-            return {}, None, repaired
+            return DecodedArguments({}, None, repaired)
         if not isinstance(value, str):
             break
         repaired = repaired or encodings > 0
@@ -134,14 +141,14 @@ def decode_arguments(raw: Any) -> tuple[dict[str, Any] | None, str | None, bool]
         except (ValueError, RecursionError) as strict:
             problem = f"the arguments are not valid JSON: {strict}"
             if not _CONTROL.search(value):
-                return None, problem, True
+                return DecodedArguments(None, problem, True)
             try:
                 value, repaired = _LENIENT.decode(value), True
             except (ValueError, RecursionError):
-                return None, problem, True
+                return DecodedArguments(None, problem, True)
     if not isinstance(value, Mapping):
-        return None, f"the arguments must be a JSON object, not {_json_type(value)}", True
-    return {str(key): item for key, item in value.items()}, None, repaired
+        return DecodedArguments(None, f"the arguments must be a JSON object, not {_json_type(value)}", True)
+    return DecodedArguments({str(key): item for key, item in value.items()}, None, repaired)
 
 
 def sayable(text: str) -> str:
@@ -284,10 +291,10 @@ def _refuse(completion: Any) -> NoReturn:
     problem = (
         completion if isinstance(completion, str) else next(filter(None, (get(completion, p) for p in places)), "")
     )
-    said = f": it says {str(problem)[:300]}" if problem else ""
-    if is_about_context(said):
-        raise context_exceeded(str(get(completion, "model") or ""), said)
+    detail = f": it says {str(problem)[:300]}" if problem else ""
+    if is_about_context(detail):
+        raise context_exceeded(str(get(completion, "model") or ""), detail)
     raise BadCompletion(
-        f"the endpoint's answer is not a chat completion with choices{said}",
+        f"the endpoint's answer is not a chat completion with choices{detail}",
         hint="check that the base URL is that of an OpenAI-compatible API; it usually ends in /v1",
     )

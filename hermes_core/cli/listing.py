@@ -297,11 +297,11 @@ def _paragraphs(columns: Sequence[str], rows: Sequence[Row], width: int) -> list
     margin = 2 + max(len(_text(row[name])) for row in rows)
     lines = []
     for row in rows:
-        told = [_text(row["summary"])] if row.get("summary") else []
-        told.append(
+        paragraphs = [_text(row["summary"])] if row.get("summary") else []
+        paragraphs.append(
             "; ".join(_name_cell(column, row[column]) for column in others if column != "summary" and row[column])
         )
-        for text, first in zip(told, [_text(row[name]), *[""] * len(told)], strict=False):
+        for text, first in zip(paragraphs, [_text(row[name]), *[""] * len(paragraphs)], strict=False):
             begin, fitted = first.ljust(margin), max(width, margin + 20)
             lines += textwrap.wrap(
                 text, fitted, initial_indent=begin, subsequent_indent=" " * margin, break_on_hyphens=False

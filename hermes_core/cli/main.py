@@ -135,12 +135,12 @@ def _reword(error: click.UsageError) -> click.ClickException:
         return error
     if isinstance(error, click.NoSuchOption) and error.ctx is not None and error.ctx.parent is not None:
         root = error.ctx.find_root()
-        if any(error.option_name in each.opts for each in root.command.params):
+        if any(error.option_name in parameter.opts for parameter in root.command.params):
             written = f"{root.command_path} {error.option_name} {error.ctx.info_name} …"
             return _Misuse(f"{error.option_name} comes before the command's name: `{written}`")
-    said = error.format_message().rstrip(".")
+    message = error.format_message().rstrip(".")
     command = error.ctx.command_path if error.ctx is not None else "hermes-rl"
-    return _Misuse(f"{said[:1].lower()}{said[1:]} (`{command} --help` lists what it takes)")
+    return _Misuse(f"{message[:1].lower()}{message[1:]} (`{command} --help` lists what it takes)")
 
 
 def _own_errors(error: Exception) -> list[HermesError]:
@@ -284,7 +284,7 @@ def ps(verbose: int, backend: tuple[str, ...], owner: str | None, as_json: bool)
             return await find(runtime, backend, owner)
 
     found = asyncio.run(census())
-    _show({"sandboxes": [each.row() for each in found.sandboxes]}, as_json)
+    _show({"sandboxes": [sandbox.row() for sandbox in found.sandboxes]}, as_json)
     _tell_unasked(found, backend)
 
 
@@ -335,9 +335,9 @@ def reap(
             return found, await reap_sandboxes(runtime, found.sandboxes, waiting=waiting, dry_run=dry_run)
 
     found, outcomes = asyncio.run(work())
-    _show({"sandboxes": [each.row() for each in outcomes]}, as_json)
+    _show({"sandboxes": [outcome.row() for outcome in outcomes]}, as_json)
     _tell_unasked(found, backend)
-    if any(each.outcome == "failed" for each in outcomes):
+    if any(outcome.outcome == "failed" for outcome in outcomes):
         ctx.exit(EXIT_INCOMPLETE)
 
 

@@ -44,8 +44,8 @@ class DottedCommand(click.Command):
         except click.NoSuchOption as error:
             if error.option_name.startswith("--"):
                 written = " or ".join(f"--{section}.{error.option_name[2:]}" for section in self.sections)
-                said = f"{error.message.rstrip('.')}; if it is a setting, write {written}."
-                raise click.NoSuchOption(error.option_name, said, error.possibilities, error.ctx) from error
+                message = f"{error.message.rstrip('.')}; if it is a setting, write {written}."
+                raise click.NoSuchOption(error.option_name, message, error.possibilities, error.ctx) from error
             raise
 
 
@@ -128,10 +128,10 @@ def split_dotted(
             raise UnknownNameError("section of options", section, sections)
         if not key:
             raise UsageError(f"{argument!r} has no key", hint=f"write --{section}.KEY=VALUE")
-        given: str | None = value
+        option_value: str | None = value
         if not equals:
-            given = waiting.pop(0) if waiting and not waiting[0].startswith("--") else None
-        found.setdefault(section, {})[key.replace("-", "_")] = given
+            option_value = waiting.pop(0) if waiting and not waiting[0].startswith("--") else None
+        found.setdefault(section, {})[key.replace("-", "_")] = option_value
     return rest, found
 
 
@@ -177,9 +177,9 @@ def merge_options(config: Mapping[str, Any], written: Written, model: type[BaseM
         UsageError: an option that is not a switch has no value.
     """
     values: dict[str, Any] = dict(config)
-    for path, given in written.items():
+    for path, value in written.items():
         key, *inner = path.split(".")
-        text = _value_of(path, given, model)
+        text = _value_of(path, value, model)
         if not inner:
             field = model.model_fields.get(key)
             values[key] = text if field is None else read_value(text, field.annotation)

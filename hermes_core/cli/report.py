@@ -47,10 +47,10 @@ class Failures:
         if failure is None:
             return
         item_id = str(record["item_id"])
-        said = _shorten(failure["message"]).replace(f"instance {item_id!r}: ", "")
+        message = _shorten(failure["message"]).replace(f"instance {item_id!r}: ", "")
         natural = {"setup": "setup", "agent": "model", "verify": "verifier"}.get(failure["stage"])
         stage = "" if failure["kind"] == natural else f" (at {failure['stage']})"
-        text = f"{failure['kind']}{stage}: {said}"
+        text = f"{failure['kind']}{stage}: {message}"
         alike = without_what_differs(text)
         if alike not in self._items and len(self._items) == SHOWN:
             self.left_out += 1
@@ -63,8 +63,8 @@ class Failures:
 
     def tells(self, message: str) -> bool:
         """Return whether one of the failures shown says the same."""
-        said = without_what_differs(_shorten(message))
-        return any(alike.endswith(f": {said}") for alike in self._items)
+        text = without_what_differs(_shorten(message))
+        return any(alike.endswith(f": {text}") for alike in self._items)
 
     def lines(self, width: int | None) -> list[str]:
         """Return each failure, and below it the items that had it."""
@@ -156,14 +156,14 @@ def validation_text(outcome: Validation, width: int | None = None) -> str:
     lines = [as_text({"items": rows[:MOST_ROWS]}, terminal_width=width), ""] if rows else []
     if len(rows) > MOST_ROWS:
         lines.append(f"… and {len(rows) - MOST_ROWS} more rows")
-    told: dict[str, list[str]] = {}
+    reasons_by_text: dict[str, list[str]] = {}
     for finding in outcome.findings:
         where = f" on {finding.backend}" if finding.backend else ""
-        told.setdefault(f"{finding.reason}: {finding.item_id}{where}", []).append(finding.text)
-    for what, texts in [*told.items()][:SHOWN]:
+        reasons_by_text.setdefault(f"{finding.reason}: {finding.item_id}{where}", []).append(finding.text)
+    for what, texts in [*reasons_by_text.items()][:SHOWN]:
         lines += [what, *_indent(_shorten("; ".join(texts)), 2, width)]
-    if len(told) > SHOWN:
-        lines.append(f"… and {len(told) - SHOWN} more: {TABLE} has all")
+    if len(reasons_by_text) > SHOWN:
+        lines.append(f"… and {len(reasons_by_text) - SHOWN} more: {TABLE} has all")
     untried = Counter(why for result in outcome.results for why in result.untried)
     for why, count in untried.most_common(SHOWN):
         lines += _indent(f"not tried ({count} items): {_shorten(why)}", 0, width)

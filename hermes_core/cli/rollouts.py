@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 _AS_BEFORE = ("backend", "profile")
 """What a rescoring takes from the run, unless other values are given."""
 
+_OF_BACKEND = ("backend", "profile", "backend_config")
+"""The options that differ between the backends of a validation."""
+
 _RETRIED = [kind.value for kind in FailureKind if kind is not FailureKind.CANCELLED]
 """Kinds of failures that `--retry-failed` takes. Cancelled rollouts are always repeated."""
 
@@ -181,7 +184,7 @@ def validate(ctx: click.Context, /, environment: str, repeat: int, **given: Any)
     from hermes_core.soundness.validate import validate as run_validation
 
     folder: Path | None = given["out"]
-    known: list[Validation] = []
+    outcomes: list[Validation] = []
 
     def report_folder(path: Path) -> None:
         nonlocal folder
@@ -190,8 +193,8 @@ def validate(ctx: click.Context, /, environment: str, repeat: int, **given: Any)
         folder = path
 
     def describe_interruption() -> str:
-        text = "".join(f"{validation_text(each, terminal_width())}\n" for each in known)
-        return f"{text}interrupted" + (f"; `--out {folder} --resume` goes on with it" if known and folder else "")
+        text = "".join(f"{validation_text(outcome, terminal_width())}\n" for outcome in outcomes)
+        return f"{text}interrupted" + (f"; `--out {folder} --resume` goes on with it" if outcomes and folder else "")
 
     async def main(runtime: Runtime) -> Validation:
         config = read_config(given["config"])
@@ -207,7 +210,7 @@ def validate(ctx: click.Context, /, environment: str, repeat: int, **given: Any)
             runs_dir=RUNS,
             resume=given["resume"],
             on_folder=report_folder,
-            on_broken_off=known.append,
+            on_broken_off=outcomes.append,
             progress=lambda backend: progress_for(given["progress"], sys.stderr, backend),
             **common,
         )
@@ -283,18 +286,19 @@ def _places(
     labels = [part.strip() for part in backends.split(",") if part.strip()]
     if ctx.params["backend"] is not None or not labels or len(set(labels)) < len(labels):
         raise UsageError("--backends names each backend once, in place of --backend", hint="--backends local,docker")
-    written = [*config["backend"], *dotted_options(ctx, "backend")]
-    models = [runtime.backend(label.partition(":")[0]).config_class for label in labels]
-    known = [frozenset(model.model_fields) - {*model.unsupported, "name"} for model in models]
-    for name in {key.partition(".")[0] for key in written} - {"name"}:
-        if name not in (every := frozenset().union(*known)):
-            raise UnknownNameError("setting", name, every, where=f"of the backends {', '.join(labels)}")
-    places = {}
-    for label, fields in zip(labels, known, strict=True):
+    places: dict[str, dict[str, Any]] = {}
+    settings: set[str] = set()
+    for label in labels:
         backend, _, profile = label.partition(":")
-        places[label] = options_of(ctx, runtime, config, known=fields, backend=backend, profile=profile or None)
-    differing = ("backend", "profile", "backend_config")
-    common = {key: value for key, value in places[labels[0]].items() if key not in differing}
-    return common, {
-        label: {key: options[key] for key in differing if key in options} for label, options in places.items()
-    }
+        model = runtime.backend(backend).config_class
+        known = frozenset(model.model_fields) - {*model.unsupported, "name"}
+        places[label] = options_of(ctx, runtime, config, known=known, backend=backend, profile=profile or None)
+        settings |= known
+    for name in {key.partition(".")[0] for key in (*config["backend"], *dotted_options(ctx, "backend"))} - {"name"}:
+        if name not in settings:
+            raise UnknownNameError("setting", name, settings, where=f"of the backends {', '.join(labels)}")
+    common, *_ = places.values()
+    return (
+        {key: value for key, value in common.items() if key not in _OF_BACKEND},
+        {label: {key: options[key] for key in _OF_BACKEND if key in options} for label, options in places.items()},
+    )

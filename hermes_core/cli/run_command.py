@@ -132,9 +132,12 @@ def options_of(
         place = {"agent": "`agent` is a section of its own: write `agent: NAME`, or `agent: {name: NAME, …}`"}
         hint = place.get(key) or ("give it on the command line" if key in _WRITTEN_ONLY else None)
         raise UnknownNameError("key", key, RunOptions.model_fields, where="of the run", hint=hint)
-    given = {**collect_settings(ctx, RunOptions), **{key: value for key, value in instead.items() if value is not None}}
-    backend = first(given.get("backend"), config["backend"].get("name"), config["run"].get("backend"))
-    options = {**config["run"], **given, "backend": str(first(backend, RunOptions().backend))}
+    from_options = {
+        **collect_settings(ctx, RunOptions),
+        **{key: value for key, value in instead.items() if value is not None},
+    }
+    backend = first(from_options.get("backend"), config["backend"].get("name"), config["run"].get("backend"))
+    options = {**config["run"], **from_options, "backend": str(first(backend, RunOptions().backend))}
     section = {key: value for key, value in config["backend"].items() if key != "name"}
     written = dotted_options(ctx, "backend")
     if known is not None:

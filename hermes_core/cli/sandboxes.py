@@ -179,8 +179,8 @@ async def _sign_of_life(backend: Backend, info: SandboxInfo, waiting: bool) -> s
             sandbox = await backend.attach(info.sandbox_id)
             heard = await shell.helper(sandbox, _LISTEN, f"{sandbox.state_dir}/heartbeat", str(LISTEN_S))
     except (HermesError, shell.Ended, TimeoutError) as error:
-        said = error.message if isinstance(error, HermesError) else "no answer"
-        return f"its heartbeat can't be read: {said}"
+        reason = error.message if isinstance(error, HermesError) else "no answer"
+        return f"its heartbeat can't be read: {reason}"
     if b"beats" in heard:
         return "its driver is alive"
     if b"none" in heard and time.time() - info.created < STARTING_S:

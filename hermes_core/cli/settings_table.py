@@ -42,9 +42,9 @@ def help_text(model: type[BaseModel], name: str) -> str:
     default = _default(field)
     first = re.split(r"\.(?= [A-Z0-9`]|$)", text, maxsplit=1)[0]
     named = "Empty" if default in ('""', "[]", "{}") else re.escape(default)
-    said = re.search(rf"(?:^|\. ){named} is ([^.;]+)", text, re.IGNORECASE)
-    if said is not None:
-        default = said[1]
+    meaning_of_default = re.search(rf"(?:^|\. ){named} is ([^.;]+)", text, re.IGNORECASE)
+    if meaning_of_default is not None:
+        default = meaning_of_default[1]
     elif isinstance(field.default, float):
         default = f"{field.default:g}"
     elif field.default in (None, "", (), False):
@@ -86,8 +86,8 @@ def _own_first(model: type[BaseModel]) -> list[tuple[str, FieldInfo]]:
 
 
 def _type(field: FieldInfo, schema: Mapping[str, Any]) -> str:
-    said = type_words(schema).replace(" or null", " or none") if schema else inspect.formatannotation(field.annotation)
-    return f"{said}, required" if field.is_required() else said
+    words = type_words(schema).replace(" or null", " or none") if schema else inspect.formatannotation(field.annotation)
+    return f"{words}, required" if field.is_required() else words
 
 
 def _default(field: FieldInfo) -> str:

@@ -107,11 +107,11 @@ def _one_of(**flags: bool) -> str | None:
     Raises:
         UsageError: several are.
     """
-    given = [name for name, is_given in flags.items() if is_given]
-    if len(given) > 1:
-        options = " and ".join(f"--{name}" for name in given)
+    names = [name for name, is_given in flags.items() if is_given]
+    if len(names) > 1:
+        options = " and ".join(f"--{name}" for name in names)
         raise UsageError(f"{options} can't be given together", hint="leave out all but one of them")
-    return given[0] if given else None
+    return names[0] if names else None
 
 
 def _render(

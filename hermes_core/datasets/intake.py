@@ -97,12 +97,12 @@ class Intake:
         """
         more = f"; and {self._bad - SHOWN} more" if self._bad > SHOWN else ""
         first = "; ".join(error.message for error in self._first)
-        said = f"{self._bad} of {self._bad + taken} can't be used: {first}{more}"
+        summary = f"{self._bad} of {self._bad + taken} can't be used: {first}{more}"
         if self._bad and not self._skip:
             hint = f"{self._first[0].hint}; or leave out what can't be used with --env.skip_refused=true"
-            raise DatasetError(f"dataset {self._dataset!r}: {said}", hint=hint)
+            raise DatasetError(f"dataset {self._dataset!r}: {summary}", hint=hint)
         if not taken:
-            reason = said if self._bad else "it has no rows to work with"
+            reason = summary if self._bad else "it has no rows to work with"
             raise DatasetError(f"nothing to do in dataset {self._dataset!r}: {reason}", hint=hint)
         if self._bad:
-            log.warning("%s: left out (skip_refused): %s", self._dataset, said)
+            log.warning("%s: left out (skip_refused): %s", self._dataset, summary)

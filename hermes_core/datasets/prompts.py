@@ -239,4 +239,4 @@ def tail(result: CommandResult) -> str:
 def describe_failure(result: CommandResult) -> str:
     """Return how a command failed, with the end of its output."""
     how = "a time-out" if result.timed_out else f"status {result.returncode}"
-    return f"{how}: {said}" if (said := tail(result)) else how
+    return f"{how}: {output}" if (output := tail(result)) else how

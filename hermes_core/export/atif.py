@@ -57,8 +57,8 @@ def trajectory(record: Record) -> dict[str, Any]:
 def _agent(record: Record) -> dict[str, Any]:
     """Return the agent: a program by its own name and version, with how it ended and what it asked for."""
     program = record.program or {}
-    said = str((program.get("acp") or {}).get("agent") or "")  # what speaks ACP says its name, and then its version
-    name, _, version = said.rpartition(" ") if " " in said else (said, "", "")
+    acp_name = str((program.get("acp") or {}).get("agent") or "")  # what speaks ACP says its name, and then its version
+    name, _, version = acp_name.rpartition(" ") if " " in acp_name else (acp_name, "", "")
     ours = record.versions.get("hermes-rl", "unknown") if not program else "unknown"
     return _present(
         name=name or record.agent,

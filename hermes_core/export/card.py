@@ -86,7 +86,7 @@ def describe_export(
     selection: Selection, filters: ExportFilters, name: str, out: Path, *, rows: int, files: Sequence[ExportedFile]
 ) -> Export:
     """Return what an export holds."""
-    figures = totals(each.row for each in selection.chosen)
+    figures = totals(candidate.row for candidate in selection.chosen)
     return Export(
         format=name,
         out_dir=str(out),
@@ -99,7 +99,7 @@ def describe_export(
         left_out_rewards={reason: _rewards(rewards) for reason, rewards in selection.lost.items()},
         superseded=selection.run.superseded,
         mean_reward=figures.mean_reward,
-        models=dict(Counter(model for each in selection.chosen for model in each.models).most_common()),
+        models=dict(Counter(model for candidate in selection.chosen for model in candidate.models).most_common()),
         turns=figures.turns,
         prompt_tokens=figures.prompt_tokens,
         completion_tokens=figures.completion_tokens,
@@ -131,7 +131,7 @@ def _run(selection: Selection) -> dict[str, Any]:
 
 
 def _tools(selection: Selection) -> dict[str, ToolStatistics]:
-    used = by_tool(each.row for each in selection.chosen)
+    used = by_tool(candidate.row for candidate in selection.chosen)
     return {
         each.tool: ToolStatistics(each.calls, each.rollouts, dict(each.failed), round(each.seconds / each.calls, 6))
         for each in sorted(used, key=lambda each: (-each.calls, each.tool))

@@ -185,7 +185,7 @@ def preference_rows(selection: Selection, better: Record, worse: Record) -> Iter
 def _renaming(theirs: Sequence[Message], ours: Sequence[Message]) -> Callable[[str], str]:
     """Return a function that replaces in a text what differs between two prompts: their part by ours."""
     found = [
-        [each for message in prompt for each in what_differs(text_of(message["content"]))] for prompt in (theirs, ours)
+        [name for message in prompt for name in what_differs(text_of(message["content"]))] for prompt in (theirs, ours)
     ]
     names = {their: our for their, our in zip(*found, strict=False) if their != our}
     if not names:

@@ -165,7 +165,11 @@ def select(run: RecordedRun, filters: ExportFilters, refuses: Refuses) -> Select
             selection.leave_out(outcome, row.reward)
     if filters.deduplicate:
         first: dict[bytes, Candidate] = {}
-        kept = [each for each in selection.chosen if first.setdefault(each.conversation, each) is each]
+        kept = [
+            candidate
+            for candidate in selection.chosen
+            if first.setdefault(candidate.conversation, candidate) is candidate
+        ]
         selection.keep(kept, "duplicate")
     if filters.per_item is not None:
         best = best_of_each(selection.chosen, filters.per_item, lambda candidate: candidate.row)

@@ -112,17 +112,17 @@ def _signatures(record: Record) -> str:
 def _answer(message: Message) -> str:
     """Return an answer's thoughts, text and calls as one text. It always begins with thoughts, if empty ones."""
     reasoning, text = text_of(message.get("reasoning_content")), text_of(message["content"])
-    said = f"<think>\n{reasoning}\n</think>\n" if reasoning.strip() else ""
+    answer = f"<think>\n{reasoning}\n</think>\n" if reasoning.strip() else ""
     text = text.replace("<REASONING_SCRATCHPAD>", "<think>").replace("</REASONING_SCRATCHPAD>", "</think>")
     calls = calls_in(message)
     if not calls:
-        said += text
+        answer += text
     elif text.strip():
-        said += f"{text}\n"
-    said += "".join(f"<tool_call>\n{_call(call)}\n</tool_call>\n" for call in calls)
-    if "<think>" not in said:
-        said = _NO_THOUGHT + said
-    return said.rstrip() if calls else said.strip()
+        answer += f"{text}\n"
+    answer += "".join(f"<tool_call>\n{_call(call)}\n</tool_call>\n" for call in calls)
+    if "<think>" not in answer:
+        answer = _NO_THOUGHT + answer
+    return answer.rstrip() if calls else answer.strip()
 
 
 def _call(call: Mapping[str, Any]) -> str:

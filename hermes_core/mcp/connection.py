@@ -94,9 +94,9 @@ class McpConnection:
             async with asyncio.timeout(self.server.startup_timeout_s):
                 await self._opened.wait()
         except TimeoutError as error:
-            said = await self._transport.fault(wait_s=0)
+            fault = await self._transport.fault(wait_s=0)
             raise ServerFailed(
-                f"{self} was not ready within {self.server.startup_timeout_s:g} s" + (f": {said}" if said else ""),
+                f"{self} was not ready within {self.server.startup_timeout_s:g} s" + (f": {fault}" if fault else ""),
                 hint="look at what it waits for, or raise its startup_timeout_s",
             ) from error
         if self._failure is not None:
@@ -217,16 +217,18 @@ class McpConnection:
             return error
         closed = isinstance(error, MCPError) and error.code == CONNECTION_CLOSED
         if isinstance(error, CommandError):
-            said, hint = error.message, _HINTS[True]
-        elif closed and (said := await self._transport.fault()):
+            reason, hint = error.message, _HINTS[True]
+        elif closed and (reason := await self._transport.fault()):
             hint = _HINTS[self.server.on_driver]
         elif isinstance(error, ValidationError):
-            said, hint = f"its answer is not MCP: {_problem(error)}", "report this to its author, or leave it out"
+            reason, hint = f"its answer is not MCP: {_problem(error)}", "report this to its author, or leave it out"
         else:
             refusal = await self._transport.fault(wait_s=0)
-            said = ": ".join(filter(None, [error.message if isinstance(error, MCPError) else describe(error), refusal]))
+            reason = ": ".join(
+                filter(None, [error.message if isinstance(error, MCPError) else describe(error), refusal])
+            )
             hint = "check `url` and `headers`" if self.server.url else "check that it is an MCP server"
-        return ServerFailed(f"{self} can't be used: {said}", hint=hint)
+        return ServerFailed(f"{self} can't be used: {reason}", hint=hint)
 
     async def _gone(self, said: str = "") -> CommandError:
         """Return the error for a call that gets no answer.

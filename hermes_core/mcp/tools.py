@@ -75,14 +75,14 @@ def tool_name(server: str, tool: str) -> str:
 
 
 def _choose(connection: McpConnection) -> Sequence[mcp_types.Tool]:
-    wanted = connection.server.tools
-    if wanted is None:
+    names = connection.server.tools
+    if names is None:
         return connection.listed
     listed = {tool.name: tool for tool in connection.listed}
-    for name in wanted:
+    for name in names:
         if name not in listed:
             raise ServerFailed(f"{connection} has no tool {name!r}", hint=nearest_hint(name, listed))
-    return [listed[name] for name in dict.fromkeys(wanted)]
+    return [listed[name] for name in dict.fromkeys(names)]
 
 
 def _tool(connection: McpConnection, listed: mcp_types.Tool) -> tuple[Tool, int]:

@@ -78,12 +78,12 @@ class ProgramTransport:
         Raises:
             InfraError: the sandbox that it ran in is gone.
         """
-        said = self._flood
-        if said is None and self._program is not None:
-            said = await self._program.ending(wait_s)
+        reason = self._flood
+        if reason is None and self._program is not None:
+            reason = await self._program.ending(wait_s)
         if self._inbox.junk:
-            said = f"{said or ''}; its standard output is not only MCP: {self._inbox.junk!r}".removeprefix("; ")
-        return said or ""
+            reason = f"{reason or ''}; its standard output is not only MCP: {self._inbox.junk!r}".removeprefix("; ")
+        return reason or ""
 
     async def _receive(
         self, program: ServerProcess, incoming: MemoryObjectSendStream[SessionMessage | Exception]

@@ -126,12 +126,12 @@ def _with_arguments_of(hook: str, function: Callable[..., Any]) -> Callable[...,
         PluginError: it asks for an argument that the hook does not have.
     """
     known = tuple(inspect.signature(SPECS[hook]).parameters)
-    wanted: list[str] = []
+    names: list[str] = []
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind is parameter.VAR_KEYWORD:
-            wanted = [*known]
+            names = [*known]
         elif parameter.name in known and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-            wanted.append(parameter.name)
+            names.append(parameter.name)
         elif parameter.default is parameter.empty and parameter.kind is not parameter.VAR_POSITIONAL:
             raise PluginError(
                 f"{hook} has no argument {parameter.name!r} by that name", hint=nearest_hint(parameter.name, known)
@@ -139,8 +139,8 @@ def _with_arguments_of(hook: str, function: Callable[..., Any]) -> Callable[...,
 
     @functools.wraps(SPECS[hook])  # pluggy reads the argument names from the wrapped function
     def call(*arguments: Any) -> Any:
-        given = dict(zip(known, arguments, strict=True))
-        return function(**{name: given[name] for name in wanted})
+        by_name = dict(zip(known, arguments, strict=True))
+        return function(**{name: by_name[name] for name in names})
 
     return call
 

@@ -282,9 +282,9 @@ class Registry:
             return self._clash(name, entries)
         if entries:
             return None
-        wanted, distribution = _fold(name), BROUGHT_BY.get(self.kind, {}).get(_fold(name))
+        folded, distribution = _fold(name), BROUGHT_BY.get(self.kind, {}).get(_fold(name))
         for plugin in self.absent:
-            if _fold(plugin.name) == wanted or (distribution and plugin.distribution == distribution):
+            if _fold(plugin.name) == folded or (distribution and plugin.distribution == distribution):
                 return self._absent(name, f"{plugin.label} {plugin.reason}", plugin.hint)
         if distribution:
             return self._absent(name, f"{distribution} is not installed", f"pip install {distribution}")

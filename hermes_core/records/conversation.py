@@ -95,7 +95,7 @@ def _error_in(answer: str) -> CallError | None:
 
 def digest(messages: Sequence[Message]) -> bytes:
     """Return 16 bytes that are equal for equal conversations. The ids of calls, which servers draw, do not matter."""
-    said = [
+    forms = [
         [
             message["role"],
             text_of(message["content"]),
@@ -104,4 +104,4 @@ def digest(messages: Sequence[Message]) -> bytes:
         ]
         for message in messages
     ]
-    return blake2b(json.dumps(said).encode(), digest_size=16).digest()
+    return blake2b(json.dumps(forms).encode(), digest_size=16).digest()

@@ -60,7 +60,7 @@ def parse_container(text: str) -> dict[str, Any] | list[Any] | None:
 def arguments_of(written: Any) -> dict[str, Any] | None:
     """Return the arguments of a tool call as they were read when it was made; None if they are no JSON object, or have
     what not every reader takes, such as a number beyond 64 bits."""
-    arguments = decode_arguments(written)[0]
+    arguments = decode_arguments(written).arguments
     try:
         json.loads(json_text(arguments), parse_int=_of_64_bits)
     except ValueError:

@@ -224,7 +224,9 @@ def _message(value: Mapping[str, Any]) -> Message:
         TypeError, AttributeError, KeyError, ValueError: it is no message.
     """
     functions = [call.get("function") or {} for call in value.get("tool_calls") or ()]
-    if not all(isinstance(text, str) for text in (value["role"], *(each.get("name", "") for each in functions))):
+    if not all(
+        isinstance(text, str) for text in (value["role"], *(function.get("name", "") for function in functions))
+    ):
         raise ValueError("a message's role, or the name of a call, is no text")
     return {**value} if "content" in value else {**value, "content": ""}
 

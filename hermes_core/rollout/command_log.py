@@ -48,8 +48,8 @@ class CommandLog:
         try:
             result = await work
         except BaseException as error:
-            said = "cancelled" if isinstance(error, asyncio.CancelledError) else str(error)
-            self._add(stage, line, started, (None, said.encode("utf-8", "replace"), 0))
+            reason = "cancelled" if isinstance(error, asyncio.CancelledError) else str(error)
+            self._add(stage, line, started, (None, reason.encode("utf-8", "replace"), 0))
             raise
         self._add(stage, line, started, _outcome(result))
         return result

@@ -310,18 +310,18 @@ class Rollout(LeasedSlot):
 
 def _answer(result: ExecutionResult, redact: Redact | None) -> ToolAnswer:
     """Return the answer to the model for the result of a tool."""
-    told, error = result.to_tool_result(), None
-    exit_code = told.get("exit_code", result.metadata.get("exit_code"))
+    payload, error = result.to_tool_result(), None
+    exit_code = payload.get("exit_code", result.metadata.get("exit_code"))
     if not isinstance(exit_code, int) or exit_code < 0:  # no command, or one that could not be started
         exit_code = None
     if result.metadata.get("invalid_arguments"):
-        told = {"error": result.error, "invalid_arguments": True}  # reported here, for agents that count them
+        payload = {"error": result.error, "invalid_arguments": True}  # reported here, for agents that count them
         error = CallError(CallErrorKind.INVALID_ARGUMENTS, result.error)
     elif result.error_kind is ErrorKind.TIMEOUT:
         error = CallError(CallErrorKind.TIME_LIMIT, result.error)
     elif result.error and exit_code is None:
         error = CallError(CallErrorKind.FAILED, result.error)
-    text = json.dumps(plain(told, lambda text: sayable(redact(text) if redact else text)), ensure_ascii=False)
+    text = json.dumps(plain(payload, lambda text: sayable(redact(text) if redact else text)), ensure_ascii=False)
     return ToolAnswer(text, error, exit_code, result.metadata.get("bytes_dropped", 0))
 
 
@@ -470,9 +470,8 @@ async def _attempt(
                     rollout.offer(rollout.servers.tools)
             try:
                 with trajectory.stage("agent"):
-                    trajectory.result = await _work(
-                        context, trajectory, rollout, prompt=prompt, arguments=arguments, ends=ends
-                    )
+                    work = _AgentWork(context, trajectory, rollout, arguments, ends)
+                    trajectory.result = await work.run(prompt)
                 await servers.aclose()
                 if context.environment.scored:
                     with trajectory.stage("verify"):
@@ -563,8 +562,8 @@ async def _verify_untouched(context: RolloutContext, item: Item, trajectory: Tra
     Raises:
         InfraError: no slot could be had, or it was lost.
     """
-    told = trajectory.environment, trajectory.item_id, trajectory.group, trajectory.rollout_index
-    control = Trajectory(*told, NopAgent.name, trajectory.backend, item=item)
+    identity = trajectory.environment, trajectory.item_id, trajectory.group, trajectory.rollout_index
+    control = Trajectory(*identity, NopAgent.name, trajectory.backend, item=item)
     ends = replace(ends, agent=ends.verification)  # the time of the agent may be over, and `nop` needs none
     async with context.controls:
         await _attempt(replace(context, agent=NopAgent()), item, control, ends, verification=True)
@@ -573,118 +572,128 @@ async def _verify_untouched(context: RolloutContext, item: Item, trajectory: Tra
     return control.failure is None
 
 
-async def _work(
-    context: RolloutContext,
-    trajectory: Trajectory,
-    rollout: Rollout,
-    *,
-    prompt: list[Message],
-    arguments: HookArguments,
-    ends: _Ends,
-) -> AgentResult:
-    """Let the agent work until it is done or its time is up. What it did until then counts.
+@dataclass
+class _AgentWork:
+    """The agent's part of one attempt: its task, what its user says between two parts, and how its time ends."""
 
-    Raises:
-        ModelError: the model failed, took too long, or never answered.
-        InfraError: there is no time left for an agent.
-    """
-    part_s = context.environment.agent_timeout_s(arguments.item)
-    clock = AgentTime(rollout, context.limits.rollout_timeout, part_s)
-    if ends.too_late:
-        raise InfraError("the rollout's deadline leaves no time for the agent", hint="raise deadline")
-    waited_s = trajectory.result.waited_s
+    context: RolloutContext
+    trajectory: Trajectory
+    rollout: Rollout
+    arguments: HookArguments
+    ends: _Ends
 
-    async def solve() -> None:
-        rollout.used = True
-        await rollout.calls.all_awaited(context.hooks.solve(arguments))
+    def __post_init__(self) -> None:
+        part_s = self.context.environment.agent_timeout_s(self.arguments.item)
+        self.clock = AgentTime(self.rollout, self.context.limits.rollout_timeout, part_s)
 
-    async def follow_up() -> Message | None:
-        said = await _follow_up(context, trajectory, rollout, arguments, ends)
-        if said is None:
-            return None
-        with rollout.clock_stopped():
-            await rollout.servers.reopen()  # the hook may have killed all processes of the slot
-        clock.begin_part(said.agent_timeout_s)
-        return {"role": "user", "content": sayable(said.text)}
+    async def run(self, prompt: list[Message]) -> AgentResult:
+        """Let the agent work until it is done or its time is up. What it did until then counts.
 
-    async def cheat(name: str) -> None:
-        if context.needs_slot:  # without one there is nothing to cheat in
-            rollout.used = True
-            as_agent = replace(arguments, exec_tool=partial(rollout.exec_tool, user=rollout.agent_user))
-            await rollout.calls.all_awaited(context.hooks.cheat(name, as_agent))
-
-    task = AgentTask(
-        trajectory_id=trajectory.trajectory_id,
-        messages=[sayable_message(message) for message in prompt],
-        tool_schemas=list(trajectory.tool_schemas),
-        tool_handler=rollout.tool_handler,
-        mcp_tools={
-            server: {own: tool.name for own, tool in tools.items()}
-            for server, tools in rollout.servers.by_server.items()
-        },
-        skills=context.environment.skills(trajectory.item),
-        solve=solve,
-        cheat=cheat,
-        waiting=ModelTime(rollout, context.limits.model_timeout).waiting,
-        parallel_safe=frozenset(name for name, tool in rollout.tools.items() if tool.parallel_safe),
-        seed_key=f"{trajectory.item_id}:{trajectory.rollout_index}",
-        follow_up=follow_up,
-        slot=rollout.agent_slot() if context.needs_slot else None,
-        result=trajectory.result,
-    )
-    try:
-        async with asyncio.timeout_at(ends.agent) as end:
-            async with asyncio.timeout(clock.part_s) as rollout.limit:
-                result = await context.agent.run(task)
-        if not isinstance(result, AgentResult):
-            message = f"agent {context.agent.name!r} returned {result!r:.80}, and not the task's result"
-            raise PluginError(message, hint="end `run` with `return task.result`")
-        return result
-    except ModelError:
-        task.result.stop(StopReason.MODEL_ERROR)
-        raise
-    except TimeoutError as error:
-        if not end.expired() and (rollout.limit is None or not rollout.limit.expired()):
+        Raises:
+            ModelError: the model failed, took too long, or never answered.
+            InfraError: there is no time left for an agent.
+        """
+        agent, rollout = self.context.agent, self.rollout
+        if self.ends.too_late:
+            raise InfraError("the rollout's deadline leaves no time for the agent", hint="raise deadline")
+        waited_before_s = self.trajectory.result.waited_s
+        task = self._task(prompt)
+        try:
+            async with asyncio.timeout_at(self.ends.agent) as end:
+                async with asyncio.timeout(self.clock.part_s) as rollout.limit:
+                    result = await agent.run(task)
+            if not isinstance(result, AgentResult):
+                message = f"agent {agent.name!r} returned {result!r:.80}, and not the task's result"
+                raise PluginError(message, hint="end `run` with `return task.result`")
+            return result
+        except ModelError:
+            task.result.stop(StopReason.MODEL_ERROR)
             raise
-        if task.result.stop_reason is StopReason.MODEL_ERROR:
-            raise ModelError("the model had failed when the agent's time was up", hint="check its endpoint") from error
-        if not rollout.used and len(task.result.messages) <= len(prompt):
-            raise ModelError("the model never answered", hint="check its endpoint, or raise the time limit") from error
-        waited_s += sum(turn.waited_s for turn in task.result.turns)
-        if end.expired() and task.result.waited_s - waited_s > ENDPOINT_S:
-            hint = "look at what keeps its endpoint busy, lower the concurrency, or raise deadline"
-            raise ModelError("the model's endpoint did not work until the rollout's deadline", hint=hint) from error
-        task.result.stop(StopReason.TIME_LIMIT)
-        return task.result
+        except TimeoutError as error:
+            if not end.expired() and (rollout.limit is None or not rollout.limit.expired()):
+                raise  # a time limit of the agent's own
+            if task.result.stop_reason is StopReason.MODEL_ERROR:
+                text, hint = "the model had failed when the agent's time was up", "check its endpoint"
+                raise ModelError(text, hint=hint) from error
+            if not rollout.used and len(task.result.messages) <= len(prompt):
+                hint = "check its endpoint, or raise the time limit"
+                raise ModelError("the model never answered", hint=hint) from error
+            # The waits of answered requests are in their turns: what is left is the wait of the last one.
+            waited_s = task.result.waited_s - waited_before_s - sum(turn.waited_s for turn in task.result.turns)
+            if end.expired() and waited_s > ENDPOINT_S:
+                hint = "look at what keeps its endpoint busy, lower the concurrency, or raise deadline"
+                raise ModelError("the model's endpoint did not work until the rollout's deadline", hint=hint) from error
+            task.result.stop(StopReason.TIME_LIMIT)
+            return task.result
 
-
-async def _follow_up(
-    context: RolloutContext, trajectory: Trajectory, rollout: Rollout, arguments: HookArguments, ends: _Ends
-) -> FollowUp | None:
-    """Ask the environment what the user says now that the agent is done. The agent's clock stands still meanwhile.
-
-    Returns None also if the hook could not finish because of the agent's work: the verification will meet the same
-    problem.
-
-    Raises:
-        VerifierError: the hook failed, and not because of the work; or it returned nonsense.
-    """
-    agents_limit, agents_stage = rollout.limit, trajectory.commands.stage
-    trajectory.commands.stage = "verify"
-    try:
-        with rollout.clock_stopped():
-            ask = partial(context.hooks.follow_up, arguments, trajectory.result)
-            said = await _verify_or_blame(context, arguments.item, trajectory, rollout, ask, ends=ends)
-    except WorkAtFault:
-        return None
-    finally:
-        rollout.limit, trajectory.commands.stage = agents_limit, agents_stage
-    if said is not None and not isinstance(said, str | FollowUp):
-        raise VerifierError(
-            f"continue_trajectory of {context.environment.name!r} gave {said!r}",
-            hint="return a FollowUp, a text, or None",
+    def _task(self, prompt: list[Message]) -> AgentTask:
+        context, trajectory, rollout = self.context, self.trajectory, self.rollout
+        return AgentTask(
+            trajectory_id=trajectory.trajectory_id,
+            messages=[sayable_message(message) for message in prompt],
+            tool_schemas=list(trajectory.tool_schemas),
+            tool_handler=rollout.tool_handler,
+            mcp_tools={
+                server: {name: tool.name for name, tool in tools.items()}
+                for server, tools in rollout.servers.by_server.items()
+            },
+            skills=context.environment.skills(trajectory.item),
+            solve=self._solve,
+            cheat=self._cheat,
+            waiting=ModelTime(rollout, context.limits.model_timeout).waiting,
+            parallel_safe=frozenset(name for name, tool in rollout.tools.items() if tool.parallel_safe),
+            seed_key=f"{trajectory.item_id}:{trajectory.rollout_index}",
+            follow_up=self._follow_up,
+            slot=rollout.agent_slot() if context.needs_slot else None,
+            result=trajectory.result,
         )
-    return FollowUp(said) if isinstance(said, str) else said
+
+    async def _solve(self) -> None:
+        self.rollout.used = True
+        await self.rollout.calls.all_awaited(self.context.hooks.solve(self.arguments))
+
+    async def _cheat(self, name: str) -> None:
+        rollout = self.rollout
+        if self.context.needs_slot:  # without one there is nothing to cheat in
+            rollout.used = True
+            as_agent = replace(self.arguments, exec_tool=partial(rollout.exec_tool, user=rollout.agent_user))
+            await rollout.calls.all_awaited(self.context.hooks.cheat(name, as_agent))
+
+    async def _follow_up(self) -> Message | None:
+        follow_up = await self._ask_user()
+        if follow_up is None:
+            return None
+        with self.rollout.clock_stopped():
+            await self.rollout.servers.reopen()  # the hook may have killed all processes of the slot
+        self.clock.begin_part(follow_up.agent_timeout_s)
+        return {"role": "user", "content": sayable(follow_up.text)}
+
+    async def _ask_user(self) -> FollowUp | None:
+        """Ask the environment what the user says now that the agent is done. The agent's clock stands still meanwhile.
+
+        Returns None also if the hook could not finish because of the agent's work: the verification will meet the same
+        problem.
+
+        Raises:
+            VerifierError: the hook failed, and not because of the work; or it returned nonsense.
+        """
+        context, trajectory, rollout = self.context, self.trajectory, self.rollout
+        agents_limit, agents_stage = rollout.limit, trajectory.commands.stage
+        trajectory.commands.stage = "verify"
+        try:
+            with rollout.clock_stopped():
+                ask = partial(context.hooks.follow_up, self.arguments, trajectory.result)
+                answer = await _verify_or_blame(context, self.arguments.item, trajectory, rollout, ask, ends=self.ends)
+        except WorkAtFault:
+            return None
+        finally:
+            rollout.limit, trajectory.commands.stage = agents_limit, agents_stage
+        if answer is not None and not isinstance(answer, str | FollowUp):
+            raise VerifierError(
+                f"continue_trajectory of {context.environment.name!r} gave {answer!r}",
+                hint="return a FollowUp, a text, or None",
+            )
+        return FollowUp(answer) if isinstance(answer, str) else answer
 
 
 @asynccontextmanager

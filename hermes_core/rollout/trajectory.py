@@ -266,8 +266,8 @@ class Trajectory:
         if self.commands.left_out:
             clean.cut.append(f"sandbox_commands: {self.commands.left_out} left out")
         return tuple(
-            replace(each, command=clean.redact(each.command), output=clean.redact(each.output))
-            for each in self.commands
+            replace(command, command=clean.redact(command.command), output=clean.redact(command.output))
+            for command in self.commands
         )
 
 

@@ -180,15 +180,15 @@ def pool_size(
     Raises:
         UsageError: the profile has no slots besides its reserve.
     """
-    given = {**profile.model_dump(exclude_unset=True), **options.backend_config}
-    reserve = _number(given, "reserve_slots", options.concurrency)
-    wanted = options.concurrency + reserve
+    settings = {**profile.model_dump(exclude_unset=True), **options.backend_config}
+    reserve = _number(settings, "reserve_slots", options.concurrency)
+    slots_wanted = options.concurrency + reserve
     most = 1 if isolation is Isolation.DEDICATED else MOST_SLOTS
-    least_sandboxes = math.ceil(wanted / _number(given, "slots_per_sandbox", most))
-    slots = _number(given, "slots_per_sandbox", math.ceil(wanted / least_sandboxes))
+    least_sandboxes = math.ceil(slots_wanted / _number(settings, "slots_per_sandbox", most))
+    slots = _number(settings, "slots_per_sandbox", math.ceil(slots_wanted / least_sandboxes))
     # Verifying an untouched environment takes a second slot, beside the one that it was set up in.
     most_slots = options.concurrency + max(reserve, 2)
-    sandboxes = _number(given, "max_sandboxes", math.ceil(most_slots / slots))
+    sandboxes = _number(settings, "max_sandboxes", math.ceil(most_slots / slots))
     room = slots * sandboxes - reserve
     if room < 1:
         raise UsageError(

@@ -111,10 +111,10 @@ async def run_rollouts(
     filled = agent_settings(runtime, agent, settings, chosen.seed)
     check_price(agent, filled, chosen.max_cost)
     async with AsyncExitStack() as stack:
-        opened: list[_OpenSink] = []
+        open_sinks: list[_OpenSink] = []
         for sink in sinks:
-            opened.append(_open_sink(runtime, sink))
-            stack.push_async_exit(opened[-1].close)
+            open_sinks.append(_open_sink(runtime, sink))
+            stack.push_async_exit(open_sinks[-1].close)
         if resume and out_dir is None:
             raise UsageError("no run to resume was named", hint="give its folder: --out DIR")
         session = await stack.enter_async_context(
@@ -124,35 +124,49 @@ async def run_rollouts(
             tools=session.tools,
             jobs=Jobs(session, chosen.group_size),
             on_record=on_record,
-            sinks=opened,
+            sinks=open_sinks,
             progress=progress or NoProgress(),
             options=chosen,
+            folder=OutputFolder.chosen(out_dir, runs_dir, session.name),
         )
-        run.folder = OutputFolder.chosen(out_dir, runs_dir, session.name)
+        stalls = None
         if run.folder is not None:
             stack.callback(run.folder.close)
-            about: dict[str, Any] = {
-                "versions": versions(runtime),
-                "seed": chosen.seed,
-                "concurrency": chosen.concurrency,
-            }
-            if chosen.quarantine is not None:
-                about["quarantine"] = chosen.quarantine
             again = None if retry_failed is None else {*retry_failed, FailureKind.CANCELLED}
-            changes = run.jobs.changes(session.redact)
-            begin = functools.partial(run.folder.open, resume=resume, again=again, changes=changes)
-            await in_thread(begin, session.configuration(), about, run.tally)
-        stalls = None if run.folder is None else run.folder.path / STALLS
+            await _open_folder(run.folder, run, session, resume=resume, again=again)
+            stalls = run.folder.path / STALLS
         async with session.sandboxes(run.count_left(), start=run.jobs.need_slots, stalls=stalls) as context:
             if on_folder is not None and run.folder is not None:
                 on_folder(run.folder.path)
             return await run.all(context, session.room)
 
 
-def _open_sink(runtime: Runtime, given: Sink | str) -> _OpenSink:
-    if not isinstance(given, str):
-        return _OpenSink(type(given).__name__, given)
-    name, _, target = given.partition("=")
+async def _open_folder(
+    folder: OutputFolder, run: Run, session: Session, *, resume: bool, again: Collection[FailureKind] | None
+) -> None:
+    """Begin or resume the run in its folder; see `OutputFolder.open`."""
+    options = run.options
+    about: dict[str, Any] = {
+        "versions": versions(session.runtime),
+        "seed": options.seed,
+        "concurrency": options.concurrency,
+        **({"quarantine": options.quarantine} if options.quarantine is not None else {}),
+    }
+    await in_thread(
+        folder.open,
+        session.configuration(),
+        about,
+        run.tally,
+        resume=resume,
+        again=again,
+        changes=run.jobs.changes(session.redact),
+    )
+
+
+def _open_sink(runtime: Runtime, sink: Sink | str) -> _OpenSink:
+    if not isinstance(sink, str):
+        return _OpenSink(type(sink).__name__, sink)
+    name, _, target = sink.partition("=")
     return _OpenSink(name, runtime.sink(name, target))
 
 

@@ -434,8 +434,8 @@ async def check_endpoint(agent: Agent) -> None:
         return
 
     def fault(error: Exception) -> PluginError:
-        said = f"agent {agent.name!r} failed in check_endpoint(): {describe(error)}"
-        return PluginError(said, hint="report this to its author; `hermes-rl --traceback …` shows where")
+        message = f"agent {agent.name!r} failed in check_endpoint(): {describe(error)}"
+        return PluginError(message, hint="report this to its author; `hermes-rl --traceback …` shows where")
 
     with explain_errors(fault), exits_are_errors():
         await agent.check_endpoint()

@@ -80,13 +80,13 @@ def _exact_settings(runtime: Runtime, agent: Mapping[str, Any]) -> ExactSettings
         UsageError: the rollouts of this agent can't be token-exact.
         UnknownNameError, ConfigError: a key or a value is wrong.
     """
-    given = {"tool_call_parser": "auto", **agent}
-    name = given.pop(NAME, ModelAgent.name)
+    values = {"tool_call_parser": "auto", **agent}
+    name = values.pop(NAME, ModelAgent.name)
     if not issubclass(runtime.agent_config_class(name), ExactSettings):
         raise UsageError(
             f"the rollouts of agent {name!r} have no tokens", hint="use `model`, or an agent that is a program"
         )
-    settings = runtime.agent_settings(given, name)
+    settings = runtime.agent_settings(values, name)
     assert isinstance(settings, ExactSettings)
     return settings
 

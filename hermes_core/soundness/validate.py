@@ -101,9 +101,11 @@ class Validation:
     def fails_everywhere(self) -> tuple[str, ...]:
         """Return the backends on which rollouts were tried and none has a reward. Then the cause is not in single
         items."""
-        verdicts = [each for result in self.results for agents in result.verdicts.values() for each in agents.values()]
-        tried = {each.backend for each in verdicts if each.rewards}
-        scored = {each.backend for each in verdicts if each.best is not None}
+        verdicts = [
+            agent for result in self.results for agents in result.verdicts.values() for agent in agents.values()
+        ]
+        tried = {verdict.backend for verdict in verdicts if verdict.rewards}
+        scored = {verdict.backend for verdict in verdicts if verdict.best is not None}
         return tuple(backend for backend in self.backends if backend in tried - scored)
 
     def rows(self) -> list[dict[str, str]]:
@@ -170,9 +172,9 @@ class Validation:
         lines += [f"| {' | '.join(map(_cell, row.values()))} |" for row in rows]
         lines += ["", "## Findings", ""] if self.findings else []
         lines += [
-            f"- {_cell(each.item_id)}: **{each.reason}**{f' on {each.backend}' if each.backend else ''}: "
-            + _cell(each.text)
-            for each in self.findings
+            f"- {_cell(finding.item_id)}: **{finding.reason}**{f' on {finding.backend}' if finding.backend else ''}: "
+            + _cell(finding.text)
+            for finding in self.findings
         ]
         untried = [(result.item_id, why) for result in self.results for why in result.untried]
         lines += ["", "## Not tried", ""] if untried else []
@@ -424,8 +426,8 @@ class _Work:
         def take(record: Mapping[str, Any]) -> None:
             item_id, agent = record["item_id"], record["agent"]
             right = record["failure"] is None and record["reward"] == EXPECTED.get(agent)
-            said = doubt(items[item_id], agent, record["details"]) if right else None
-            self._found[item_id][label][agent].add(record, said)
+            reason = doubt(items[item_id], agent, record["details"]) if right else None
+            self._found[item_id][label][agent].add(record, reason)
 
         return take
 
@@ -445,7 +447,9 @@ class _Work:
 
     def write(self, outcome: Validation) -> None:
         """Write the results, if there is a folder and anything was recorded. Blocking."""
-        if self.folder is None or not any((self.folder.path / run_folder(each)).exists() for each in self.sessions):
+        if self.folder is None or not any(
+            (self.folder.path / run_folder(session)).exists() for session in self.sessions
+        ):
             return
         write_json(self.folder.path / RESULTS, outcome.to_dict())
         if not outcome.fails_everywhere:
@@ -461,11 +465,13 @@ def run_folder(backend: str) -> str:
 def _row(result: ItemResult, backend: str, agents: Mapping[str, Verdict]) -> dict[str, str]:
     oracle, nop = agents["oracle"], agents["nop"]
     cheats = [verdict for verdict in agents.values() if verdict.cheats]
-    solved = [each.agent for each in result.findings if each.backend == backend and each.reason == "cheat-solves"]
+    solved = [
+        finding.agent for finding in result.findings if finding.backend == backend and finding.reason == "cheat-solves"
+    ]
     scored = [verdict for verdict in cheats if verdict.best is not None]
     unscored = sum(None in verdict.rewards for verdict in cheats)
     idle = [reward for reward in nop.rewards if reward is not None]
-    reasons = dict.fromkeys(str(each.reason) for each in result.findings if each.backend in (backend, None))
+    reasons = dict.fromkeys(str(finding.reason) for finding in result.findings if finding.backend in (backend, None))
     return {
         "item": result.item_id,
         "backend": backend,

@@ -239,8 +239,8 @@ def _differences(item_id: str, verdicts: Mapping[str, Mapping[str, Verdict]]) ->
     for agent in next(iter(verdicts.values()), {}):
         each = {backend: agents[agent].rewards for backend, agents in verdicts.items() if agents[agent].rewards}
         if len({frozenset(rewards) for rewards in each.values()}) > 1:
-            told = ", ".join(f"{backend} {_rewards(rewards)}" for backend, rewards in each.items())
-            yield Finding(item_id, Reason.DIFFERS, f"{agent} gets {told}", agent=agent)
+            by_backend = ", ".join(f"{backend} {_rewards(rewards)}" for backend, rewards in each.items())
+            yield Finding(item_id, Reason.DIFFERS, f"{agent} gets {by_backend}", agent=agent)
 
 
 def _finding(verdict: Verdict, reason: Reason, text: str) -> Finding:
@@ -268,5 +268,5 @@ def _why(verdict: Verdict) -> str:
 def details_text(details: Mapping[str, Any]) -> str:
     """Return the details that a verification gives for a reward, the most useful first."""
     first = [key for key in _TELLING if details.get(key)]
-    told = [(key, details[key]) for key in [*first, *(key for key in details if key not in _TELLING)]]
-    return "; ".join(f"{key}: {value}" for key, value in told) or "the verification gave no details"
+    pairs = [(key, details[key]) for key in [*first, *(key for key in details if key not in _TELLING)]]
+    return "; ".join(f"{key}: {value}" for key, value in pairs) or "the verification gave no details"

@@ -149,8 +149,10 @@ def _check_default(name: str, parameter: inspect.Parameter, hint: Any) -> None:
     try:
         TypeAdapter(hint).validate_python(parameter.default)
     except ValidationError as error:
-        said = error.errors(include_url=False)[0]["msg"]
-        problem = f"has the default {parameter.default!r} for parameter {parameter.name!r}, which does not fit: {said}"
+        message = error.errors(include_url=False)[0]["msg"]
+        problem = (
+            f"has the default {parameter.default!r} for parameter {parameter.name!r}, which does not fit: {message}"
+        )
         advice = "write `TYPE | None = None`" if parameter.default is None else "use a default of the parameter's type"
         raise _unfit(name, problem, advice) from error
 
@@ -182,8 +184,8 @@ def _handler(function: Callable[..., Any], *, takes_context: bool, is_async: boo
     workers = None if is_async else Workers(PLAIN_CALLS)
 
     async def handler(ctx: CallContext, params: BaseModel) -> ToolOutcome:
-        given = {field.removesuffix("_"): getattr(params, field) for field in type(params).model_fields}
-        call = functools.partial(function, *((ctx,) if takes_context else ()), **given)
+        arguments = {field.removesuffix("_"): getattr(params, field) for field in type(params).model_fields}
+        call = functools.partial(function, *((ctx,) if takes_context else ()), **arguments)
         if workers is None:
             return _outcome(await call())
         loop = asyncio.get_running_loop()

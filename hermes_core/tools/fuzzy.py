@@ -302,7 +302,7 @@ def _by_lines(text: str, old: str, new: str, key: LineKey, *, uniform: bool = Fa
         uniform: whether all lines must be shifted by the same prefix.
     """
     closed = old.endswith("\n")
-    quoted, wanted = ((each.removesuffix("\n") if closed else each).split("\n") for each in (old, new))
+    quoted, replacement = ((each.removesuffix("\n") if closed else each).split("\n") for each in (old, new))
     lines = text.split("\n")
     starts = list(accumulate((len(line) + 1 for line in lines), initial=0))
     matches = []
@@ -312,7 +312,7 @@ def _by_lines(text: str, old: str, new: str, key: LineKey, *, uniform: bool = Fa
         found = lines[n : last + 1]
         if uniform and not is_shifted(quoted, found):
             continue
-        put, end = "\n".join(_lines_put(wanted, quoted, found, unit)), starts[last] + len(lines[last])
+        put, end = "\n".join(_lines_put(replacement, quoted, found, unit)), starts[last] + len(lines[last])
         if closed and last + 1 < len(lines):
             end += 1  # the quotation's last newline is the line's own
             put += "\n" * new.endswith("\n")
@@ -429,12 +429,12 @@ def _likeness(one: Sequence[str], other: Sequence[str]) -> float:
 def _nearest(text: str, old: str) -> str:
     """Return the place that the model may have meant: the line most similar to the first visible one of its
     quotation."""
-    wanted = next((line.strip() for line in old.split("\n") if line.strip()), "")[:_NEAREST_CHARS]
+    line_wanted = next((line.strip() for line in old.split("\n") if line.strip()), "")[:_NEAREST_CHARS]
     numbers: dict[str, int] = {}
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip() and len(numbers) < _NEAREST_LINES:
             numbers.setdefault(line.strip()[:_NEAREST_CHARS], number)
-    close = difflib.get_close_matches(wanted, numbers, n=1)
+    close = difflib.get_close_matches(line_wanted, numbers, n=1)
     again = "read the file again and quote the lines as they are"
     return f"the nearest is line {numbers[close[0]]}, {close[0]!r}: {again}" if close else again
 

@@ -183,8 +183,8 @@ async def _run(tool: Tool, ctx: CallContext, args: Mapping[str, Any] | str) -> E
         # A handler that keeps the limit itself raises this error, too; one that comes earlier is about something else.
         if isinstance(error, TimeoutError) and ctx.timeout_s and time.monotonic() - began >= 0.99 * ctx.timeout_s:
             logger.warning("tool %s was not done in time in trajectory %s", tool.name, ctx.trajectory_id)
-            said = f"{tool.name} was not done within its time limit of {ctx.timeout_s:g} s"
-            return _failure(said, ErrorKind.TIMEOUT, timed_out=True)
+            message = f"{tool.name} was not done within its time limit of {ctx.timeout_s:g} s"
+            return _failure(message, ErrorKind.TIMEOUT, timed_out=True)
         logger.exception("tool %s failed in trajectory %s", tool.name, ctx.trajectory_id)
         return _failure(f"{tool.name} failed: {type(error).__name__}: {error}", ErrorKind.COMMAND)
 

@@ -172,13 +172,13 @@ def _meant(schema: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, An
     """Return arguments with what models write for them: null for one that can be left out, JSON text for a list."""
     properties, required = schema.get("properties"), schema.get("required")
     meant = {}
-    for name, given in values.items():
-        value, kinds = given, _kinds(properties.get(name) if isinstance(properties, Mapping) else None)
+    for name, argument in values.items():
+        value, kinds = argument, _kinds(properties.get(name) if isinstance(properties, Mapping) else None)
         if isinstance(value, str) and kinds and "string" not in kinds:
             with contextlib.suppress(ValueError, RecursionError):
                 value = json.loads(value)
             if type(value) not in [each for kind in kinds for each in _JSON_TYPES.get(kind, ())]:
-                value = given
+                value = argument
         if value is not None or not kinds or "null" in kinds or name in (required or ()):
             meant[name] = value
     return meant
@@ -250,7 +250,7 @@ def type_words(schema: Mapping[str, Any] | bool) -> str:
     if "anyOf" in schema:
         return " or ".join(type_words(each) for each in schema["anyOf"])
     kind = schema.get("type", "any")
-    said = " or ".join(kind) if isinstance(kind, list) else str(kind)
+    text = " or ".join(kind) if isinstance(kind, list) else str(kind)
     if isinstance(items := schema.get("items"), Mapping) and "type" in items:
-        said += f" of {type_words(items)}"
-    return ", ".join([said, *(f"{words} {schema[bound]:g}" for bound, words in _BOUNDS.items() if bound in schema)])
+        text += f" of {type_words(items)}"
+    return ", ".join([text, *(f"{words} {schema[bound]:g}" for bound, words in _BOUNDS.items() if bound in schema)])

@@ -153,8 +153,8 @@ async def _beside_driver(commands: SlotCommands, request: Answer) -> Answer:
     names = request["target"] == "files"
     argv = ["find", request["start"], *([*_name_condition(SKIPPED), "-prune", "-o"] if request["start"] == "." else [])]
     argv += ["(", "-type", "f", "-o", "-type", "l", "-exec", "test", "-f", "{}", ";", ")"]
-    wanted = [glob.rpartition("/")[2] for glob in request["globs"]]  # the program checks their directories
-    argv += _name_condition(wanted) if wanted and "**" not in wanted else []
+    patterns = [glob.rpartition("/")[2] for glob in request["globs"]]  # the program checks their directories
+    argv += _name_condition(patterns) if patterns and "**" not in patterns else []
     argv += ["-print0"] if names else ["-exec", "tar", "-chf", "-", "{}", "+"]
     result = await commands.run(
         argv, cwd=request["directory"], timeout_s=request["limit_s"] + _END_S, output_limit=MAX_FILE_BYTES

@@ -192,13 +192,15 @@ def path_matches(path: str, glob: str) -> bool:
     parts = path.split("/")
     if "/" not in glob:
         return fnmatchcase(parts[-1], glob)
-    wanted = (glob[2:] if glob.startswith("./") else glob).lstrip("/").split("/")
+    glob_parts = (glob[2:] if glob.startswith("./") else glob).lstrip("/").split("/")
     # Run as an automaton, so that a glob with many `**` takes only its length times the path's length.
-    states = _close({0}, wanted)
+    states = _close({0}, glob_parts)
     for part in parts:
-        reached = {n if wanted[n] == "**" else n + 1 for n in states if n < len(wanted) and _part(part, wanted[n])}
-        states = _close(reached, wanted)
-    return len(wanted) in states
+        reached = {
+            n if glob_parts[n] == "**" else n + 1 for n in states if n < len(glob_parts) and _part(part, glob_parts[n])
+        }
+        states = _close(reached, glob_parts)
+    return len(glob_parts) in states
 
 
 def _part(part: str, glob: str) -> bool:

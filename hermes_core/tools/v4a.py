@@ -239,14 +239,14 @@ def _locate(lines: Sequence[str], hunk: Hunk, start: int, path: str) -> int:
     """Return the index of the line where the hunk's lines are."""
     for hint in hunk.hints:
         start = _below(lines, hint, start, hunk, path)
-    wanted = hunk.old
-    if not wanted:
+    quoted = hunk.old
+    if not quoted:
         return start if hunk.hints and not hunk.at_end else len(lines)
     # The change's own first line may repeat the line that a hint names.
     for first in (start, start - 1) if hunk.hints else (start,):
         for key in _KEYS:
             places = list(
-                find_lines(lines, wanted, key, max(first, len(lines) - len(wanted)) if hunk.at_end else first)
+                find_lines(lines, quoted, key, max(first, len(lines) - len(quoted)) if hunk.at_end else first)
             )
             if len(places) > 1 and not hunk.hints:
                 raise _ambiguous(hunk, places, path)
@@ -254,7 +254,7 @@ def _locate(lines: Sequence[str], hunk: Hunk, start: int, path: str) -> int:
                 return places[0]
     hint = "read the file again and quote its lines as they are; changes apply from top to bottom"
     message = f"{path}: the lines of the change at line {hunk.line} of the patch were not found"
-    raise PatchError(f"{message} (the first is {wanted[0]!r})", hint=hint)
+    raise PatchError(f"{message} (the first is {quoted[0]!r})", hint=hint)
 
 
 def _ambiguous(hunk: Hunk, places: Sequence[int], path: str) -> PatchError:

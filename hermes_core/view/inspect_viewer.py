@@ -62,7 +62,7 @@ def bundle(inspect: Sequence[str], logs: Path, folder: Path) -> None:
         [*inspect, "view", "bundle", *options], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
     )
     if done.returncode:
-        said = (done.stderr or done.stdout).strip().splitlines()[-1:]
+        last_line = (done.stderr or done.stdout).strip().splitlines()[-1:]
         raise OutputError(
-            f"`inspect view bundle` failed: {' '.join(said)}", hint="check the folder's name and its disk"
+            f"`inspect view bundle` failed: {' '.join(last_line)}", hint="check the folder's name and its disk"
         )

@@ -120,10 +120,10 @@ def _limits(configuration: Mapping[str, Any]) -> dict[str, str]:
     """
     settings = configuration.get("agent_settings") or {}
     values = {"max_turns": settings.get("max_turns"), "length": settings.get("max_tokens")}
-    said = {name: f" ({value})" for name, value in values.items() if value}
+    suffixes = {name: f" ({value})" for name, value in values.items() if value}
     if configuration.get("rollout_timeout") and not configuration.get("deadline"):
-        said["time_limit"] = f" ({configuration['rollout_timeout']:g} s)"
-    return said
+        suffixes["time_limit"] = f" ({configuration['rollout_timeout']:g} s)"
+    return suffixes
 
 
 def _outcome(figures: Totals) -> str:
@@ -206,18 +206,18 @@ def tools(used: Iterable[ToolTotals]) -> Table:
 
 def errors(used: Iterable[ToolTotals]) -> Iterator[RenderableType]:
     """Yield how each tool failed most often, its commonest exit codes but 0, and how to find the failures."""
-    told = [tool for tool in used if tool.errors or tool.exits]
-    for tool in told:
+    failing = [tool for tool in used if tool.errors or tool.exits]
+    for tool in failing:
         yield Text()
         for error, number in tool.errors.most_common(ERRORS):
             yield line(f"{tool.tool}: {number} × {error}")
         for code, number in tool.exits.most_common(ERRORS):
             yield line(f"{tool.tool}: {number} × exit code {code}")
-    if told:
+    if failing:
         yield Text()
-    if any(tool.exits for tool in told):
+    if any(tool.exits for tool in failing):
         yield Text("a non-zero exit is no failure of the call: a command whose tests fail has one, too", "dim")
-    if any(tool.errors for tool in told):
+    if any(tool.errors for tool in failing):
         yield Text("--failed-tool NAME shows the rollouts in which a call of this tool failed", "dim")
 
 

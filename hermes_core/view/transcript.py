@@ -189,9 +189,9 @@ def _result(message: Mapping[str, Any], call: Mapping[str, Any] | None, full: bo
     """Yield what a tool returned, and how the call ended."""
     content = text_of(message.get("content"))
     values = parse_container(content)
-    said = "\n".join(map(str, values.values())) if isinstance(values, dict) else content
+    text = "\n".join(map(str, values.values())) if isinstance(values, dict) else content
     if call is not None:
-        yield Indented(_about_call(call, said), 2)
+        yield Indented(_about_call(call, text), 2)
     if isinstance(values, dict):
         yield from fields(values, full, 4, "dim")
     else:
@@ -262,8 +262,8 @@ def _signature(record: Mapping[str, Any]) -> str:
     """Return a text that is the same for rollouts with the same reward and report, whatever differs from rollout to
     rollout."""
     ran = [[ran[name] for name in ("stage", "command", "exit_code", "output")] for ran in record["sandbox_commands"]]
-    told = [record["reward"], record["failure"], record["details"], ran]
-    return without_what_differs(json.dumps(told, sort_keys=True))
+    fields_compared = [record["reward"], record["failure"], record["details"], ran]
+    return without_what_differs(json.dumps(fields_compared, sort_keys=True))
 
 
 def report(record: Mapping[str, Any], *, full: bool = False) -> Iterator[RenderableType]:
@@ -280,8 +280,8 @@ def report(record: Mapping[str, Any], *, full: bool = False) -> Iterator[Rendera
     asked_no_model = not record["turns"]  # as the oracle: what it ran is no tool call, so nothing else shows it
     for stage in ("setup", "agent", "verify"):
         commands = [ran for ran in record["sandbox_commands"] if ran["stage"] == stage]
-        told = stage == "verify" or (stage == "agent" and asked_no_model) or (failure and failure["stage"] == stage)
-        if commands and told:
+        is_shown = stage == "verify" or (stage == "agent" and asked_no_model) or (failure and failure["stage"] == stage)
+        if commands and is_shown:
             yield _title(f"commands of {stage}")
             for ran in commands:
                 yield from _ran(ran, full)

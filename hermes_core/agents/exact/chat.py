@@ -285,18 +285,18 @@ class Chat:
     ) -> Prompt:
         """Return what follows the answer, when it is rendered this way."""
         mark = _mark()
-        said = [
+        messages_before = [
             {**message, "tool_calls": message["tool_calls"][: way.calls]} if message.get("tool_calls") else message
             for message in messages
         ]
         calls = [
             {**call, "function": {**call["function"], "arguments": json.dumps({"at": mark})}}
-            for call in said[answered].get("tool_calls") or ()
+            for call in messages_before[answered].get("tool_calls") or ()
         ]
-        said[answered] = {"role": "assistant", "content": mark if way.content or not calls else ""}
+        messages_before[answered] = {"role": "assistant", "content": mark if way.content or not calls else ""}
         if calls:
-            said[answered]["tool_calls"] = calls
-        text = self._render(said, tools, as_text=way.text_arguments)
+            messages_before[answered]["tool_calls"] = calls
+        text = self._render(messages_before, tools, as_text=way.text_arguments)
         _, found, tail = text.rpartition(mark)
         tokens = self._encode(tail) if found else []
         begin = next((place for place, token in enumerate(tokens) if token in self.end_tokens), None)
@@ -356,14 +356,14 @@ class Chat:
             return self._render(messages, tools, as_text=True)
 
     def _render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], *, as_text: bool = False) -> str:
-        given = self._variables if self._template is None else {**self._variables, "chat_template": self._template}
+        variables = self._variables if self._template is None else {**self._variables, "chat_template": self._template}
         try:
             text: str = self.tokenizer.apply_chat_template(
                 _for_template(messages, as_text),
                 tools=list(tools) or None,
                 add_generation_prompt=True,
                 tokenize=False,
-                **given,
+                **variables,
             )
         except Exception as error:  # a template is a program by the model's makers, and can raise anything
             raise UsageError(
@@ -418,8 +418,8 @@ def _refuse_if_lost(marks: Sequence[str], text: str, messages: Sequence[Message]
     Raises:
         UsageError: a mark is missing; names the role of its message.
     """
-    told = [message["role"] for message in messages if message["role"] != "assistant"]
-    for mark, role in zip(marks, told, strict=True):
+    roles = [message["role"] for message in messages if message["role"] != "assistant"]
+    for mark, role in zip(marks, roles, strict=True):
         if mark not in text:
             what = "a tool's result" if role == "tool" else f"a message of the {role}"
             raise UsageError(

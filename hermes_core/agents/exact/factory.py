@@ -224,10 +224,10 @@ def _end_tokens(name: str) -> Iterator[int]:
     for file in ("generation_config.json", "config.json"):
         try:
             path = cached_file(name, file)
-            given = json.loads(Path(path).read_bytes())["eos_token_id"]
+            token_ids = json.loads(Path(path).read_bytes())["eos_token_id"]
         except (OSError, ValueError, KeyError, TypeError):
             continue
-        yield from (each for each in (given if isinstance(given, list) else [given]) if type(each) is int)
+        yield from (each for each in (token_ids if isinstance(token_ids, list) else [token_ids]) if type(each) is int)
 
 
 def _template(given: str | None) -> str | None:

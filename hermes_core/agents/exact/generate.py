@@ -156,14 +156,14 @@ class GenerateServer:
         """
         if not self._wires:
             self._wires = await self._find_wires(patience_s)
-        given = {"max_tokens": max_tokens, "temperature": temperature, "top_k": top_k, "seed": seed}
-        whole = await self._sample(list(prompt), given, patience_s)
+        settings_of_sampling = {"max_tokens": max_tokens, "temperature": temperature, "top_k": top_k, "seed": seed}
+        whole = await self._sample(list(prompt), settings_of_sampling, patience_s)
         while whole.finish_reason == "abort":
-            given["max_tokens"] = max_tokens - len(whole.tokens)
-            if not given["max_tokens"]:
+            settings_of_sampling["max_tokens"] = max_tokens - len(whole.tokens)
+            if not settings_of_sampling["max_tokens"]:
                 return replace(whole, finish_reason="length")
-            given["seed"] = seed if seed is None else derive_seed(seed, str(max(1, len(whole.parts))))
-            whole = whole.then(await self._sample([*prompt, *whole.tokens], given, patience_s))
+            settings_of_sampling["seed"] = seed if seed is None else derive_seed(seed, str(max(1, len(whole.parts))))
+            whole = whole.then(await self._sample([*prompt, *whole.tokens], settings_of_sampling, patience_s))
         return whole
 
     async def _sample(self, prompt: list[int], given: Mapping[str, Any], patience_s: float) -> Sampled:
@@ -312,10 +312,10 @@ def _lacks_path(refusal: HttpRefusal) -> bool:
 
 
 def _no_tokens(url: str, wire: Wire, content: bytes, error: Exception) -> NoReturn:
-    said = content[:200].decode("utf-8", "replace")
+    beginning = content[:200].decode("utf-8", "replace")
     raise BadCompletion(
         f"{public_url(url)}{wire.path} gave no token ids with logprobs as {wire.server} does "
-        f"({type(error).__name__}: {error}): {said}",
+        f"({type(error).__name__}: {error}): {beginning}",
         hint=f"check server_type; if it is right, {wire.advice}",
     ) from error
 

@@ -42,7 +42,7 @@ def matching_parser(name: str, parsers: Mapping[str, Parser], chat: Chat, *, too
         )
     if name != AUTO and any(reads(parsers[name], call) for call in written):
         return parsers[name]
-    able = [each for each in parsers if each != AUTO and any(reads(parsers[each], call) for call in written)]
+    able = [parser for parser in parsers if parser != AUTO and any(reads(parsers[parser], call) for call in written)]
     if not able:
         shown = " ".join(written[0].text.split())[:200]
         raise ConfigError(

@@ -298,7 +298,7 @@ class TokenTree:
         others = self.after(before)[-_LATEST:]
         if not others:
             return Transition.ROOT if before is None else Transition.CONTINUED
-        common, _, near = max((_common(each.heard, rest), each.number, each) for each in others)
+        common, _, near = max((_common(other.heard, rest), other.number, other) for other in others)
         if near.number >= asked.asked_at:
             return Transition.PARALLEL
         if asked.summary not in (None, near):
@@ -310,7 +310,7 @@ class TokenTree:
             if following.role != "assistant":
                 return Transition.DROPPED_ANSWER
             return Transition.DROPPED_THINKING if following == near.said.without_thinking else Transition.EDITED
-        known = {each.said.without_thinking for each in self.answers}
+        known = {answer.said.without_thinking for answer in self.answers}
         if before is not None or any(form.without_thinking in known for form in rest):
             return Transition.EDITED
         return Transition.PARALLEL

@@ -78,8 +78,8 @@ class ParsedText:
             found = tuple((isinstance(item, ParseProblem) and item.thought) or item for item in found)
         items = sorted(found, key=lambda item: item.start)
         for index, item in enumerate(items):
-            given = item.id if isinstance(item, ParsedCall) else None
-            identifier = given if given and given not in taken else make_call_id(turn, index)
+            call_id = item.id if isinstance(item, ParsedCall) else None
+            identifier = call_id if call_id and call_id not in taken else make_call_id(turn, index)
             taken.add(identifier)
             made.append(_tool_call(item, identifier, cut=cut and index == len(items) - 1))
         return tuple(made)

@@ -94,13 +94,13 @@ def read_call(text: str, start: int, begin: int, end: int, form: Form = call_obj
     name = value.get("name")
     if not isinstance(name, str) or not name.strip():
         return ParseProblem('the call has no "name"', raw, start)
-    given = next((key for key in ("arguments", "parameters") if key in value), None)
-    if given is None and value.keys() - _BESIDE_NAME:
+    key_of_arguments = next((key for key in ("arguments", "parameters") if key in value), None)
+    if key_of_arguments is None and value.keys() - _BESIDE_NAME:
         return ParseProblem('the call has no "arguments"', raw, start, name)
-    arguments, error, fixed = decode_arguments(value[given] if given else None)
+    arguments, error, fixed = decode_arguments(value[key_of_arguments] if key_of_arguments else None)
     if arguments is None:
         return ParseProblem(str(error), raw, start, name)
-    encoded = given is not None and isinstance(value[given], str)
+    encoded = key_of_arguments is not None and isinstance(value[key_of_arguments], str)
     return ParsedCall(name.strip(), arguments, raw, start, _identifier(value), repaired or fixed or encoded)
 
 
@@ -111,5 +111,5 @@ def name_in(raw: str) -> str:
 
 
 def _identifier(value: Mapping[str, Any]) -> str | None:
-    given = value.get("id")
-    return given if isinstance(given, str) and given else None
+    identifier = value.get("id")
+    return identifier if isinstance(identifier, str) and identifier else None

@@ -46,18 +46,18 @@ def read(source: MarkedText, mark: re.Match[str]) -> tuple[list[Item], int]:
     if head is None:
         return source.report_broken(start, mark.end(), "the call does not begin with a tool's name")
     root = source.tools.get(head[1], {})
-    given: list[tuple[str, Any]] = []
+    pairs: list[tuple[str, Any]] = []
     position = head.end()
     try:
         while (tag := _opening(source, position)) is not None:
             value, position = _value(source, tag, member_schema(root, tag[2], root), root, 1)
-            given.append((tag[2], value))
+            pairs.append((tag[2], value))
     except NotRead as error:
         return source.report_broken(start, error.position, str(error), head[1])
     end = _END.match(source.text, position)
     if end is None:
         return source.report_broken(start, position, "the call has no end, or something else than arguments", head[1])
-    return [ParsedCall(head[1], _group(given), source.text[start : end.end()], start)], end.end()
+    return [ParsedCall(head[1], _group(pairs), source.text[start : end.end()], start)], end.end()
 
 
 def _opening(source: MarkedText, position: int) -> re.Match[str] | None:

@@ -114,8 +114,8 @@ def _find_types(schema: Schema, root: Schema) -> tuple[set[str], list[Any]]:
     members: list[Any] = []
     open_ended = False
     for part in _parts(schema, root, 0, set()):
-        given = part.get("type")
-        named = {given} if isinstance(given, str) else {k for k in _list(given) if isinstance(k, str)}
+        declared = part.get("type")
+        named = {declared} if isinstance(declared, str) else {k for k in _list(declared) if isinstance(k, str)}
         if "enum" in part or "const" in part:
             members += _list(part.get("enum")) if "enum" in part else [part["const"]]
         else:
