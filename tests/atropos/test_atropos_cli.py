@@ -37,7 +37,7 @@ def config_of(atropos_extra: None, monkeypatch: pytest.MonkeyPatch) -> Callable[
         env_manager = evaluate_manager = process_manager
 
     def run(*arguments: str, mode: str = "process") -> Any:
-        group = commands.commands(lambda runtime, name: Recorded, takes_name=False)
+        group = commands.make_group(lambda runtime, name: Recorded, takes_name=False)
         done = CliRunner().invoke(group, [mode, *arguments], obj=0)
         if done.exception is not None and not isinstance(done.exception, SystemExit):
             raise done.exception

@@ -138,7 +138,7 @@ def guest_pid(sandbox: HostSandbox) -> int:
     """The first process of the sandbox that carries no channel. Who isn't root can't see all of its children."""
     bridges = {channel._transport.get_pid() for channel in sandbox.channels if channel._transport is not None}
     started = {}
-    for pid in processes.marked(sandbox.id):
+    for pid in processes.find_marked(sandbox.id):
         try:
             started[pid] = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
         except OSError:

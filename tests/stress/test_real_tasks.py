@@ -130,7 +130,7 @@ async def test_over_channels_that_are_cut_every_rollout_scores_without_a_second_
 
 def ours(folder: Path) -> list[int]:
     """The processes of the sandboxes in a folder that are not a slot's: watchdogs, guests, bridges."""
-    return [pid for sandbox in folder.iterdir() for pid in processes.marked(sandbox.name) if _owner(pid) == 0]
+    return [pid for sandbox in folder.iterdir() for pid in processes.find_marked(sandbox.name) if _owner(pid) == 0]
 
 
 def _owner(pid: int) -> int | None:

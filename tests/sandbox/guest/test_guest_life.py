@@ -59,7 +59,7 @@ async def test_ending_leaves_nothing(rigged, level):
         await rig.client.aclose(end_sandbox=True)
         assert time.monotonic() - began < 15
         assert rig.client.lost.is_set()
-        assert await eventually(lambda: not processes.marked(rig.sandbox.id))
+        assert await eventually(lambda: not processes.find_marked(rig.sandbox.id))
         assert not os.path.exists(rig.sandbox.workspace_base) and common_files(rig) == []
         assert Path(rig.sandbox.state_dir, "heartbeat").read_text().splitlines()[0] == "end"
         with pytest.raises(SandboxLost):
@@ -74,7 +74,7 @@ async def test_without_a_driver_everything_ends(rigged, level):
         assert (await rig.client.commands(0).run("true")).ok, "a driver that lives is heard, whatever it does"
         await rig.client.aclose()
         began = time.monotonic()
-        assert await eventually(lambda: not processes.marked(rig.sandbox.id))
+        assert await eventually(lambda: not processes.find_marked(rig.sandbox.id))
         assert 1.0 < time.monotonic() - began < 15
         assert not os.path.exists(rig.sandbox.workspace_base) and common_files(rig) == []
         assert Path(rig.sandbox.state_dir, "heartbeat").read_text().splitlines()[0] == "end"
@@ -132,7 +132,7 @@ async def test_a_killed_guest_is_noticed_at_once_and_takes_its_slots_along(rigge
         assert time.monotonic() - began < 15
         with pytest.raises(SandboxLost, match="guest is dead"):
             await rig.client.reset_slot(index)
-        assert await eventually(lambda: not processes.marked(rig.sandbox.id))
+        assert await eventually(lambda: not processes.find_marked(rig.sandbox.id))
         for left in common_files(rig):  # outside of a sandbox of its own, nobody does
             left.unlink()
 
