@@ -96,7 +96,7 @@ Written = Mapping[str, str | None]
 """The dotted options of a section, as written; None for one that was written without a value."""
 
 
-def dotted_options(ctx: click.Context, section: str) -> Written:
+def find_dotted_options(ctx: click.Context, section: str) -> Written:
     """Return the dotted options of one section."""
     found: Mapping[str, Written] = ctx.meta[_DOTTED]
     return found.get(section, {})

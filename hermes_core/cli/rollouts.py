@@ -16,7 +16,7 @@ from hermes_core.cli.exits import EXIT_BROKEN, EXIT_INCOMPLETE
 from hermes_core.cli.options import (
     SECTIONS,
     collect_settings,
-    dotted_options,
+    find_dotted_options,
     merge_options,
     read_config,
     setting_option,
@@ -263,7 +263,10 @@ def rescore(ctx: click.Context, /, directory: Path, **given: Any) -> None:
 def _env(ctx: click.Context, runtime: Runtime, environment: str, section: Mapping[str, Any]) -> dict[str, Any]:
     """Return the environment's configuration: the file's, then `--env.…`, then `--items`."""
     model = runtime.environment_class(environment).config_class
-    return {**merge_options(section, dotted_options(ctx, "env"), model), **collect_settings(ctx, EnvironmentConfig)}
+    return {
+        **merge_options(section, find_dotted_options(ctx, "env"), model),
+        **collect_settings(ctx, EnvironmentConfig),
+    }
 
 
 def _places(
@@ -294,7 +297,9 @@ def _places(
         known = frozenset(model.model_fields) - {*model.unsupported, "name"}
         places[label] = options_of(ctx, runtime, config, known=known, backend=backend, profile=profile or None)
         settings |= known
-    for name in {key.partition(".")[0] for key in (*config["backend"], *dotted_options(ctx, "backend"))} - {"name"}:
+    for name in {key.partition(".")[0] for key in (*config["backend"], *find_dotted_options(ctx, "backend"))} - {
+        "name"
+    }:
         if name not in settings:
             raise UnknownNameError("setting", name, settings, where=f"of the backends {', '.join(labels)}")
     common, *_ = places.values()

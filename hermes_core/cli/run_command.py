@@ -12,7 +12,7 @@ from hermes_core.agents.base import AgentSettings
 from hermes_core.cli.options import (
     DottedCommand,
     collect_settings,
-    dotted_options,
+    find_dotted_options,
     merge_options,
     read_config,
     setting_option,
@@ -112,7 +112,7 @@ def choose_agent(ctx: click.Context, runtime: Runtime, agent: str) -> AgentSetti
 def agent_settings_of(ctx: click.Context, runtime: Runtime, agent: str, section: Mapping[str, Any]) -> dict[str, Any]:
     """Return the agent's settings: the file's, then `--agent.…`, then those of options made for them."""
     values = {key: value for key, value in section.items() if key != "name"}
-    written = merge_options(values, dotted_options(ctx, "agent"), runtime.agent_config_class(agent))
+    written = merge_options(values, find_dotted_options(ctx, "agent"), runtime.agent_config_class(agent))
     return {**written, **collect_settings(ctx, AgentSettings)}
 
 
@@ -139,7 +139,7 @@ def options_of(
     backend = first(from_options.get("backend"), config["backend"].get("name"), config["run"].get("backend"))
     options = {**config["run"], **from_options, "backend": str(first(backend, RunOptions().backend))}
     section = {key: value for key, value in config["backend"].items() if key != "name"}
-    written = dotted_options(ctx, "backend")
+    written = find_dotted_options(ctx, "backend")
     if known is not None:
         section = {key: value for key, value in section.items() if key in known}
         written = {key: value for key, value in written.items() if key.partition(".")[0] in known}

@@ -84,7 +84,7 @@ async def open_servers(
 
     connections = [McpConnection(name, server, commands) for name, server in servers.items()]
 
-    async def opened(connection: McpConnection) -> dict[str, Tool]:
+    async def open_one(connection: McpConnection) -> dict[str, Tool]:
         try:
             await connection.open()
             return tools_of(connection)
@@ -98,7 +98,7 @@ async def open_servers(
 
     try:
         async with together() as group:
-            opening = [group.create_task(opened(connection)) for connection in connections]
+            opening = [group.create_task(open_one(connection)) for connection in connections]
         yield OpenServers({name: task.result() for name, task in zip(servers, opening, strict=True)}, reopen)
     finally:
         async with asyncio.TaskGroup() as group:

@@ -248,7 +248,7 @@ class Registry:
         """Return every name that can be used, without aliases, sorted."""
         return sorted(entry.name for entry in self.entries())
 
-    def registered(self) -> list[str]:
+    def in_order(self) -> list[str]:
         """Return the same names in the order in which they were registered."""
         return [entry.name for entry in self.claims if len(self._by_name[entry.name]) == 1]
 

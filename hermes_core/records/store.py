@@ -92,7 +92,7 @@ class OutputFolder:
                 path = parent / f"{stem}-{number}"
 
     @classmethod
-    def chosen(cls, path: str | Path | None, parent: str | Path | None, name: str) -> OutputFolder | None:
+    def choose(cls, path: str | Path | None, parent: str | Path | None, name: str) -> OutputFolder | None:
         """Return the folder at `path`, or a new one in `parent`, or None if neither is given. Raise as `begin` and the
         class do."""
         if path is not None:

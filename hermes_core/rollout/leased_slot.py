@@ -155,11 +155,11 @@ class LeasedSlot:
         """Implement `SlotHandle.prepare`."""
         fill = as_build(build)
 
-        async def logged(commands: SlotCommands, directory: str) -> None:
+        async def fill_logged(commands: SlotCommands, directory: str) -> None:
             await fill(commands.around(self._log_run), directory)
 
         try:
-            return await self._watch(self._backend.prepare(self.slot, key, logged, private=private))
+            return await self._watch(self._backend.prepare(self.slot, key, fill_logged, private=private))
         except HermesError as error:
             await self._check_room(error, ErrorOrigin.PREPARATION)
             raise

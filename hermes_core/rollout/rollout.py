@@ -548,12 +548,12 @@ async def _verify_or_blame(
     async def verify() -> T:
         return await _run_verification(rollout, hook, ends.of_verification(context.limits.verify_timeout))
 
-    async def untouched() -> bool:
+    async def can_verify_untouched() -> bool:
         if not rollout.used or rollout.emptied or trajectory.is_infra:
             return False
         return await _verify_untouched(context, item, trajectory, ends)
 
-    return await attribute_failure(verify, untouched)
+    return await attribute_failure(verify, can_verify_untouched)
 
 
 async def _verify_untouched(context: RolloutContext, item: Item, trajectory: Trajectory, ends: _Ends) -> bool:
@@ -733,7 +733,7 @@ async def _lease(
     try:
         yield Rollout(context, trajectory, slot)
     finally:
-        with trajectory.timed("release"):
+        with trajectory.measure("release"):
             try:
                 await lease.__aexit__(*sys.exc_info())
             except HermesError as error:

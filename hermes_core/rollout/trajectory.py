@@ -105,7 +105,7 @@ class Trajectory:
         self._infra = self._infra or error
 
     @contextmanager
-    def timed(self, name: str) -> Iterator[None]:
+    def measure(self, name: str) -> Iterator[None]:
         """Record the seconds that a stage takes."""
         started = time.monotonic()
         try:
@@ -117,7 +117,7 @@ class Trajectory:
     def stage(self, name: str) -> Iterator[None]:
         """Time a stage. At its end, raise the infrastructure failure that was noted in it, if there was one."""
         self.commands.stage = name
-        with self.timed(name):
+        with self.measure(name):
             try:
                 with exits_are_errors():
                     yield

@@ -215,7 +215,7 @@ class GroupRoller:
     async def _roll(self, item: Item, group: Group, index: int, agent: Agent | None = None) -> Rolled:
         """Roll out one rollout of the group. Its record is written in every case."""
         context = self.context if agent is None else replace(self.context, agent=agent)
-        context = self._tools.offered(context, item, group.group_id)
+        context = self._tools.offer_tools(context, item, group.group_id)
         async with self._room:
             if isinstance(self.fatal, STOPPING):
                 raise self.fatal.twin()  # don't begin what can't succeed

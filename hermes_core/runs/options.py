@@ -148,7 +148,7 @@ class PoolSize:
     concurrency: int
     """Number of rollouts that fit at the same time; at most the requested number."""
 
-    def applied(self, profile: SandboxConfig, *, warm: bool) -> SandboxConfig:
+    def apply_to(self, profile: SandboxConfig, *, warm: bool) -> SandboxConfig:
         """Return the profile with this size.
 
         Args:

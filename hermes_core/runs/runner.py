@@ -36,7 +36,7 @@ from hermes_core.rollout.rollout import RolloutContext, begin, run_rollout
 from hermes_core.rollout.trajectory import Trajectory
 from hermes_core.runs.image_prefetch import Prefetch
 from hermes_core.runs.options import RunOptions, agent_settings, check_price
-from hermes_core.runs.session import ITEMS, Session, Tools, broken_environment, open_session, versions
+from hermes_core.runs.session import ITEMS, Session, Tools, environment_error, open_session, versions
 from hermes_core.runs.stall_watchdog import STALLS
 from hermes_core.runtime import Runtime
 from hermes_core.sandbox.pool.cost import CostLimitReached, SandboxUsage
@@ -127,7 +127,7 @@ async def run_rollouts(
             sinks=open_sinks,
             progress=progress or NoProgress(),
             options=chosen,
-            folder=OutputFolder.chosen(out_dir, runs_dir, session.name),
+            folder=OutputFolder.choose(out_dir, runs_dir, session.name),
         )
         stalls = None
         if run.folder is not None:
@@ -236,7 +236,7 @@ class Jobs:
         """The items' places in the dataset by their ids, in order."""
         self.need_slots = is_in_slot(session.agent)
         """Whether one of them needs a slot."""
-        with explain_errors(functools.partial(broken_environment, environment, ITEMS)):
+        with explain_errors(functools.partial(environment_error, environment, ITEMS)):
             self._items = environment.select_items()
             self._check(environment, session.tools, session.slots)
 
@@ -293,11 +293,11 @@ class Jobs:
         def item(number: int) -> Item:
             return self._items[number]
 
-        def changed(item_id: str, kept: Mapping[str, Any]) -> list[str] | None:
+        def find_changes(item_id: str, kept: Mapping[str, Any]) -> list[str] | None:
             number = self.item_ids.get(item_id)
             return None if number is None else find_changed_fields(kept, item(number), redact)
 
-        return changed
+        return find_changes
 
     def items_left(self, done: Callable[[Key], bool]) -> Iterator[Item]:
         """Yield the items that have rollouts which are not done."""
@@ -305,7 +305,7 @@ class Jobs:
             if not all(done((item_id, index)) for index in range(self._group_size)):
                 yield self._items[number]
 
-    def left(self, done: Callable[[Key], bool]) -> Iterator[Job]:
+    def iter_jobs(self, done: Callable[[Key], bool]) -> Iterator[Job]:
         """Yield the rollouts that are not done."""
         for item_id, number in self.item_ids.items():
             item: Item | None = None
@@ -373,7 +373,7 @@ class Run:
 
     def _iter_left(self, prefetch: Prefetch) -> Iterator[Job]:
         item_id: str | None = None
-        for job in itertools.takewhile(lambda _: self._may_begin(), self.jobs.left(self.tally.was_done_before)):
+        for job in itertools.takewhile(lambda _: self._may_begin(), self.jobs.iter_jobs(self.tally.was_done_before)):
             if job.item_id != item_id:
                 item_id = job.item_id
                 prefetch.group_begins()
@@ -401,7 +401,7 @@ class Run:
         self._running.add(trajectory)
         down: EndpointDown | None = None
         try:
-            await run_rollout(self.tools.offered(context, job.item, job.item_id), job.item, trajectory)
+            await run_rollout(self.tools.offer_tools(context, job.item, job.item_id), job.item, trajectory)
         except asyncio.CancelledError:
             self._keep(context, trajectory)
             raise

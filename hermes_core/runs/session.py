@@ -289,7 +289,7 @@ async def set_up(environment: Environment, load: Callable[[], Awaitable[None]] |
         PluginError: its `setup` is broken.
     """
     try:
-        with explain_errors(partial(broken_environment, environment, "setup()")):
+        with explain_errors(partial(environment_error, environment, "setup()")):
             await (load or environment.setup)()
         yield
     finally:
@@ -303,15 +303,15 @@ async def _check_quarantine(quarantine: Quarantine, name: str, environment: Envi
         ConfigError: it is of another dataset.
         PluginError: the environment is broken.
     """
-    with explain_errors(partial(broken_environment, environment, ITEMS)):
+    with explain_errors(partial(environment_error, environment, ITEMS)):
         await asyncio.to_thread(quarantine.check, name, environment)
 
 
 ITEMS = "items() or item_id()"
-"""Where an environment fails whose items can't be read, for `broken_environment`."""
+"""Where an environment fails whose items can't be read, for `environment_error`."""
 
 
-def broken_environment(environment: Environment, where: str, error: Exception) -> PluginError:
+def environment_error(environment: Environment, where: str, error: Exception) -> PluginError:
     """Return the error for an environment that fails in an unexpected way."""
     return PluginError(
         f"environment {environment.name!r} failed in {where}: {describe(error)}",
@@ -330,7 +330,7 @@ def _new_backend(
     if rollouts is not None:
         options = options.model_copy(update={"concurrency": max(1, min(options.concurrency, rollouts))})
     profiles = runtime.profiles(options.backend, default_profile=options.profile)
-    asked = [PoolSize({}, options.backend_config, 0).applied(profile, warm=True) for profile in profiles.values()]
+    asked = [PoolSize({}, options.backend_config, 0).apply_to(profile, warm=True) for profile in profiles.values()]
     isolation = resolve_isolation(runtime.backend(options.backend), isolation, asked)
     used = options.profile or runtime.settings.default_profile
     sizes = {
@@ -342,7 +342,7 @@ def _new_backend(
         log.warning("profile %s has room for %d rollouts at a time, not for %d", used, room, options.concurrency)
     profiles = {
         # Only what every rollout uses is made in advance.
-        name: sizes[name].applied(profile, warm=name == used and not environment.item_images)
+        name: sizes[name].apply_to(profile, warm=name == used and not environment.item_images)
         for name, profile in profiles.items()
     }
     check_slot_user(environment, profiles[used], isolation)
@@ -420,7 +420,7 @@ def parsers_with(runtime: Runtime, name: str) -> dict[str, Parser]:
         UnknownNameError: there is no such parser.
         PluginError: one of them can't be made.
     """
-    return {each: runtime.parser(each) for each in (name, *runtime.parsers.registered())}
+    return {each: runtime.parser(each) for each in (name, *runtime.parsers.in_order())}
 
 
 async def check_endpoint(agent: Agent) -> None:
@@ -558,7 +558,7 @@ class Tools:
             server.on_driver for server in servers.values()
         )
 
-    def offered(self, context: RolloutContext, item: Item, group: str) -> RolloutContext:
+    def offer_tools(self, context: RolloutContext, item: Item, group: str) -> RolloutContext:
         """Return the context with the tools of the item's group in it. A program in the slot has tools of its own, and
         gets only those of MCP servers."""
         servers = self.servers_for(item, group)

@@ -322,7 +322,7 @@ class TrainerRun:
                 f"{len(self._rollouts)} rollouts hold all slots until they end, and another was to begin",
                 hint=self._more_room,
             )
-        rollout = DrivenRollout(self.session.tools.offered(context, item, item_id), item)
+        rollout = DrivenRollout(self.session.tools.offer_tools(context, item, item_id), item)
         self._rollouts.add(rollout)
         try:
             await rollout.begin()

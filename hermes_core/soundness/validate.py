@@ -35,7 +35,7 @@ from hermes_core.records.summary import NoProgress, Progress
 from hermes_core.runs.options import RunOptions
 from hermes_core.runs.quarantine import FORMAT, VERSION, Fingerprints, Quarantine
 from hermes_core.runs.runner import Jobs, Run, in_thread
-from hermes_core.runs.session import ITEMS, Session, broken_environment, check_scored, open_session, versions
+from hermes_core.runs.session import ITEMS, Session, check_scored, environment_error, open_session, versions
 from hermes_core.runs.stall_watchdog import STALLS
 from hermes_core.runtime import Runtime
 from hermes_core.sandbox.contract import Isolation
@@ -230,7 +230,7 @@ async def validate(
         first = next(iter(sessions.values()))
         check_scored(first.environment)
         names = _choose_cheats(sessions.values(), cheats)
-        folder = OutputFolder.chosen(out_dir, runs_dir, f"validate-{first.name}")
+        folder = OutputFolder.choose(out_dir, runs_dir, f"validate-{first.name}")
         if folder is not None:
             stack.callback(folder.close)
         known = None if folder is None else await asyncio.to_thread(_fingerprints, first.environment)
@@ -281,7 +281,7 @@ def _choose_cheats(sessions: Collection[Session], cheats: bool | Sequence[str]) 
 
 
 def _fingerprints(environment: Environment) -> Fingerprints:
-    with explain_errors(functools.partial(broken_environment, environment, ITEMS)):
+    with explain_errors(functools.partial(environment_error, environment, ITEMS)):
         return Fingerprints.of(environment)
 
 
@@ -421,7 +421,7 @@ class _Work:
             try:
                 return environment.doubt(item, agent, details)
             except Exception as error:
-                raise broken_environment(environment, "doubt()", error) from error
+                raise environment_error(environment, "doubt()", error) from error
 
         def take(record: Mapping[str, Any]) -> None:
             item_id, agent = record["item_id"], record["agent"]

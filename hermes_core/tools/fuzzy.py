@@ -164,12 +164,12 @@ class _PlainText:
         if "\n" in match.new and "\r\n" not in match.new:
             newline = newline_at(self._original, self._place(match.start))
 
-        def kept(part: slice) -> str:
+        def original(part: slice) -> str:
             return self.original_of(match.start + part.start, match.start + part.stop)
 
-        if kept(slice(0, len(found))) == found:
+        if original(slice(0, len(found))) == found:
             return match.new.replace("\n", newline)
-        return _merge(found, match.new, kept, newline)
+        return _merge(found, match.new, original, newline)
 
 
 def newline_at(text: str, place: int) -> str:

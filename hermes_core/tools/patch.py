@@ -137,14 +137,14 @@ class _Changes:
             raise _Unusable({"error": f"{path} has {content.size} bytes, more than the {MAX_BYTES} that patch handles"})
         return _PatchedFile(content.data)
 
-    def changed_paths(self) -> list[str]:
+    def list_changes(self) -> list[str]:
         return [path for path, file in self.after.items() if file != self.before[path]]
 
     async def apply(self) -> str | None:
         """Write everything, new content before removals. If one fails, undo the others. Return what went wrong, or
         None."""
         done: list[str] = []
-        for path in sorted(self.changed_paths(), key=lambda path: self.after[path] is None):
+        for path in sorted(self.list_changes(), key=lambda path: self.after[path] is None):
             try:
                 await self._store(path, self.after[path])
             except CommandError as error:
@@ -203,7 +203,7 @@ async def _patch(ctx: CallContext, changes: _Changes, patch: str) -> Answer:
     for word, was, now in (("modified", True, True), ("created", False, True), ("deleted", True, False)):
         paths = [
             path
-            for path in changes.changed_paths()
+            for path in changes.list_changes()
             if (changes.before[path] is not None) is was and (changes.after[path] is not None) is now
         ]
         if paths:
@@ -246,7 +246,7 @@ async def _check_free(changes: _Changes, path: str) -> None:
 
 def _diff(changes: _Changes) -> str:
     diffs = (
-        make_diff(path, _text(changes.before[path]), _text(changes.after[path])) for path in changes.changed_paths()
+        make_diff(path, _text(changes.before[path]), _text(changes.after[path])) for path in changes.list_changes()
     )
     return cut_output("".join(diffs).encode(), limit=DIFF_CHARS)[0]
 
@@ -258,7 +258,7 @@ def _text(file: _PatchedFile | None) -> str | None:
 async def _syntax_errors(changes: _Changes) -> Answer:
     """Return the Python files that don't parse after the change, by path."""
     found = {}
-    for path in changes.changed_paths():
+    for path in changes.list_changes():
         file = changes.after[path]
         if file is not None and posixpath.splitext(path)[1] in (".py", ".pyi"):
             problem = await _syntax_error(changes.commands, file.data)

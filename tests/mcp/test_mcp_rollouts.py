@@ -87,7 +87,7 @@ async def driving(
         open_session(runtime, environment or Adding(), "nop", options, work_of="model") as session,
         session.sandboxes() as context,
     ):
-        yield session.tools.offered(context, ITEM, "one")
+        yield session.tools.offer_tools(context, ITEM, "one")
 
 
 async def test_a_run_with_servers_in_the_slot_and_on_the_driver(tmp_path: Path) -> None:

@@ -182,7 +182,7 @@ def test_the_stage_that_failed_is_the_innermost_not_the_release_that_follows():
             with trajectory.stage("setup"):
                 raise ValueError("no")
         finally:
-            with trajectory.timed("release"):
+            with trajectory.measure("release"):
                 pass
     assert (trajectory.failure.kind, trajectory.failure.stage) == (FailureKind.SETUP, "setup")
     assert trajectory.failure.message == "ValueError: no"

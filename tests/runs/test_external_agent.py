@@ -77,7 +77,7 @@ async def driving(path: Path, environment: Environment, **options: Any) -> Async
         open_session(runtime, environment, "nop", chosen, work_of="model") as session,
         session.sandboxes() as context,
     ):
-        yield session.tools.offered(context, ITEM, "one")
+        yield session.tools.offer_tools(context, ITEM, "one")
 
 
 async def test_the_callers_calls_run_in_the_slot_and_their_work_is_scored(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import click
 from hermes_core import ConfigError, Runtime, UnknownNameError, say, validate_data
 from hermes_core.cli.exits import EXIT_INCOMPLETE
 from hermes_core.cli.main import LazyGroup
-from hermes_core.cli.options import DottedCommand, dotted_options, merge_options, read_config
+from hermes_core.cli.options import DottedCommand, find_dotted_options, merge_options, read_config
 from hermes_core.cli.support import finish
 
 SECTIONS = ("env", "openai")
@@ -145,7 +145,7 @@ def _make_environment(ctx: click.Context, kind: type[Modes], mode: str, path: Pa
         **_defaults_of_mode(kind, mode),
         **sections["env"],
     }
-    settings = merge_options(values, dotted_options(ctx, "env"), config_class)
+    settings = merge_options(values, find_dotted_options(ctx, "env"), config_class)
     config = validate_data(config_class, settings, f"environment {kind.name!r}")
     return kind(config, _servers(ctx, default_servers, sections["openai"]), runtime=runtime)
 
@@ -176,7 +176,7 @@ def _servers(ctx: click.Context, defaults: Any, section: Any) -> list[Any]:
         listed = [{**first.model_dump(), **(section[0] if isinstance(section, list) else section)}]
     else:
         listed = [server.model_dump() for server in base]
-    options = dotted_options(ctx, "openai")
+    options = find_dotted_options(ctx, "openai")
     if options and len(listed) != 1:
         raise ConfigError(
             f"--openai.… is for one server, and there are {len(listed)}", hint="write the settings in the file"
