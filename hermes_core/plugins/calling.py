@@ -118,12 +118,12 @@ def _check_kind(hook: str, function: Callable[..., Any], options: Mapping[str, A
 
 
 def _with_arguments_of(hook: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `function` with the hook's own arguments. It gets those that it takes, by keyword.
+    """Return a function that takes all arguments of the hook, and calls `function` with those that `function` names.
 
-    pluggy does not pass keyword-only arguments and, in some versions, arguments with defaults.
+    pluggy itself does not pass keyword-only arguments and, in some versions, arguments with defaults.
 
     Raises:
-        PluginError: it asks for an argument that the hook does not have.
+        PluginError: `function` asks for an argument that the hook does not have.
     """
     known = tuple(inspect.signature(SPECS[hook]).parameters)
     names: list[str] = []

@@ -155,7 +155,8 @@ class Record:
         return list(dict.fromkeys(str(version) for version in named if version is not None))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the record as JSON values: a line of version `VERSION`. Long ones come last: see `parse_outline`."""
+        """Return the record as a JSON object of version `VERSION`. Long fields come last, so that `parse_outline` can
+        leave them out."""
         return {
             "version": VERSION,
             **{name: getattr(self, name) for name in _AS_THEY_ARE},

@@ -104,7 +104,7 @@ class LineFile:
         self.size += len(line)
 
     def sync(self) -> None:
-        """Wait until all of it is on the disk. It can take a while."""
+        """Wait until all written lines are on the disk, which can take a while."""
         os.fsync(self._file)
 
     def close(self) -> None:

@@ -94,8 +94,8 @@ class Spread:
         self.largest = max(self.largest, value)
 
     def percentile(self, share: float) -> float:
-        """Return the smallest number that at least this share of the numbers does not exceed, to three digits. There
-        must be one."""
+        """Return the smallest number that at least this share of the numbers does not exceed, to three digits. At
+        least one number must have been added."""
         rank = max(1, math.ceil(self._counts.total() * share))
         ordered = sorted(self._counts)
         passed = accumulate(self._counts[value] for value in ordered)
@@ -117,10 +117,10 @@ class Standing(Protocol):
 
     @property
     def news(self) -> object:
-        """Return a value; the display writes another line when it changes."""
+        """Return a value that changes when there is something new to show, so that the display writes another line."""
 
     def counts(self, total: int) -> str:
-        """Return the other figures, as text."""
+        """Return the figures other than `done`, as text."""
 
     def state(self, total: int) -> dict[str, Any]:
         """Return the figures for programs, as JSON values."""
@@ -191,7 +191,7 @@ class Tally:
             self._recent.append(record.failure is not None and record.failure.kind in _NOT_OF_THE_AGENT)
 
     def count_usage(self, record: Record) -> None:
-        """Add only what the model used for a record, whose rollout is done again."""
+        """Add only the model's usage of a record whose rollout is done again."""
         self.usage.add(record.usage)
         self.waited_s += record.waited_s
 

@@ -11,14 +11,14 @@ from hermes_core.tool_backend import ToolBackend
 
 
 class Prefetch:
-    """Keeps the images of some groups ahead of those that run.
+    """Makes the images of the next `ahead` groups whenever a group begins.
 
-    An image that can't be had is not reported here. The rollouts that need it get the error.
+    If an image can't be made, nothing is reported here. The rollouts that need the image get the error.
 
     Args:
-        profile: for items that name none.
-        items: the items of the run's groups, in the order in which these begin.
-        ahead: number of groups after the last one that has begun.
+        profile: the profile of items that name none.
+        items: the item of each group of the run, in the order in which the groups begin.
+        ahead: number of groups, counted after the last one that has begun.
     """
 
     def __init__(
@@ -43,5 +43,5 @@ class Prefetch:
             await self._backend.prepare_image(image, profile=profile)
 
     async def aclose(self) -> None:
-        """Cancel what is under way. Idempotent."""
+        """Stop making images. Idempotent."""
         await self._tasks.aclose()

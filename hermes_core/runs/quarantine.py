@@ -141,21 +141,21 @@ class Quarantine:
         return frozenset(item.item_id for item in self.file.items)
 
     def to_configuration(self) -> dict[str, Any]:
-        """Return what identifies it in a run's configuration: which items are left out, not why."""
+        """Return what identifies the quarantine in a run's configuration: which items are left out, not why."""
         ids = sorted(self.item_ids)
         return {"items": len(ids), "sha256": hashlib.sha256(json.dumps(ids).encode()).hexdigest()[:16]}
 
     def check(self, name: str, environment: Environment) -> None:
-        """Check that the file is of this environment's dataset, and log how many items are left out. Blocking.
+        """Check that the file was made of this environment's dataset, and log how many items are left out. Blocking.
 
-        The dataset may have changed since then. A warning names the ids that it no longer has, and the rows that
-        differ.
+        The dataset may have changed since it was validated. Warnings name the items that it no longer has, and those
+        whose rows have changed.
 
         Args:
             name: the environment's name.
 
         Raises:
-            ConfigError: the file is of another environment or dataset, or leaves no item.
+            ConfigError: the file was made of another environment or dataset, or leaves out every item.
         """
         if self.file.environment != name:
             raise ConfigError(

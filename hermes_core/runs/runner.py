@@ -359,7 +359,7 @@ class Run:
             self.progress.update(self.tally)
 
     def _finish(self, usage: Mapping[str, SandboxUsage]) -> RunSummary:
-        """Return a summary, and wait for the disk."""
+        """Return a summary. With a folder, wait until the records are on the disk, and write the summary there."""
         place = str(self.folder.path) if self.folder else None
         summary = self.tally.summary(len(self.jobs), usage=usage, stopped=self._stopped, out_dir=place)
         if self.folder is not None:

@@ -31,7 +31,7 @@ def reindent(new: Sequence[str], quoted: Sequence[str], found: Sequence[str], un
 
 
 def is_shifted(quoted: Sequence[str], found: Sequence[str]) -> bool:
-    """Return whether all lines are indented by the same amount more, or less."""
+    """Return whether `found` has the same blanks added before every line of `quoted`, or removed from every line."""
     return _uniform(_pairs(quoted, found))
 
 

@@ -19,14 +19,15 @@ QUIET_S = 60.0
 """Seconds without any answer after which a server is probed."""
 
 PROBE_S = 15.0
-"""Time limit of a probe, and the time between two of them."""
+"""Time limit of a probe in seconds, and the pause between two probes."""
 
 
 class LivenessProbe:
-    """Probes a server while none of its requests is answered, with a request that it can answer at once.
+    """Probes a server that has answered no request for `QUIET_S`, with a request that it can answer at once.
 
-    A server that answers the probe may only be slow, so its requests go on. One that does not is silent: its circuit is
-    half-open, and it is dead if this lasts for as long as the patience.
+    A server that answers the probe may only be slow, so its requests go on. A server that does not answer the probe is
+    silent, and its circuit becomes half-open. If it is still silent after `patience_s` (see `watch`), it is dead, and
+    its requests fail.
 
     Args:
         name: the server's name, for messages.
@@ -39,9 +40,9 @@ class LivenessProbe:
         self._quiet_since = 0.0
         """When the server last gave any answer, also a refusal, or else when it was first asked."""
         self._unanswered = False
-        """Whether a request since then is in flight, or reached its time limit."""
+        """Whether a request is in flight, or reached its time limit, since the last answer."""
         self._silent = False
-        """Whether it answered neither requests nor the last probe."""
+        """Whether the server answered neither requests nor the last probe."""
         self._probing = False
         self._called_slow = False
 
@@ -57,11 +58,11 @@ class LivenessProbe:
 
         Args:
             probe: sends a request that the server can answer at once. Any answer is a sign of life, also a refusal.
-            patience_s: how long the server may be silent.
+            patience_s: how many seconds the server may be silent.
             request_timeout_s: time limit of the request in the block, for messages.
 
         Raises:
-            NoSignOfLife: the server was silent for longer.
+            NoSignOfLife: the server was silent for longer than `patience_s`.
         """
         if not self._unanswered:
             self._quiet_since, self._unanswered = time.monotonic(), True

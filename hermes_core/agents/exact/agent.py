@@ -73,10 +73,10 @@ class ExactSession:
         return self._tree.nodes(None if self._own is None else self._own())
 
     def get_state(self) -> Mapping[str, Any]:
-        """Return the sequences, under `nodes`, and counts: `forks` by cause, and `thinking_kept`, answers to histories
-        without the thinking that they go on from.
+        """Return the sequences under `nodes`, and two counts: `forks` by cause, and `thinking_kept`. The latter is the
+        number of requests that leave out the thinking of earlier answers, and yet continue those answers' tokens.
 
-        This is asked for after each answer, so the sequences are made only when somebody looks at them.
+        The model loop asks for the state after each answer, so the sequences are made only when somebody looks at them.
         """
         return {
             "nodes": _Nodes(self),
@@ -133,10 +133,10 @@ class ExactSession:
         return replace(reply, number=answer.number)
 
     def _check_size(self, asked: TreeRequest) -> None:
-        """Refuse what can't fit before it is rendered and encoded, while everybody waits.
+        """Refuse a conversation that can't fit before it is rendered and encoded, because that blocks the event loop.
 
         Raises:
-            ContextLengthExceeded: it has too many characters.
+            ContextLengthExceeded: the conversation has too many characters.
         """
         characters = sum(len(form.text) for form in asked.forms)
         if characters > self.max_length * _CHARACTERS_PER_TOKEN:
@@ -150,13 +150,16 @@ class ExactSession:
 
     @asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:
-        """Wait for a round of the event loop. Each session that is ready gets a round of its own."""
+        """Wait for an iteration of the event loop that no other session of this `Chat` uses.
+
+        Rendering or parsing a conversation blocks the loop. With one session per iteration, other tasks run in between.
+        """
         async with self._chat.turnstile:
             await asyncio.sleep(0)
             yield
 
     def _prompt(self, asked: TreeRequest, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Prompt:
-        """Return what must be added to the known tokens before the answer."""
+        """Return the tokens that follow the known ones, up to where the answer begins."""
         if asked.before is None:
             return self._chat.prompt(messages, tools)
         answered = asked.known - 2  # the first of what is known are the tools

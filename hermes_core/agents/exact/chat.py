@@ -78,7 +78,7 @@ class WrittenCall:
 
 @dataclass(frozen=True)
 class _Way:
-    """A way to put an answer into a conversation, to render what comes after it."""
+    """A way to put a mark into a conversation in place of an answer, to find the text that is rendered after it."""
 
     content: bool
     """Whether the mark is also the answer's content. Gemma 4 writes content after the tools' results."""
@@ -217,8 +217,8 @@ class Chat:
         The answer itself is not rendered, because a template would write it differently from how the model did.
         Instead, a mark that nothing in the conversation can contain is rendered, and the text after it is taken. The
         first time that a conversation has this shape, the messages after the answer are marked as well, to check that
-        all of them are rendered. The whole past is rendered with it, because templates look at it: Cohere's number all
-        calls of a conversation.
+        all of them are rendered. The messages before the answer are rendered too, because templates look at them:
+        Cohere's templates number all calls of a conversation.
 
         Raises:
             UsageError: the template refuses the conversation, does not end the answer with an end token, or leaves out
@@ -272,8 +272,8 @@ class Chat:
                 yield WrittenCall(text, _NAME, arguments)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of these tokens, including special ones, as it stands in a longer text: SentencePiece drops
-        the space that a whole text begins with."""
+        """Return the text of tokens in the middle of a text, including special ones. (At the beginning of a text,
+        SentencePiece drops a space.)"""
         before, text = (
             self.tokenizer.decode(each, skip_special_tokens=False, clean_up_tokenization_spaces=False)
             for each in (self._before, [*self._before, *tokens])
@@ -283,7 +283,11 @@ class Chat:
     def _after(
         self, way: _Way, messages: Sequence[Message], answered: int, tools: Sequence[Mapping[str, Any]]
     ) -> Prompt:
-        """Return what follows the answer, when it is rendered this way."""
+        """Return what follows the answer `messages[answered]`, when a mark is put in its place as `way` says.
+
+        Raises:
+            UsageError: the template refuses the conversation, or puts no end token after the answer.
+        """
         mark = _mark()
         messages_before = [
             {**message, "tool_calls": message["tool_calls"][: way.calls]} if message.get("tool_calls") else message

@@ -166,9 +166,12 @@ _ANEW = re.compile(
 
 
 def read_objects(source: MarkedText, start: int, position: int, form: Form = call_object) -> tuple[list[Item], int]:
-    """Read call objects, one after the other or a list, from `position` on. The first one's text begins at `start`.
+    """Read call objects, which follow each other or are a list, from `position` on.
 
-    A broken object loses only itself, if a tool's name shows where the next one begins.
+    If an object is broken, the next ones are still read, if a tool's name shows where the next one begins.
+
+    Args:
+        start: the position at which the text of the first call begins, such as that of a tag before the object.
     """
     text = source.text
     items: list[Item] = []

@@ -34,7 +34,7 @@ def llama3_json() -> TextParser:
 
 
 def llama4_json() -> TextParser:
-    """Return the parser of Llama 4: the same, perhaps between `<|python_start|>` and `<|python_end|>`."""
+    """Return the parser of Llama 4: the objects of `llama3_json`, perhaps after `<|python_start|>…<|python_end|>`."""
     return _llama("llama4_json")
 
 
@@ -56,24 +56,27 @@ def write(calls: Sequence[WritableCall]) -> str:
 
 
 def read_llama(source: MarkedText, mark: re.Match[str]) -> tuple[list[Item], int]:
-    """Read the objects from here on, if they are calls. After a tag they must be calls."""
+    """Read the objects at a mark, if they are calls. After a tag such as `<|python_tag|>` they must be calls."""
     if mark[0].startswith("<"):
         return read_objects(source, mark.start(), mark.end())
     return _read_bare(source, mark.start(), mark.start())
 
 
 def read_xlam(source: MarkedText, mark: re.Match[str]) -> tuple[list[Item], int]:
-    """Read the list from here on, if it is one of calls."""
+    """Read the list at a mark, if it is a list of calls."""
     items, end = _read_bare(source, mark.start(), mark.end() - 1)
     fence = _FENCE.match(source.text, end) if mark[0].startswith("`") else None
     return items, fence.end() if items and fence else end
 
 
 def _read_bare(source: MarkedText, start: int, here: int) -> tuple[list[Item], int]:
-    """Read the objects that begin at `here`, if they are calls. The first one's text begins at `start`.
+    """Read the object, or the list of objects, at position `here`, if it is a call or several.
 
     At the beginning of the answer an object with a name and arguments is a call. Anywhere else it has to name a tool,
     because an example in prose is no call.
+
+    Args:
+        start: the position at which the text of the first call begins: `here`, or that of a code fence before it.
     """
     text = source.text
     first = skip_space(text, here + 1) if text[here] == "[" else here
@@ -89,7 +92,7 @@ def _read_bare(source: MarkedText, start: int, here: int) -> tuple[list[Item], i
 
 
 def leads(text: str, position: int) -> bool:
-    """Return whether nothing but reasoning comes before this."""
+    """Return whether nothing but reasoning and white space comes before a position."""
     while position and text[position - 1].isspace():
         position -= 1
     return position == 0 or text.endswith(_BEFORE_CALLS, 0, position)

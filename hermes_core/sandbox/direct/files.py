@@ -149,7 +149,10 @@ _KINDS = {stat.S_IFREG: "file", stat.S_IFDIR: "dir", stat.S_IFLNK: "link"}
 
 
 def with_path(script: str, path: str) -> tuple[str, str]:
-    """Return the script, and the path as its $1."""
+    """Return the script to run, and the text to pass as its $1, which stands for the path.
+
+    For a path that is not UTF-8, the text has octal escapes, and the script begins by decoding them.
+    """
     try:
         path.encode()
     except UnicodeEncodeError:
@@ -161,7 +164,7 @@ def file_stat(path: str, line: bytes) -> FileStat:
     """Return the file status from the output of `stat -c '%f %s %Y'`.
 
     Raises:
-        CommandError: the output is different.
+        CommandError: the output has another form.
     """
     if not re.fullmatch(rb"[0-9a-f]+ [0-9]+ -?[0-9]+\n?", line):
         raise CommandError(f"stat gave {line[:200]!r}")
@@ -189,8 +192,8 @@ def parse_list(answer: bytes) -> list[FileStat]:
 
 
 def prepend_entry(archive: bytes) -> bytes:
-    """Put an entry of ours in front of an uncompressed archive. Some programs guess the compression by the first bytes,
-    which would otherwise be a file name of the sender's choice."""
+    """Put the entry `./` in front of an uncompressed archive. Some programs guess the compression from the first bytes,
+    which would otherwise be a file name that the sender chose."""
     first = tarfile.TarInfo("./")
     first.type, first.mode = tarfile.DIRTYPE, 0o755
     return first.tobuf() + archive

@@ -93,8 +93,9 @@ def unpack(path: str, compression: str = "") -> dict[str, Any]:
 class _Folders:
     """Resolves links in the directories of an archive's members.
 
-    Directories that contain no link are resolved only once, because resolving each member's path from the top would
-    take time cubic in its depth. That is safe: a member can replace a link by a link, but never a directory.
+    A directory with no link in its path is resolved only once, because resolving each member's path from the top would
+    take time cubic in its depth. The result stays true, because no member of the archive can replace a directory by a
+    link.
     """
 
     def __init__(self, root: str) -> None:

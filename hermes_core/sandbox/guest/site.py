@@ -142,18 +142,19 @@ class Site:
         self._trash = Trash(workspace.trash(self.base), lambda: workspace.make_spares(self.base))
 
     def uid_of(self, index: int) -> int | None:
-        """Return the user id of a slot's processes outside its namespaces; None if it is ours."""
+        """Return the user id of a slot's processes outside its namespaces; None if it is the guest's own."""
         first = self.config["uid_base"]
         if self.mechanism == "shared" or self.single_user or first is None:
             return None
         return int(first) + uid_offset(index)
 
     def mechanism_of(self, index: int) -> str:
-        """Return how a slot is isolated: `shared`, `user`, `namespace` or `root`. The preparation is never `root`."""
+        """Return how a slot is isolated: `shared`, `user`, `namespace` or `root`. The slot in which files are
+        prepared (`PREPARE`) has `namespace` if the others have `root`."""
         return "namespace" if self.mechanism == "root" and index == PREPARE else self.mechanism
 
     def owner_of(self, index: int) -> int | None:
-        """Return the user id of a slot's files as the guest sees it; None if it is ours."""
+        """Return the user id of a slot's files as the guest sees it; None if it is the guest's own."""
         if self.layers is not None and index != PREPARE:
             return self.layers.ids.root
         return self.uid_of(index)
@@ -164,7 +165,7 @@ class Site:
         return self._search.paths
 
     def when_searched(self, call: Callable[[], object]) -> None:
-        """Call when `world_writable` is complete; immediately if it is."""
+        """Call a function when `world_writable` is complete, or at once if it already is."""
         self._search.when_done(call)
 
     def kill_user(self, uid: int) -> None:
@@ -202,7 +203,8 @@ class Site:
 
 
 def _choose_mechanism(config: Mapping[str, Any]) -> tuple[str, bool]:
-    """Return how slots are isolated, and whether all have our own user id in the end. Raises Refusal."""
+    """Return the mechanism that isolates slots, and whether all slots have the guest's own user id outside their
+    namespaces. Raises Refusal."""
     level, slots, first = config["isolation"], config["slots"], config["uid_base"]
     users = os.geteuid() == 0 and first is not None and _has_users(first, slots + 2)
     if level == SHARED:

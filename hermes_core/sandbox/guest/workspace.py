@@ -34,7 +34,7 @@ class Workspace:
     Args:
         base: the directory of all workspaces, as seen from the guest.
         index: the slot's number, or `PREPARE`.
-        uid: the user (and group) that owns them. None is ours.
+        uid: the id of the user, and of the group, that owns them. None is the guest's own.
     """
 
     def __init__(self, base: str, index: int, uid: int | None) -> None:

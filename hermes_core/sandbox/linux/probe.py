@@ -43,8 +43,12 @@ def probe_process() -> dict[str, Any]:
 
 
 def probe_host() -> dict[str, Any]:
-    """Find out what a host allows: the fields of `probe_process`, and `own_roots`: why slots can't have roots of their
-    own; empty if they can."""
+    """Find out what a host allows.
+
+    Returns:
+        The fields of `probe_process`. `own_roots`: why slots can't have root directories of their own; empty if they
+        can.
+    """
     probe = probe_process()
     if in_child(_fail_in_chroot) == CHROOT:
         probe.update(namespaces=False, user_namespaces=False, network=False, reason=CHROOT)

@@ -32,7 +32,8 @@ class LocalSandbox(Sandbox):
         self._place = place
 
     async def open(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> Channel:
-        """Start `argv` in the sandbox, with the environment that `host.entry` describes. It outlives the channel."""
+        """Start `argv` in the sandbox, with the environment that `host.entry` describes. The program goes on when the
+        channel is closed."""
         if not host.runs(self._place, self.id):
             raise SandboxLost("the sandbox has ended", hint="create another one", sandbox_id=self.id)
         try:

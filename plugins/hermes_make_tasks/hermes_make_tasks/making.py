@@ -483,7 +483,7 @@ class _TaskMaker:
         )
 
     async def _decide(self, chosen: Sequence[BugCandidate], group: asyncio.TaskGroup) -> None:
-        """Keep sound changes in their order, and combinations of others between, until there are enough."""
+        """Make tasks of sound changes, in their order, and of combinations of them, until there are enough tasks."""
         wanted, waiting = self._wanted, deque(chosen)
         trying: deque[tuple[BugCandidate, asyncio.Task[Record]]] = deque()
         spared: list[BugCandidate] = []
@@ -527,12 +527,12 @@ class _TaskMaker:
         return self._outcome.kinds[kind] < most_of_a_kind(self.standing.kept, len(self._wanted.kinds))
 
     def _is_free(self, candidate: BugCandidate) -> bool:
-        """Return whether there may be more tasks of its functions. Once there may not, there never may."""
+        """Return whether one more task may change the candidate's functions. Once this is false, it stays false."""
         return all(self._used[self._shapes[each]] < self._wanted.per_function for each in candidate.functions)
 
     async def _accept(self, candidate: BugCandidate, record: Record) -> bool:
-        """Count an attempt, and make a task of it if it is sound and no task before breaks the same tests or has one of
-        its examples."""
+        """Count an attempt. Make a task of it if the change is sound, and no earlier task breaks the same tests or has
+        one of the same examples."""
         outcome = record["outcome"]
         alike = {frozenset(record.get("broken", ())), *record.get("statement", "").split("```")[1::2]}
         if outcome == KEPT and alike & self._known:

@@ -1,7 +1,7 @@
 """The origin of a repository: a path, a bundle or a URL. The driver only copies its files.
 
-Git reads them in the sandbox. From a path, the driver sends git's objects and refs there, without configuration and
-hooks.
+Git reads the files in the sandbox only. Of a repository at a path, the driver sends git's objects and refs, without
+configuration and hooks.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class RepositoryOrigin:
         """Return the origin that a path, a bundle's path or a URL names. Blocking.
 
         Raises:
-            UsageError: it is nothing of these, or shares another repository's files.
+            UsageError: `given` names none of these, or the repository shares another one's files.
         """
         if _URL.match(given):
             return cls(given, url=given)
@@ -60,7 +60,8 @@ class RepositoryOrigin:
 
     @property
     def name(self) -> str:
-        """Return `owner__name` for it: the last two parts of a URL, or `local` and the last part of a path."""
+        """Return the repository's name as `owner__name`: the last two parts of a URL, or `local` and the last part
+        of a path."""
         plain = re.sub(r"^\w+://|\.(git|bundle)$", "", self.given.rstrip("/"))
         parts = [part for part in re.split(r"[/:]", plain if self.url else str(Path(plain).absolute())) if part]
         words = parts[-2:] if self.url and len(parts) > 1 else ["local", *parts[-1:]]
@@ -130,7 +131,7 @@ def _files(top: Path) -> Iterator[Path]:
 
 
 def _read(path: Path) -> tuple[int, Iterator[bytes]]:
-    """Return a regular file's size, and exactly as many bytes, in pieces."""
+    """Return a file's size in bytes, and exactly that many bytes in pieces; size 0 if it is no regular file."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     file = io.FileIO(descriptor)
     info = os.fstat(descriptor)

@@ -63,7 +63,7 @@ class ModalSandboxConfig(SandboxConfig):
     terminal = _TERMINAL
 
     app_name: str | None = None
-    """The Modal app that the sandboxes belong to; made if it is not there. None is `atropos-sandbox`."""
+    """The Modal app that the sandboxes belong to, which is created if it does not exist. None is `atropos-sandbox`."""
     image: str | None = "python:3.11"
     """An image of a registry; for linux/amd64."""
     dockerfile: str | None = None
@@ -126,7 +126,7 @@ class ModalSandboxConfig(SandboxConfig):
     @model_validator(mode="before")
     @classmethod
     def _one_source(cls, given: Any) -> Any:
-        """`image` has a default, which the other two replace."""
+        """Leave out the default of `image` if `dockerfile` or `snapshot_id` is given."""
         has_other = isinstance(given, Mapping) and (given.get("dockerfile") or given.get("snapshot_id"))
         return {**given, "image": given.get("image") or None} if has_other else given
 

@@ -602,9 +602,9 @@ def check_out(arguments: dict[str, Any], stream: IO[bytes]) -> dict[str, Any]:
 
 
 def take_work(arguments: dict[str, Any], stream: IO[bytes]) -> dict[str, Any]:
-    """Make a patch and a tree under test of the agent's work, which is the payload, as a tar of the checkout.
+    """Read the agent's work from `stream`, as a tar of the checkout. Make a patch of it, and the tree under test.
 
-    The directory `work` gets everything, and the patch as its file `patch`. The answer is that of `_pack_tested`.
+    All files are made in the directory `work`; the patch is its file `patch`. Returns the answer of `_pack_tested`.
     """
     trees = _Trees(arguments)
     repo, before = trees.repo, trees.files("agent")
@@ -709,7 +709,7 @@ def _too_large(what: str, most: int) -> TreeError:
 
 
 def give_tests(arguments: dict[str, Any], stream: IO[bytes]) -> dict[str, Any]:
-    """Make the tree under test of a recorded patch, which is the payload. The answer is that of `_pack_tested`."""
+    """Read a recorded patch from `stream`, and make the tree under test of it. Return the answer of `_pack_tested`."""
     trees = _Trees(arguments)
     work = trees.repo.apply(trees.agent, stream.read().decode("utf-8", "surrogateescape"), "the patch")
     return _pack_tested(arguments, trees, trees.repo.read(work))

@@ -173,8 +173,8 @@ class _Thread:
         return form.role == "assistant" and form not in self._begins_with
 
     def _after_answers(self, forms: Sequence[Canonical], known: Sequence[MessageNode], begin: int) -> _Going | None:
-        """Return where a request continues, given that its answers begin at some message; None if one of them is not of
-        this conversation."""
+        """Return where a request continues this conversation, if its answers begin at message `begin`; None if one of
+        them is not an answer of this conversation."""
         last, end = None, 0
         for index in range(begin, len(forms)):
             if self._is_answer(forms[index]):
@@ -187,10 +187,12 @@ class _Thread:
     def _summary_in(
         self, forms: Sequence[Canonical], known: Sequence[MessageNode], likely: Sequence[MessageNode]
     ) -> MessageNode | None:
-        """Return the summary whose text the beginning of a request holds, in its last message if that is an answer.
+        """Return the summary whose text one of these messages holds; None if there is none.
 
         Args:
-            likely: answers that may be one, besides these.
+            forms: the canonical forms of a request's messages up to its first answer, which may be the summary.
+            known: those of the request's messages that are known.
+            likely: answers of other conversations that may be summaries of this one.
         """
         told = [
             (strip_spaces(form.text), known[index] if index < len(known) else None)
@@ -240,8 +242,11 @@ class _Thread:
 
     @property
     def trainable(self) -> list[_Own]:
-        """Return the answers on the main branch, and those that it left behind: their request is only a beginning of
-        the main branch."""
+        """Return the answers on the main branch, and those that the agent rejected.
+
+        A rejected answer is on another branch, and its request is equal to the request of the answer that the main
+        branch has at this place, or to a beginning of that request.
+        """
         main = self.main
         following = {own.before: own for own in main}
         return [own for own in self.answers if own.before in following and own.asks_less(following[own.before])]
@@ -268,18 +273,18 @@ class Conversations:
     dropped the model's thinking.
 
     Args:
-        text: the task's text. The agent's own conversation begins with the first request of which a user's message
-            holds it before the first answer. If that offers no tools, it may be for a title, so it may be the first
-            that does, too: the one with more answers is.
+        text: the task's text. The agent's own conversation begins with the first request that has this text in a user's
+            message before any answer. If that request offers no tools, it may only ask for a title. So the first such
+            request with tools begins a second candidate, and the candidate with more answers is the agent's own.
     """
 
     def __init__(self, text: str) -> None:
         self._text = strip_spaces(text)
         self._top = MessageNode({}, Canonical("", ""), None)
         self._lines: list[_Thread] = []
-        """At most two: the one that began first, and the first one with tools."""
+        """The candidates for the agent's own conversation: the one that began first, and the first one with tools."""
         self._asides: list[_Aside] = []
-        """Answers that were asked for without tools since then, and may be summaries."""
+        """Answers that belong to no candidate, were asked for without tools, and may be summaries."""
         self.places: dict[Place, int] = {"root": 0, "continues": 0, "fork": 0}
 
     def find_known(self, forms: Sequence[Canonical]) -> list[MessageNode]:
@@ -320,13 +325,13 @@ class Conversations:
         heard_at: float = 0.0,
         failed: frozenset[str] = frozenset(),
     ) -> Place:
-        """Add a request and its answer. Return what it is to the others.
+        """Add a request and its answer. Return the request's place among the answered ones.
 
         Args:
-            messages: the request's.
+            messages: the request's messages.
             forms: their canonical forms.
-            answer: the model's.
-            sampled: what is known of it.
+            answer: the model's answer.
+            sampled: the details of the answer.
             heard_at: when the request came.
             failed: the ids of the calls whose results the request calls errors.
         """
@@ -450,9 +455,11 @@ def _find_unanswered(step: MessageNode) -> list[MessageNode]:
 
 
 def _gone_on(asked: Sequence[MessageNode], opening: Sequence[MessageNode]) -> list[MessageNode]:
-    """Return the messages of a request that goes on from a summary, as our own compaction records them: the user's
-    texts in one message, and without the messages that the conversation began with, unless the system's message is now
-    another one."""
+    """Return the messages of a request that goes on from a summary, as our own compaction records them.
+
+    All texts of the user are one message. The messages that the conversation began with are left out, unless the
+    system's message has changed.
+    """
     system = [step for step in asked if step.form.role == "system"]
     anew = [step.form for step in system] != [step.form for step in opening if step.form.role == "system"]
     known = set() if anew else {step.form for step in opening}

@@ -1,4 +1,5 @@
-"""Reads the task folders of endless-terminals: the description, the container, and the tests of both states."""
+"""Reads the task folders of endless-terminals: the description, the definition of the container, the tests that pass
+before the agent works, and those that pass when the task is solved."""
 
 from __future__ import annotations
 

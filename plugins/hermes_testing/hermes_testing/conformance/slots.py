@@ -116,7 +116,7 @@ async def _leave_tickers(commands: SlotCommands) -> None:
 
 @pytest.mark.levels
 async def reset_leaves_no_background_process(kit: Kit) -> None:
-    """The next lease has no background processes, and none of the last lease's ids."""
+    """After a reset, the next lease lists no background processes: those of the last lease are gone."""
     async with kit.tools(seats=1, per_sandbox=1) as tools:
         slot = await tools.acquire()
         await tools.commands(slot).start("sleep 1000")
