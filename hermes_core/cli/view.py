@@ -175,7 +175,7 @@ def _values(run: RecordedRun, rows: list[Row], what: str | None, *, whole: bool,
 
 
 def _pass(items: dict[str, list[Row]], whole_run: bool) -> dict[str, Any]:
-    """Return the mean pass@k of items, by k; none of what filters leave of a run."""
+    """Return the mean pass@k of items, by k; empty if a filter has left out some of the run."""
     from hermes_core.records.statistics import mean_pass_at_k, sizes_of_k
 
     if not whole_run:
@@ -185,7 +185,7 @@ def _pass(items: dict[str, list[Row]], whole_run: bool) -> dict[str, Any]:
 
 
 def _plain(row: Row) -> dict[str, Any]:
-    """Return a row without the place of its record."""
+    """Return a row as JSON values, without the position of its record in the file."""
     values = row._asdict()
     del values["line"], values["offset"], values["size"]
     return {**values, "tools": {name: use._asdict() for name, use in row.tools.items()}}
@@ -237,7 +237,7 @@ def view(runs: tuple[Path, ...], static: Path | None, host: str, port: int | Non
 
 
 def _progress(done: int, of: int) -> None:
-    """Say on a terminal how many rollouts the viewer has of a run for which that takes a while."""
+    """Print on a terminal how many of a run's `of` rollouts the viewer has. Short runs need no such line."""
     if of > SAID_FROM and sys.stderr.isatty():
         click.echo(f"\r{min(done, of)} of {of} rollouts", nl=done >= of, err=True)
 

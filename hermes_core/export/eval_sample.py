@@ -380,7 +380,7 @@ def _tool_call(call: Mapping[str, Any]) -> Json:
 
 
 def _arguments(written: Any) -> tuple[Json, str | None]:
-    """Return arguments as an object, and what is wrong with them if the model wrote none."""
+    """Return a call's arguments as an object, and the problem if the model did not write an object; else None."""
     arguments = arguments_of(written)
     if arguments is None:
         return {"arguments": shorten(str(written))}, "the arguments are not a JSON object"

@@ -138,7 +138,7 @@ class Rollout(LeasedSlot):
         self.used = False
         """Whether the agent ever did anything in its slot."""
         self.emptied = False
-        """Whether what it did there is gone."""
+        """Whether the slot was emptied of the agent's work, or lost with it."""
         self.tools = {name: context.tools.get(name) for name in context.tool_names}
         """The tools that the model may call, by name."""
         self.servers = OpenServers()
@@ -156,7 +156,8 @@ class Rollout(LeasedSlot):
             self.overran = self.limit is not None and self.limit.expired()
 
     def is_of_the_work(self, error: CommandError) -> bool:
-        """Return whether a command failed because of the agent's work. Places where no slot can write are excluded."""
+        """Return whether a command's error may be due to the agent's work. Errors of the preparation are not: no slot
+        can write where the preparation runs."""
         return error not in self._ours
 
     @property
@@ -169,7 +170,7 @@ class Rollout(LeasedSlot):
         return None if user is None or is_root(user) else user
 
     def agent_slot(self) -> AgentSlot:
-        """Return the slot for an agent that is a program there."""
+        """Return the slot for an agent that is a program in it."""
 
         async def prepare(key: str, build: Fill) -> str:
             with self.clock_stopped():
@@ -809,7 +810,7 @@ async def _check_user(rollout: Rollout) -> None:
 
 @asynccontextmanager
 async def _within(rollout: Rollout, seconds: float, error: type[HermesError]) -> AsyncIterator[None]:
-    """Cancel the block if it takes longer than this, and raise `error`."""
+    """Cancel the block if it takes longer than `seconds`, and raise `error`."""
     try:
         async with asyncio.timeout(seconds) as rollout.limit:
             yield

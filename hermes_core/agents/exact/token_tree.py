@@ -40,25 +40,25 @@ def forms_of(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) ->
 
 
 class Transition(StrEnum):
-    """How a sampled request came after what was asked before. Those from `AGAIN` on leave something behind: forks."""
+    """How an answered request is related to the earlier ones. From `AGAIN` on, each is a fork: tokens stay behind."""
 
     ROOT = "root"
-    """It was the first."""
+    """The request was the first."""
     CONTINUED = "continued"
-    """It went on from an answer from which nothing else had gone on."""
+    """The request was the first to go on from an earlier answer."""
     AGAIN = "again"
     """The same request was sampled once more."""
     DROPPED_ANSWER = "dropped_answer"
-    """It left out an answer, and went on from the messages before it."""
+    """The request left out an answer, and went on from the messages before that answer."""
     DROPPED_THINKING = "dropped_thinking"
-    """It left out the thinking of an answer, where that is a fork."""
+    """The request left out the thinking of an answer, and the tree does not keep it (`TokenTree`)."""
     EDITED = "edited"
-    """A message that was known by then was changed or left out, or was never said so."""
+    """The request changed or left out a known message, or has an answer that the model never gave."""
     COMPACTION = "compaction"
-    """It began anew from the text of an answer."""
+    """The request began anew from the text of an answer."""
     PARALLEL = "parallel"
-    """It was under way together with another that went on from the same place, or began another conversation: that of
-    a sub-agent, a title, a program."""
+    """The request was in flight together with another that went on from the same place, or it began another
+    conversation, such as that of a sub-agent, for a title, or of a program."""
 
 
 @dataclass(frozen=True)
@@ -117,15 +117,15 @@ class TreeRequest(NamedTuple):
     forms: tuple[Canonical, ...]
     """The form of its tools, then those of all its messages."""
     known: int
-    """How many of these are known: up to that answer."""
+    """How many of `forms` are known: those up to and including the answer `before`."""
     asked_at: int
     """Number of answers in the tree when the request came."""
     summary: AnswerNode | None = None
-    """The answer whose text it holds, if it begins anew: that conversation may go on here."""
+    """If the request begins anew: the answer whose text it holds, and whose conversation may go on here."""
 
     @property
     def rest(self) -> tuple[Canonical, ...]:
-        """Return what follows that answer."""
+        """Return the forms of what follows the answer `before`."""
         return self.forms[self.known :]
 
 
@@ -135,11 +135,11 @@ class AnswerNode:
 
     number: int
     before: AnswerNode | None
-    """The answer that its request went on from; None if it began anew."""
+    """The answer that this answer's request went on from; None if the request began anew."""
     heard: tuple[Canonical, ...]
-    """What was asked since then, and the answer itself."""
+    """What was asked since the answer `before`, and the answer itself."""
     prompt: array[int]
-    """The tokens that were asked since then."""
+    """The tokens of the prompt after the answer `before`."""
     sampled: array[int]
     logprobs: array[float]
     prompt_checksum: int
@@ -188,7 +188,7 @@ class TokenTree:
         self.answers: list[AnswerNode] = []
         """All answers, in the order in which they came."""
         self.thinking_kept = 0
-        """How many went on from answers whose thinking the history leaves out."""
+        """How many requests went on from answers whose thinking their history leaves out."""
 
     @property
     def forks(self) -> dict[str, int]:
@@ -201,7 +201,7 @@ class TokenTree:
         }
 
     def after(self, before: AnswerNode | None) -> list[AnswerNode]:
-        """Return the answers that were sampled next; for None those to the first requests."""
+        """Return the answers that were sampled after `before`; for None, the answers to requests that began anew."""
         return self._roots if before is None else before.after
 
     def ask(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> TreeRequest:
@@ -282,7 +282,7 @@ class TokenTree:
         return known == sent or all(map(self._is, known, sent))
 
     def _is(self, known: Canonical, sent: Canonical) -> bool:
-        """Return whether what was sent is this message."""
+        """Return whether a message that was sent is the known one."""
         if known == sent or (sent is _NO_TOOLS and known.role == _TOOLS):
             return True
         return self._keep_thinking and known.without_thinking == sent
@@ -293,7 +293,7 @@ class TokenTree:
         return any(one.thinking and not other.thinking for one, other in zip(known, asked.forms, strict=False))
 
     def _step(self, asked: TreeRequest) -> Transition:
-        """Return how this request came after others, now that it was answered."""
+        """Return how a request, now that it is answered, is related to the earlier ones."""
         before, rest = asked.before, asked.rest
         others = self.after(before)[-_LATEST:]
         if not others:
@@ -317,7 +317,7 @@ class TokenTree:
 
 
 def _common(known: Sequence[Canonical], sent: Sequence[Canonical]) -> int:
-    """Return how many messages at the beginning are the same."""
+    """Return how many messages are the same at the beginning of both sequences."""
     pairs = enumerate(zip(known, sent, strict=False))
     return next((place for place, (one, other) in pairs if one != other), min(len(known), len(sent)))
 

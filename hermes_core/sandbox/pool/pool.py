@@ -350,7 +350,8 @@ class Pool:
         return max(0, min(shortage, room) - len(self._creations))
 
     def _idle_sandboxes(self, now: float) -> tuple[list[PooledSandbox], float]:
-        """Return the sandboxes that have been idle for too long, and the time at which the next one will have been."""
+        """Return the sandboxes that have been idle for too long, and the loop's time at which the next one is to
+        be ended; infinity if there is none."""
         patience = 0.0 if self.meter.is_spent else self.config.idle_timeout
         usable = self._usable()
         surplus = max(0, len(usable) - self._target_size())

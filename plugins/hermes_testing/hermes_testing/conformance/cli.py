@@ -134,7 +134,7 @@ class _KitSession:
         """What went wrong outside of the checks: there is no such check, or the backend makes no sandbox."""
 
     def pytest_sessionstart(self, session: pytest.Session) -> None:
-        """Give the mark to all tests."""
+        """Add the mark `conformance` to the session, so that each test has it."""
         session.add_marker(self._mark)
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
@@ -147,7 +147,7 @@ class _KitSession:
             self.error = call.excinfo.value
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
-        """Note Ctrl-C. pytest ends a session in the same way by an error of a subclass."""
+        """Record Ctrl-C, but not an error of a subclass, by which pytest ends a session itself."""
         self.interrupted = excinfo.type is KeyboardInterrupt
 
     def pytest_runtest_call(self, item: pytest.Item) -> None:
@@ -160,7 +160,7 @@ class _KitSession:
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Note what came of a check. What fails beside it ends the session."""
+        """Record the outcome of a check. An error outside of the checks ends the session."""
         report = yield
         error = None if call.excinfo is None else call.excinfo.value
         if call.when == "call" or isinstance(error, pytest.skip.Exception):

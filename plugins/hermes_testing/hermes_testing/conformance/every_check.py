@@ -1,4 +1,4 @@
-"""What `hermes-rl conformance` lets pytest run. The command's own plugin gives the session the mark."""
+"""The test file that `hermes-rl conformance` lets pytest run. It has no mark, because the command marks the session."""
 
 from __future__ import annotations
 
