@@ -123,6 +123,23 @@ async def test_aider_works_without_tools(tmp_path: Path, isolates: None, indexes
     assert (record["calls"], len(record["turns"])) == ([], 1)
 
 
+@pytest.mark.stress
+async def test_hermes_installs_no_package_in_the_slot(tmp_path: Path, isolates: None, indexes: None) -> None:
+    """Its driver fetches what it runs. Without a network, each start would wait until pip gives up on the index."""
+
+    def answer(request: dict[str, Any]) -> Reply:
+        if request.get("max_tokens") in FEWEST:
+            return Reply("Hello")
+        done = any(message["role"] == "tool" for message in request["messages"])
+        return Reply("I looked.") if done else Reply(None, [call("terminal", command="cat pip.log; ls -A")])
+
+    (tmp_path / "tasks.jsonl").write_text(json.dumps({**ROW, "check": "true"}) + "\n")
+    where, settings = {"dataset_name": str(tmp_path / "tasks.jsonl")}, {"variables": {"PIP_LOG": "pip.log"}}
+    [record] = await rollouts(tmp_path, "hermes", answer, "tasks", where, "user", settings=settings)
+    [result] = [message["content"] for message in record["messages"] if message["role"] == "tool"]
+    assert "calc.py" in result and "pip.log: No such file" in result, result
+
+
 UPSTREAM = {"claude-code": "anthropic", "codex": "responses"}
 
 

@@ -27,7 +27,7 @@ from tests.vllm.writer import CONTEXT, make_writer
 
 @pytest.mark.stress
 @pytest.mark.timeout(7200)
-@pytest.mark.parametrize("agent", ["codex", "pi", "claude-code", "mini-swe-agent", "kimi-code"])
+@pytest.mark.parametrize("agent", ["codex", "pi", "claude-code", "mini-swe-agent", "kimi-code", "hermes"])
 async def test_an_agent_is_trained_on_what_a_real_server_sampled(
     vllm_extra: None,
     isolates: None,

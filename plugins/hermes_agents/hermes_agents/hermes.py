@@ -5,8 +5,10 @@ from __future__ import annotations
 from hermes_agents.packages import PythonPackages, python
 from hermes_agents.program import AgentProgram, ProgramAgent
 
+# Lazy installs are off: else it asks the index for packages at each start, and waits until pip gives up on it.
 _CONFIG = """\
 {"model": {"provider": "slot", "default": "{model}"}, "approvals": {"mode": "off"},
+ "security": {"allow_lazy_installs": false},
  "mcp_servers": {{mcp}}, "auxiliary": {"title_generation": {"enabled": false}},
  "providers": {"slot": {"api": "{url}/v1", "api_key": "{key}", "discover_models": false}}}
 """
