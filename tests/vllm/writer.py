@@ -36,7 +36,9 @@ BRIEF = 7.0
 """The logit of a thought's end, within it: one token in six or so."""
 
 
-def make_writer(folder: Path, tool: tuple[str, str, dict[str, Any]]) -> tuple[Any, Any]:
+def make_writer(
+    folder: Path, tool: tuple[str, str, dict[str, Any]], last_command: str | None = None
+) -> tuple[Any, Any]:
     """Save a model whose answers have the form of Qwen3's, and return its tokenizer and weights.
 
     It thinks some random tokens, then makes a call or two, or ends with a text. The pieces of the form are tokens of
@@ -45,11 +47,13 @@ def make_writer(folder: Path, tool: tuple[str, str, dict[str, Any]]) -> tuple[An
 
     Args:
         tool: the tool's name, its argument that has the command, and further arguments.
+        last_command: ends the conversation in place of a text.
     """
     name, argument, others = tool
     call = json.dumps({"name": name, "arguments": {argument: "COMMAND", **others}})
     before, after = f"<tool_call>\n{call}\n</tool_call>".split("COMMAND")
-    commands = [json.dumps(command)[1:-1] for command in COMMANDS]
+    commands = [json.dumps(command)[1:-1] for command in (*COMMANDS, *filter(None, [last_command]))]
+    ends = () if last_command else ENDS
     texts = [path.read_text("utf-8") for path in sorted(DOCS.rglob("*.md"))]
     tokenizer = make_tokenizer(folder, "qwen3", texts, vocabulary=4000)
     random = ordinary(tokenizer)
@@ -58,12 +62,12 @@ def make_writer(folder: Path, tool: tuple[str, str, dict[str, Any]]) -> tuple[An
     any_command, done = dict.fromkeys(commands, 1 / len(commands)), {tokenizer.eos_token: 1.0}
     follow: dict[str, dict[str, float]] = {
         "\n": {THINK: 1.0},  # the last token of a prompt
-        THOUGHT: {before: 0.8, **dict.fromkeys(ENDS, 0.2 / len(ENDS))},
+        THOUGHT: {before: 0.8 if ends else 1.0, **dict.fromkeys(ends, 0.2 / len(ENDS))},
         before: any_command,
         f"\n{before}": any_command,
         **{each: {after: 1.0} for each in commands},
         after: {**done, f"\n{before}": 1 / 3},
-        **dict.fromkeys(ENDS, done),
+        **dict.fromkeys(ends, done),
     }
     weights = random_weights(tokenizer, context=CONTEXT)
     _follow(weights, tokenizer, follow, random)
