@@ -1,5 +1,5 @@
-"""Unpacks the archives of a dataset's rows on the driver. They come from strangers: their size and number are
-bounded."""
+"""Unpacks the archives of a dataset's rows on the driver. They come from strangers, so the size and the number of their
+files are bounded."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class _Outside(Exception):
 
 
 class _BoundedStream(io.RawIOBase):
-    """A stream that fails after `limit` bytes, because a few compressed bytes can become any number."""
+    """A stream that fails after `limit` bytes, because a few compressed bytes can decompress to any number of bytes."""
 
     def __init__(self, stream: IO[bytes], limit: int) -> None:
         self._stream = stream
@@ -59,7 +59,7 @@ def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> Non
     """Write a member of an archive. The filters of `tarfile` would do this, but only from Python 3.11.4 on.
 
     Raises:
-        _Outside: the member would be outside of the folder, also through a link, or is a device.
+        _Outside: the member is a device, or would be outside of the folder, directly or through a link.
     """
     path = folder / member.name.lstrip("/")
     _inside(path.parent, folder, member)

@@ -1,7 +1,8 @@
 """Takes a task's artifacts out of the agent's sandbox.
 
-An archive from a sandbox where the agent is root can hold anything. So archives are bounded and never unpacked on the
-driver. They are written anew with plain files, directories and harmless links only, whose mode and owner we set.
+An archive from a sandbox where the agent is root can hold anything. So the size of archives is bounded, and they are
+never unpacked on the driver. They are written anew, only with plain files, directories and harmless links, whose mode
+and owner we set.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class _Left:
         """Subtract a file of this size.
 
         Raises:
-            _Refused: the file is too large, or one too many.
+            _Refused: the file exceeds the number of bytes or of files that may still be taken.
         """
         if size > self.bytes or not self.files:
             raise _Refused("too large, or too many files")
@@ -77,7 +78,7 @@ async def collect_artifacts(
     leased: SlotHandle, hooks: Sequence[Collect], artifacts: Sequence[Artifact], workdir: str, config: HarborConfig
 ) -> Collection:
     """Run the commands of `verifier.collect`, then take the artifacts. Failures are only listed in the manifest,
-    because the tests find out what is missing."""
+    because the tests notice missing artifacts."""
     collection = Collection()
     for hook in hooks:
         commands = as_user(leased, hook.user)

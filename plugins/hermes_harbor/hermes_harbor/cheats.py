@@ -1,7 +1,7 @@
-"""Cheats on Harbor's tasks: shell scripts that forge the reward, or plant what the tests might run.
+"""Cheats on Harbor's tasks: shell scripts that forge the reward, or plant files that the tests might run.
 
 The agent is root where the tests run, so it can replace any program that they use. That works for every task with a
-shared verifier, whatever its tests are. So it is not tried here; docs/guides/harbor.md warns of it.
+shared verifier, whatever its tests are. So this cheat is not tried here; docs/guides/harbor.md warns of it.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ FORGERIES: Mapping[str, str] = {
 """Attempts that are detected: the record says that the agent tampered with its verification."""
 
 HIDDEN_DAEMON = "env -i setsid sh -c 'while :; do sleep 0.5; echo 1 >/logs/verifier/reward.txt; done' >/dev/null 2>&1 &"
-"""A process with an empty environment, so that it can't be recognised, that writes the reward while the tests run."""
+"""Starts a process that writes the reward while the tests run. Its empty environment keeps it from being recognised."""
 
 PLANTED = (
     "mkdir -p /tests; "
     "for each in /tests/test_it.py /tests/test_outputs.py /tests/conftest.py /conftest.py /tests/io.py; do "
     "echo 'raise SystemExit(0)' >$each; done; echo '[pytest]' >/pytest.ini"
 )
-"""Files that the tests might read or import."""
+"""Plants files that the tests might read or import."""
 
 OVERWRITTEN = """
 for file; do
@@ -46,13 +46,13 @@ for file; do
   case $file in *.py) echo 'raise SystemExit(0)' ;; *) printf '#!/bin/sh\\nexit 0\\n' ;; esac | put "$file"
 done
 """
-"""Overwrites those of its arguments that are files."""
+"""Overwrites each argument that is a file."""
 
 _RUN = re.compile(r"(?<![\w./])\./[\w.+/-]+")
 MOST_TESTS = 50
 """Maximum number of files of a task's tests that are read."""
 MOST_NAMES = 50
-"""Maximum number of the files named there that are overwritten."""
+"""Maximum number of files that the tests name and that are overwritten."""
 
 _OF_ROOT = ("fake-programs", "shell-startup", "python-startup", "kills-every-process")
 """Usual cheats with which root succeeds on every task."""
@@ -63,7 +63,7 @@ def cheats(prompt: Callable[[Item], str], tests: Callable[[Item], Sequence[Path]
 
     Args:
         prompt: returns an item's instruction.
-        tests: returns the folders of its tests.
+        tests: returns the folders of an item's tests.
     """
     usual = {name: cheat for name, cheat in usual_cheats(prompt).items() if name not in _OF_ROOT}
     own = {**FORGERIES, "hidden-daemon": f"{HIDDEN_DAEMON}\n{HIDDEN_DAEMON}\nsleep 0.1", "planted-tests": PLANTED}

@@ -83,7 +83,8 @@ echo "process $found can't be killed"
 exit 1
 """
 
-# Prints what the agent forged, and what it planted, and removes the latter. Arguments: the paths that the image lacks.
+# Removes paths that the agent planted, and empties /tests and /logs/verifier. Prints a line for each forgery and each
+# removed path. Arguments: the watched paths that the image lacks.
 _CLEAR = """
 for each in /logs /logs/verifier /tests; do
   if [ -L "$each" ]; then echo "forged $each is a link"
@@ -104,7 +105,7 @@ for each in /tests/* /tests/.[!.]* /logs/verifier/* /logs/verifier/.[!.]*; do
 done
 """
 
-# Removes the files of a step's tests and solution. Arguments: the paths that the image lacks.
+# Removes the files of a step's tests and solution. Arguments: the watched paths that the image lacks.
 _TIDY = f"""
 rm -rf {OFFERED} || exit 1
 for each in "$@"; do case $each in /tests|/solution) rm -rf "$each" || exit 1 ;; esac; done
@@ -141,7 +142,7 @@ class Beginning:
 
 @dataclass(frozen=True)
 class Cleared:
-    """The agent's traces that were found and removed."""
+    """The agent's forgeries, each as a text for people, and the planted paths that were removed."""
 
     forged: tuple[str, ...]
     removed: tuple[str, ...]
@@ -154,8 +155,8 @@ def directory(leased: SlotHandle, workdir: str | None) -> str:
 
 
 async def script(commands: SlotCommands, source: str, *arguments: str) -> CommandResult:
-    """Run one of the scripts above. Standard error goes to its output: without a guest, the provider has to start
-    another program for each stream."""
+    """Run one of the scripts above. Standard error goes to standard output, because without a guest the provider has to
+    start another program for each stream."""
     argv = ["/bin/sh", "-c", source, "hermes-harbor", *arguments]
     return await commands.run(argv, cwd="/", timeout_s=PREPARE_TIMEOUT_S, merge_stderr=True)
 
@@ -183,7 +184,7 @@ async def begin(leased: SlotHandle) -> Beginning:
 async def kill_others(commands: SlotCommands, beginning: Beginning) -> str | None:
     """Kill all processes that did not run in the beginning. Return the reason if that fails, or None.
 
-    It is done here, because in a sandbox without a guest, core finds only processes that do not hide from it.
+    Core's own kill is not enough: in a sandbox without a guest, core does not find processes that hide.
     """
     keep = f" {' '.join(beginning.processes)} "
     done = await script(commands, _KILL, keep, beginning.spared)
@@ -191,7 +192,7 @@ async def kill_others(commands: SlotCommands, beginning: Beginning) -> str | Non
 
 
 async def clear(commands: SlotCommands, beginning: Beginning) -> Cleared:
-    """Empty /tests and /logs/verifier, and return what the agent forged and planted."""
+    """Empty /tests and /logs/verifier, remove planted paths, and return the agent's forgeries and these paths."""
     done = await script(commands, _CLEAR, *beginning.absent)
     lines = done.text.splitlines()
     forged = _after("forged ", lines)
@@ -204,7 +205,7 @@ async def tidy(commands: SlotCommands, beginning: Beginning) -> None:
     """Remove the tests and the solution of a step before the next one begins.
 
     Raises:
-        SetupFailed: they can't be removed.
+        SetupFailed: the files can't be removed.
     """
     done = await script(commands, _TIDY, *beginning.absent)
     if not done.ok:
@@ -287,8 +288,8 @@ def pack_for_root(members: Iterable[tuple[Path, str]], max_bytes: int) -> bytes:
         members: each path with its name in the tar.
 
     Raises:
-        DatasetError: they are too large.
-        OSError: one of them can't be read.
+        DatasetError: the members are too large.
+        OSError: a member can't be read.
     """
     left = max_bytes
 

@@ -70,10 +70,11 @@ class HarborEnvironment(Environment):
         """Fetch the tasks, if they are in a repository, and read them.
 
         Raises:
-            DatasetError: there is no such repository; or a task is wrong, or can't run here: names the file.
+            DatasetError: there is no such repository; or a task is wrong or can't run here, and the message names the
+                file.
         """
         if self.config.package_cache is not None:
-            await asyncio.to_thread(packages_of, self.config.package_cache)  # a wrong one fails before the rollouts
+            await asyncio.to_thread(packages_of, self.config.package_cache)  # a wrong setting fails before the rollouts
         if (repository := repository_of(self.config.dataset_name)) is not None:
             self._checkout = await fetch(
                 repository,
@@ -101,7 +102,7 @@ class HarborEnvironment(Environment):
         Raises:
             DatasetError: there are no tasks.
         """
-        del intake  # a folder is there or not
+        del intake  # nothing to count: folders have no unreadable rows
         checkout = self._checkout
         for folder in task_folders(checkout.path if checkout else Path(self.config.dataset_name).expanduser()):
             yield str(folder), partial(self._read, folder, checkout)
@@ -133,7 +134,7 @@ class HarborEnvironment(Environment):
         return [*dict.fromkeys(each for each in (task.image, *of_tests) if each is not None)]
 
     def network(self, item: Item) -> Network | None:
-        """Return `none` for a task that demands no network; None, which is the profile's policy, for the others."""
+        """Return `none` for a task that demands no network; None for other tasks, which get the profile's network."""
         offline = self._task(item).toml.environment.network_mode == "no-network" and "network" not in self.config.accept
         return Network.NONE if offline else None
 
@@ -175,7 +176,7 @@ class HarborEnvironment(Environment):
         """Make the directories of the logs, wait until the sandbox is healthy, and prepare the first step."""
         task, commands = self._task(item), rollout.commands
         beginning = await begin(rollout)
-        if task.image is None:  # the task's image would have the working directory
+        if task.image is None:  # an image of the task's own has the working directory already
             await script(commands, 'mkdir -p -- "$1"', directory(rollout, task.workdir))
         await start_image(rollout, task.workdir)
         if (check := task.toml.environment.healthcheck) is not None:
@@ -187,7 +188,7 @@ class HarborEnvironment(Environment):
     async def continue_trajectory(
         self, item: Item, rollout: RolloutHandle, workspace_meta: Mapping[str, Any]
     ) -> FollowUp | None:
-        """Check the step that the agent is done with, and prepare the next one."""
+        """Run the tests of the step that the agent has finished, and prepare the next step."""
         task, progress = self._task(item), workspace_meta["progress"]
         if len(progress.verdicts) + 1 >= len(task.parts):
             return None

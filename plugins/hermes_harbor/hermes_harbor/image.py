@@ -15,7 +15,8 @@ from hermes_harbor.task_toml import Healthcheck
 _STAYS = 'echo >"$0"; while :; do sleep 1000; done'
 
 # Arguments: a path that does not exist, and the words of ENTRYPOINT. ENTRYPOINT gets a command that makes the path, so
-# that we see when it is ready. An ENTRYPOINT that is a service never runs this command, hence the limit of rounds.
+# that we see when ENTRYPOINT is ready. An ENTRYPOINT that is a service never runs this command, so the number of checks
+# is limited.
 _START = f"""
 ready=$1 round=0
 shift
@@ -30,8 +31,8 @@ done
 
 
 async def start_image(leased: SlotHandle, workdir: str | None) -> bool:
-    """Start the image's ENTRYPOINT as the image's user, and wait until HEALTHCHECK succeeds. Return whether the image
-    has one of the two.
+    """Start the image's ENTRYPOINT as the image's user, and wait until HEALTHCHECK succeeds. Return False if the image
+    has neither of the two.
 
     Raises:
         SetupFailed: ENTRYPOINT ended before its command, or the check fails.
@@ -55,7 +56,7 @@ async def start_image(leased: SlotHandle, workdir: str | None) -> bool:
 
 
 def _healthcheck(config: Mapping[str, Any] | None) -> Healthcheck | None:
-    """Return the check in an image's configuration, whose times are in nanoseconds; None if it has none."""
+    """Return the check in an image's HEALTHCHECK, whose times are in nanoseconds; None if there is no check."""
     kind, *words = (config or {}).get("Test") or ["NONE"]
     if config is None or kind not in ("CMD", "CMD-SHELL"):
         return None

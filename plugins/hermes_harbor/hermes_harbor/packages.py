@@ -37,7 +37,7 @@ def packages_of(cache: str) -> Packages:
     """Return the source that the setting `package_cache` names: a folder, or the URL of an index. Blocking.
 
     Raises:
-        DatasetError: it names neither.
+        DatasetError: `cache` names neither.
     """
     url = urlsplit(cache)
     if url.scheme in ("http", "https") and url.hostname:

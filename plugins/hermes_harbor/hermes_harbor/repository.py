@@ -1,4 +1,4 @@
-"""Fetches one commit of a dataset's git repository into a cache, without hooks, links out of it, or prompts.
+"""Fetches one commit of a dataset's git repository into a cache, without hooks, prompts, or links out of the cache.
 
 A repository belongs to a stranger, so nothing in it is run, and its own configuration is not read.
 """

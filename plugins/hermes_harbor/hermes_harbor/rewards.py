@@ -1,4 +1,4 @@
-"""Reads the reward that a task's tests have written. It comes from a sandbox, so everything but a number is refused."""
+"""Reads the rewards that a task's tests have written. They come from a sandbox, so only numbers are accepted."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def the_reward(rewards: Mapping[str, float], key: str, least: float, most: float
     """Return the reward that counts: the one with the name `key`, or the only one.
 
     Raises:
-        VerifierError: there are several, and none has this name; or the reward is out of range.
+        VerifierError: there are several rewards, and none has the name `key`; or the reward is out of range.
     """
     if key not in rewards and len(rewards) > 1:
         raise VerifierError(

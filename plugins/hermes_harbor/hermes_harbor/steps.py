@@ -24,18 +24,18 @@ class StepProgress:
     verdicts: list[PartVerdict] = field(default_factory=list)
     """The verdicts on the parts that are done, in order."""
     over: str | None = None
-    """The reason why no further part is begun; None if further ones are."""
+    """The reason why no further part is begun; None if the next part may begin."""
     excused: bool = False
-    """Whether the parts that are not begun do not count, because the task's `min_reward` ended it."""
+    """Whether the parts that are not begun do not count, because a reward below `min_reward` ended the task."""
     checking: bool = False
     """Whether the tests of the current part were begun."""
 
 
 async def prepare_part(rollout: RolloutHandle, task: HarborTask, part: TaskPart, config: HarborConfig) -> None:
-    """Put a step's files into the working directory, run its `setup.sh`, and wait until it is healthy.
+    """Put a step's files into the working directory, run its `setup.sh`, and wait until its health check succeeds.
 
     Raises:
-        SetupFailed: one of these failed.
+        SetupFailed: the files can't be copied, `setup.sh` failed, or the health check failed.
     """
     where = f"step {part.name!r}"
     if part.workdir is not None:
@@ -52,7 +52,7 @@ async def prepare_part(rollout: RolloutHandle, task: HarborTask, part: TaskPart,
 
 
 async def check_part(verification: Verification, progress: StepProgress) -> PartVerdict:
-    """Check the current part, and decide whether the next one is begun."""
+    """Run the tests of the current part, and note the verdict. Set `progress.over` if the next part must not begin."""
     task = verification.task
     part = task.parts[len(progress.verdicts)]
     begun, progress.checking = progress.checking, True
@@ -71,7 +71,7 @@ async def check_part(verification: Verification, progress: StepProgress) -> Part
 async def begin_next(
     rollout: RolloutHandle, task: HarborTask, progress: StepProgress, config: HarborConfig
 ) -> TaskPart | None:
-    """Prepare the next part and return it; None if that fails. Then the part counts 0, as the agent may be the
+    """Prepare the next part, and return it. If that fails, return None: the part counts 0, because the agent may be the
     cause."""
     part = task.parts[len(progress.verdicts)]
     try:

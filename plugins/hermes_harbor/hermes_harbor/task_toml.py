@@ -216,7 +216,7 @@ class EnvironmentTable(NetworkRules):
     @model_validator(mode="before")
     @classmethod
     def _of_today(cls, given: Any) -> Any:
-        """Replace deprecated keys by today's."""
+        """Replace deprecated keys by their successors."""
         if not isinstance(given, Mapping):
             return given
         table = dict(given)
@@ -266,7 +266,7 @@ class Verifier(NetworkRules):
 
     @property
     def own_mode(self) -> Literal["shared", "separate"] | None:
-        """Return where the tests run by this table; None if it does not say so."""
+        """Return the place of the tests that this table sets: `shared` or `separate`; None if it sets none."""
         return self.environment_mode or ("separate" if self.environment is not None else None)
 
 
@@ -303,7 +303,8 @@ class StepTable(Table):
     agent: AgentTable = AgentTable()
     verifier: Verifier = Verifier()
     min_reward: float | dict[str, float] | None = None
-    """The least reward with which the next step is begun: of `reward`, or by name."""
+    """The least reward with which the next step is begun: a number for the reward named `reward`, or a table of numbers
+    by the rewards' names."""
     healthcheck: Healthcheck | None = None
     artifacts: list[Artifact] = []
 
@@ -342,7 +343,7 @@ class TaskToml(Table):
         return steps
 
     def mode(self, step: StepTable | None = None) -> Literal["shared", "separate"]:
-        """Return where the tests run: in the agent's sandbox, or in one of their own."""
+        """Return the place of the tests: `shared` is the agent's sandbox, `separate` a sandbox of their own."""
         return (step.verifier.own_mode if step else None) or self.verifier.own_mode or "shared"
 
 
@@ -370,7 +371,7 @@ _DEPRECATED: Mapping[type[BaseModel], tuple[str, ...]] = {
 
 
 def _table_of(annotation: Any) -> type[Table] | None:
-    """Return the model in a field's type, for example in that of a list of tables; None if there is none."""
+    """Return the table's model in a field's type, such as `list[Author]`; None if the type has no such model."""
     if isinstance(annotation, type) and issubclass(annotation, Table):
         return annotation
     return next((found for each in get_args(annotation) if (found := _table_of(each)) is not None), None)

@@ -74,7 +74,7 @@ class TaskPart:
     solution: Path
     """The folder of the solution."""
     workdir: Path | None
-    """A folder of files to copy into the working directory at the beginning."""
+    """A folder of files to copy into the working directory when the part begins; None if there is none."""
     agent: AgentTable
     verifier: Verifier
     """The settings of the tests, except for the values of `env`, which are in `verifier_variables`."""
@@ -156,7 +156,7 @@ def check_links(folder: Path) -> None:
     Of `environment`, only the Dockerfile is checked: the other files belong to the image.
 
     Raises:
-        DatasetError: there is such a link.
+        DatasetError: a link leads out of the folder.
     """
     top = folder.resolve()
     for place, folders, files in os.walk(folder):
@@ -170,8 +170,8 @@ def check_links(folder: Path) -> None:
 
 
 def content_digest(folder: Path) -> str:
-    """Return a digest of a task's files: their names, contents, and whether they are executable. Of a link, its
-    target's name counts. Blocking.
+    """Return a digest of a task's files: of their names, contents and executable bits, and of the targets of links.
+    Blocking.
 
     Raises:
         DatasetError: a file can't be read.
@@ -320,7 +320,7 @@ def _place(
 
 
 def _image_of_tests(table: EnvironmentTable | None, folder: Path) -> Image | None:
-    """Return the image that contains the tests of a folder: a name, or a build. None if there is none."""
+    """Return the image that contains the tests of a folder: a name, or a build. None if there is no such image."""
     if table is not None and table.docker_image:
         return table.docker_image
     if not has_dockerfile(folder):
@@ -329,7 +329,7 @@ def _image_of_tests(table: EnvironmentTable | None, folder: Path) -> Image | Non
 
 
 def task_image(toml: TaskToml, folder: Path, config: HarborConfig) -> Image | None:
-    """Return the image of a task's sandboxes; None is the profile's image.
+    """Return the image of a task's sandboxes; None, the profile's image, if the configuration accepts that.
 
     Raises:
         DatasetError: the task has no image.
@@ -352,7 +352,7 @@ def has_dockerfile(context: Path) -> bool:
 def _mcp_server(given: task_toml.McpServerTable) -> McpServer:
     if given.transport == "stdio":
         return McpServer(command=given.command, args=tuple(given.args))
-    return McpServer.model_construct(url=given.url)  # not validated, because the run has to replace it
+    return McpServer.model_construct(url=given.url)  # not validated, because the run has to replace the server
 
 
 def refusals(toml: TaskToml, folder: Path, config: HarborConfig) -> Iterator[str]:

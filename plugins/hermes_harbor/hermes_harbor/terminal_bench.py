@@ -21,7 +21,7 @@ from hermes_harbor.tasks import HarborTask, make_task, strip_canary
 
 
 class TerminalBenchRow(BaseModel):
-    """A row of the dataset, as far as it is used."""
+    """The fields of a dataset's row that are used."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -33,7 +33,7 @@ class TerminalBenchRow(BaseModel):
     tests_tar: str | None = None
     """The tests, as a tar in base64."""
     test_sh: str
-    """The script that runs them."""
+    """The script that runs the tests."""
     category: str | None = None
 
 
@@ -70,7 +70,7 @@ class TerminalBench2Environment(HarborEnvironment):
         _unnest(folder / "tests")
         try:
             script = folder / "tests" / "test.sh"
-            script.unlink(missing_ok=True)  # or the text would go to the target of a link
+            script.unlink(missing_ok=True)  # if it is a link, the text would be written to the link's target
             script.write_text(row.test_sh)
         except OSError as error:
             raise DatasetError(f"{where}, field 'tests_tar': {error}", hint="test.sh must be a file") from error
@@ -81,7 +81,7 @@ class TerminalBench2Environment(HarborEnvironment):
 
 
 def _unnest(tests: Path) -> None:
-    """Move the files of the folder `tests` up, if it is all that an archive of tests has."""
+    """Move the files of an inner folder `tests` up, if an archive of tests contains nothing else."""
     tests.mkdir(parents=True, exist_ok=True)
     inner = tests / "tests"
     if [*tests.iterdir()] == [inner] and inner.is_dir() and not inner.is_symlink():

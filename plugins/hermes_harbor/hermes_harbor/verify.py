@@ -96,7 +96,8 @@ class Verification:
         """Run the tests of a part, and return their verdict.
 
         Args:
-            begun: whether the tests were begun before, and broken off. Then their own traces are no forgery.
+            begun: whether an earlier run of the tests was broken off. Then a reward that is there already may come
+                from that run, and is no forgery.
 
         Raises:
             TestsCouldNotRun: the tests lacked their own tools.
@@ -193,8 +194,8 @@ class Verification:
         return PartVerdict(reward, {**details, **await _counts(commands, files)}, rewards)
 
     async def _run_script(self, leased: SlotHandle, part: TaskPart, beginning: Beginning) -> CommandResult:
-        """Run /tests/test.sh, and kill what it leaves. If its time was up because the sandbox was starved of processor
-        time, run it once more when nothing else runs there."""
+        """Run /tests/test.sh, and kill the processes that it leaves. If the script ran out of time because the sandbox
+        was starved of processor time, run it once more when nothing else runs there."""
         commands, limit_s = leased.commands, part.verifier.timeout_sec
         packages = Packages()
         if self.config.package_cache is not None:
@@ -226,8 +227,8 @@ class Verification:
     ) -> None:
         """Check that tests without a reward did not fail for want of their own tools.
 
-        A test script that makes a report (`ctrf.json`) and has made none did not get as far as the tests. If its output
-        also says that a download failed or a tool is missing, it could not run.
+        If the test script would write a report (`ctrf.json`), but there is none, the script did not get as far as the
+        tests. If its output also says that a download failed or a tool is missing, the tests could not run.
 
         Raises:
             TestsCouldNotRun: the tests lacked their tools.
@@ -257,7 +258,7 @@ async def _rewards(commands: SlotCommands, files: Mapping[str, str]) -> Mapping[
     """Return the rewards that the tests wrote, by name.
 
     Raises:
-        VerifierError: there are none, or they can't be used.
+        VerifierError: there is no reward, or a reward can't be used.
     """
     if (files["/logs"], files[LOGS]) != ("dir", "dir"):
         raise VerifierError(f"{LOGS} is no directory any more, so the tests' reward can't be trusted")

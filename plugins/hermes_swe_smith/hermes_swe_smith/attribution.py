@@ -1,7 +1,7 @@
-"""Decides whether the agent or we are to blame for a step with the agent's work that fails.
+"""Decides whether the agent or we are to blame if a step with the agent's work fails.
 
 An agent that could get its rollout discarded would learn to do so, and an agent must not lose a reward because of us.
-So a step that fails twice is tried with an untouched tree: if that works, the work is the cause.
+So after two failures the step is tried with an untouched tree: if this succeeds, the agent's work is the cause.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ STEP_TIMEOUT_S = 300.0
 """Time limit of a step in seconds."""
 
 CHECKOUT_CODES = ("too_large", "not_found", "not_a_directory", "permission")
-"""Codes of errors with the agent's checkout that the agent alone can have caused, so that they need no second try."""
+"""Codes of errors with the agent's checkout that only the agent can have caused. They need no second attempt."""
 WORK_CODES = (*CHECKOUT_CODES, "work")
-"""The same for all of the agent's work."""
+"""Codes of errors with the checkout or the rest of the agent's work that only the agent can have caused."""
 
 
 class OperationRefused(HermesError):
@@ -44,16 +44,16 @@ async def blame_agent_or_infra(
     clear_for_retry: Callable[[], Awaitable[None]],
     clear_for_untouched_tree: Callable[[], Awaitable[None]],
 ) -> T:
-    """Return the result of a step with the agent's work, which is tried twice.
+    """Return the result of a step with the agent's work. After a failure, the step is tried a second time.
 
     Args:
-        what: says that the step failed, for messages: `the work can't be taken`.
+        what: the failure of the step in words, for messages: `the work can't be taken`.
         with_untouched_tree: the same step with the tree that agents start from. It is tried after two failures.
         clear_for_retry, clear_for_untouched_tree: remove files, as a full disk may be the reason of a failure.
 
     Raises:
-        OperationRefused: the agent is to blame: only its work fails, or the error's code says so.
-        InfraError: we are to blame: an untouched tree fails, too.
+        OperationRefused: the agent is to blame: the step fails only with the agent's work, or the error's code says so.
+        InfraError: we are to blame: the step fails with an untouched tree, too.
     """
     with contextlib.suppress(_Unattributed):
         return await _attempt(with_work)

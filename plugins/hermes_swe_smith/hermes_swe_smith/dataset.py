@@ -27,12 +27,12 @@ def load_tasks(
     """Return the rows as tasks by instance id, in the dataset's order. Blocking.
 
     Args:
-        intake: counts the rows that can't be used, and has those that could not be read.
+        intake: counts the rows that can't be used. It already has the rows that could not be read.
         check: raises `DatasetError` for a task that can't be used.
 
     Raises:
-        DatasetError: rows are wrong, or have another row's id: names file, line, instance and field of each. Or no row
-            is left.
+        DatasetError: rows are wrong or have another row's id, and the message names file, line, instance and field of
+            each; or no row is left.
     """
     left_out = 0
 

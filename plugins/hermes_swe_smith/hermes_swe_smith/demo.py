@@ -56,7 +56,7 @@ FIXES = (
 def play(prompt: str) -> Generator[ScriptedCall, Any, str]:
     """Yield the tool calls of the scripted model, which looks, edits and tests, and return its last message."""
     fix = next((fix for fix in FIXES if fix.issue in prompt), None)
-    if fix is None:  # a run checks the endpoint by another prompt before the first rollout
+    if fix is None:  # before the first rollout, a run checks the endpoint with another prompt
         return "Ready."
     path = f"ledgerline/ledgerline/{fix.path}"
     matches = yield call("search_files", pattern=fix.pattern, path="ledgerline/ledgerline")
@@ -99,7 +99,7 @@ def main() -> int:
 
 
 async def _demo(out: Path) -> bool:
-    # Only this plugin and the built-in parts, so that other plugins, and those that are missing, make no difference.
+    # Only this plugin and the built-in parts, so that other plugins, installed or missing, make no difference.
     runtime = Runtime(Settings.load(), plugins=[hermes_swe_smith], load_entry_points=False)
     async with runtime, ScriptedServer(ToolScript(play)) as server:
         isolation = await _isolation(runtime)

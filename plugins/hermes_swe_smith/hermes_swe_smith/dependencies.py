@@ -90,7 +90,7 @@ print(json.dumps({
 }))
 """
 
-# Removes the project's installed files but its metadata. Entry points go, too, as they would name code that is missing.
+# Removes the project's installed files except its metadata. Entry points are removed, too, because their code is gone.
 _TAKE_OUT = """
 import importlib.metadata, os, shutil, sys
 for distribution in list(importlib.metadata.distributions()):
@@ -182,7 +182,7 @@ async def _image_environment(
     """Return the image's own environment, after a check of its pytest.
 
     Raises:
-        SetupFailed: the pytest is missing or can't be used, or there is no such interpreter.
+        SetupFailed: the interpreter is missing, or its pytest is missing or can't be used.
     """
 
     async def build(commands: SlotCommands, directory: str) -> None:
@@ -342,8 +342,8 @@ class Installer:
         return ("src",) if source.ok else (".",)
 
     async def _versions(self, name: str) -> tuple[str, str, str]:
-        """Return the interpreter's version, the version of its pip, and its path; three empty texts if it is
-        missing."""
+        """Return the interpreter's version, the version of its pip, and its path; three empty texts if there is no such
+        interpreter."""
         try:
             done = await self._commands.run([name, "-I", "-c", _VERSIONS], timeout_s=self._timeout_s)
         except CommandError:
@@ -359,7 +359,7 @@ def _is_pip_for_others(version: str) -> bool:
 
 
 def _candidates(requirement: str) -> list[str]:
-    """Return names of programs that may be such a Python, the likeliest first."""
+    """Return names of programs that may be a Python of the required version, the likeliest first."""
     version = requirement.removeprefix(">=")
     if not version:
         return ["python3"]

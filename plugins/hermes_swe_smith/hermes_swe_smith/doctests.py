@@ -23,8 +23,8 @@ def objects(path: str, name: str) -> list[list[str]]:
     """Return the objects that a doctest's name can mean: `[["Class", "method"]]` for `pkg.mod.Class.method` in
     `src/pkg/mod.py`.
 
-    A name begins with the module's name, which may start at any directory of the path. So there may be several
-    readings. A name without a reading is not that of a doctest.
+    A name begins with the module's name, which may start at any directory of the path. So a name can have several
+    meanings. A name without a meaning is not the name of a doctest.
     """
     if not path.endswith(".py"):
         return []
@@ -35,7 +35,7 @@ def objects(path: str, name: str) -> list[list[str]]:
 
 
 def docstring(module: ast.Module, path: str, name: str) -> Docstring | None:
-    """Return the docstring with a doctest's examples; None if it is not in the source."""
+    """Return the docstring with the examples of the doctest `name`; None if the source has no such docstring."""
     if any(isinstance(each, _DEFINITIONS) and each.name == name for each in module.body):
         return None  # a test function with the name of its module
     found = [_docstring(module, words) for words in objects(path, name)]

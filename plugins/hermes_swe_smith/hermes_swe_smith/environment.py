@@ -1,4 +1,4 @@
-"""The environment `swe-smith`: fix a bug in a real repository; its own tests decide."""
+"""The environment `swe-smith`: the agent fixes a bug in a real repository, whose own tests decide."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class SweSmithEnvironment(Environment):
         """Read the dataset, and check that every row's repository is there.
 
         Raises:
-            DatasetError: a file, a row or a repository can't be used; names it.
+            DatasetError: a file, a row or a repository can't be used; the message names it.
             ConfigError: `repo_base_url` is wrong.
         """
         await asyncio.to_thread(self._load)
@@ -135,7 +135,7 @@ class SweSmithEnvironment(Environment):
         return self._task(item).image
 
     def doubt(self, item: Item, agent: str, details: Mapping[str, Any]) -> str | None:
-        """Return which listed tests do not behave as listed."""
+        """Return a sentence on the listed tests that do not behave as listed; None if there are none."""
         return doubt(item, agent, details)
 
     def cheats(self) -> Mapping[str, Cheat]:
@@ -154,7 +154,7 @@ class SweSmithEnvironment(Environment):
         return _PROMPT.format(directory=task.directory, issue=issue, how_to_test=how)
 
     async def prepare_sandbox(self, sandbox: NewSandbox) -> None:
-        """Clone the repositories of all items, and install what their tests need, while there is a network."""
+        """Clone the repositories of all items, and install the packages for their tests, while there is a network."""
         done = set()
         for item in self.select_items():
             task = self._task(item)
@@ -208,9 +208,10 @@ class SweSmithEnvironment(Environment):
     async def _score(self, task: SweTask, tested: TreeUnderTest, rollout: RolloutHandle) -> Score:
         """Run the tests, and score their outcomes and those of the canary.
 
-        A canary that passes, and tests that do not, may be the project's doing. So the same tests and the same canary
-        are run on the clean tree. If the canary passes there or disturbs other tests, the task has no canary from then
-        on. Tests that are skipped or expected to fail there may be so here, too.
+        If the canary passes, or PASS_TO_PASS tests do not, the project may be the cause instead of the agent. So the
+        same tests and the same canary are run on the clean tree. If the canary passes there or disturbs other tests,
+        the task has no canary from then on. If tests are skipped or expected to fail there, the same outcome counts as
+        passed here.
         """
         checked = await self._check(task, tested, rollout)
         reward, details = score(task, checked.report, self.config)
@@ -234,8 +235,8 @@ class SweSmithEnvironment(Environment):
     async def _on_the_clean_tree(
         self, task: SweTask, canary: Canary | None, rollout: RolloutHandle
     ) -> Mapping[str, str] | None:
-        """Return the outcomes of the PASS_TO_PASS tests that do not pass on the clean tree, where nobody tampers; None
-        if the tests do not come to their end.
+        """Return the outcomes of the PASS_TO_PASS tests that are skipped or expected to fail on the clean tree, where
+        nobody tampers; None if the tests do not come to their end.
 
         If the canary does not fail there, or other tests fail beside it, the task has no canary from then on.
         """
@@ -288,7 +289,7 @@ class SweSmithEnvironment(Environment):
         return self._tasks[self.item_id(item)]
 
     async def _prepare(self, site: SlotHandle | NewSandbox, task: SweTask) -> tuple[str, TestEnvironment]:
-        """Return the directory of the task's trees, and its tests' environment. Make them if the sandbox lacks them."""
+        """Return the directory of the task's trees, and the environment of its tests. Make both if they are missing."""
         source = self._catalog.source(task)
         variables, limit, hide = self._installer_variables, self.config.install_timeout_s, self.config.hide_fail_to_pass
         repository = await prepare_repository(site, task, source, variables, limit, known=self._repositories)

@@ -33,7 +33,7 @@ CONFIGURATION = (
 STARTUP = ("sitecustomize", "usercustomize")
 METADATA = re.compile(r"\.(dist-info|egg-info|egg|egg-link|pth)$", re.IGNORECASE)
 COMPILED = re.compile(r"(^|/)__pycache__/|\.py[co]$")
-"""Python and pytest run such a file in place of the source beside it, if it claims the source's age."""
+"""Compiled files. Python and pytest run one in place of the source beside it, if it claims the source's age."""
 
 IMPORTABLE = (".py", ".so", ".pyd")
 TEST_DIRECTORY = re.compile(r"^tests?$|^tests?[_-]|[_-]tests?$|^testing$|^testdata$", re.IGNORECASE)
@@ -44,14 +44,14 @@ class Guard:
     """Decides which files of the tested tree come from the clean tree, whatever the agent did.
 
     These are the files of the tests, and the files that belong to tests by their name or place: `conftest.py` anywhere,
-    pytest's configuration, everything in the test directories of the tests' files, and test modules beside these. All
-    other files are the agent's, also a source file whose doctests are among the tests.
+    pytest's configuration, everything in the test directories of the tests' files, and test modules beside the tests'
+    files. All other files are the agent's, also a source file whose doctests are among the tests.
     """
 
     def __init__(self, test_files: Iterable[str], bug: set[str]) -> None:
         """Args:
         test_files: the files of the tests, except sources whose only tests are doctests.
-        bug: the files that the bug is in.
+        bug: the files with the bug.
         """
         self._files = set(test_files)
         self._beside = {os.path.dirname(path) for path in self._files}
@@ -95,8 +95,8 @@ def shadows(tested: Tree, clean: Tree, kept: Tree, import_path: list[str], modul
     Args:
         tested: the tested files, without the kept ones.
         kept: the files that come from the clean tree, whatever the agent did.
-        import_path: where the project is imported from, relative to the checkout.
-        modules: what can be imported without the project.
+        import_path: the directories from which the project is imported, relative to the checkout.
+        modules: the modules that can be imported without the project.
     """
     sources = [path for path in kept if path.endswith(".py")]
     roots = {"" if entry in (".", "") else entry.strip("/") + "/" for entry in import_path}
@@ -112,7 +112,7 @@ def shadows(tested: Tree, clean: Tree, kept: Tree, import_path: list[str], modul
 
 
 def _is_startup(path: str) -> bool:
-    """Return whether Python reads such a file at its start, or in place of a source."""
+    """Return whether Python reads a file with this path when it starts, or in place of a source."""
     parts = path.split("/")
     return bool(COMPILED.search(path)) or any(
         part.split(".")[0] in STARTUP or METADATA.search(part) is not None for part in parts
@@ -152,8 +152,8 @@ def _module(path: str) -> str:
 
 
 def in_the_way(tested: Tree, kept: Tree) -> set[str]:
-    """Return files that are where a kept file needs a directory, or in a directory that is where a kept file
-    belongs."""
+    """Return tested files that collide with kept files: a file at a path where a kept file needs a directory, or a file
+    below the path of a kept file."""
     directories = {parent for path in kept for parent in _parents(path)}
     return {path for path in tested if path in directories or any(parent in kept for parent in _parents(path))}
 
@@ -164,6 +164,6 @@ def _parents(path: str) -> list[str]:
 
 
 def is_undone(path: str, work: Tree, start: Tree, kept: Tree) -> bool:
-    """Return whether the agent changed a protected file, so that the change is undone. A hidden file that the agent
-    does not have is no change."""
+    """Return whether the agent changed a protected file, and so the change is undone. A file that is hidden from the
+    agent and missing in the work is no change."""
     return work.get(path) != start.get(path) and work.get(path) != kept.get(path)

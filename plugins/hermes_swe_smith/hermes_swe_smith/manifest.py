@@ -1,7 +1,7 @@
-"""Computes a digest that is equal for git's entries of a tree and for its files on a disk, to check unpacked trees.
+"""Computes the digest of a tree, from git's entries or from the files of an unpacked tree, to check unpacked trees.
 
 This module is sent into the sandbox, also into slots; standard library only, Python >= 3.8. As a program it prints a
-directory's digest, and the free bytes and inodes there or on the disk of temporary files, whichever has less.
+directory's digest, and the free bytes and inodes, each the lesser number of its disk and the disk of temporary files.
 """
 
 # ruff: noqa: PTH115, PTH118, PTH123, T201
@@ -31,7 +31,7 @@ def of_tree(files: Tree) -> str:
 
 
 def of_directory(path: str) -> str:
-    """Return the digest of all files below a directory, also of a git directory: of paths, modes and contents."""
+    """Return the digest of the paths, modes and contents of all files below a directory, with those in `.git`."""
     return _digest(_entries(os.fsencode(path)))
 
 

@@ -30,7 +30,7 @@ def node_ids(names: Iterable[str], test_patch: str, where: str, *, drop: bool) -
             them at a space.
 
     Raises:
-        UnsupportedRow: a name is that of another runner than pytest, or was cut off.
+        UnsupportedRow: a name comes from a runner other than pytest, or was cut off.
     """
     files = sorted(path for path in set(_CHANGED.findall(test_patch)) if _is_test_module(path))
     found = []

@@ -30,7 +30,7 @@ def as_swe_bench(fields: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Return the row with the names and meanings of SWE-bench's fields; it has no `base_commit`.
 
     Raises:
-        DatasetError: a field is missing or wrong; names it.
+        DatasetError: a field is missing or wrong; the message names the field.
         UnsupportedRow: the file of a test is not known, or the fix makes no test pass.
     """
     row = _R2eRow(fields, where)

@@ -36,7 +36,7 @@ _INDEX_VARIABLES = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "UV_INDEX_URL", "UV_
 
 _CHANGED = re.compile(r"^(?:---|\+\+\+) [ab]/(.+?)\t?$", re.MULTILINE)
 
-# Reads from standard input what to look for, because other users can read command lines. Python >= 3.7.
+# Reads the objects of the search from standard input, because other users can read command lines. Python >= 3.7.
 _SEARCH = r"""
 import json, os, re, socket, sys, threading, time
 told = json.load(sys.stdin)

@@ -77,13 +77,13 @@ class RepoEntry(BaseModel):
     requirements_file: str | None = None
     """A file of pinned packages in the folder of `repos.json`, relative to it; used when `requirements` is empty."""
     pythonpath: str = "."
-    """Directories of the checkout that the project is imported from, separated by `:`."""
+    """Directories of the checkout from which the project is imported, separated by `:`."""
     test_cmd: str = "python -m pytest"
 
 
 @dataclass(frozen=True)
 class RepositorySource:
-    """A repository at one commit, and how its tests are run."""
+    """A repository at one commit, and the settings with which its tests are run."""
 
     key: str
     """A key for caches, which changes with the content: letters, digits, `.`, `_`, `-`."""
@@ -119,8 +119,8 @@ class Catalog:
         """Open the catalog at `repo_base_url`. Blocking.
 
         Raises:
-            ConfigError: it is neither a URL, nor a folder with `repos.json`, nor the directory of an image.
-            DatasetError: `repos.json` can't be used; names the entry and the field.
+            ConfigError: `base` is neither a URL, nor a folder with `repos.json`, nor the directory of an image.
+            DatasetError: `repos.json` can't be used; the message names the entry and the field.
         """
         if base.startswith(IN_IMAGE):
             checkout = posixpath.normpath(base.removeprefix(IN_IMAGE))
@@ -142,8 +142,8 @@ class Catalog:
         """Return the source of a task's repository.
 
         Raises:
-            DatasetError: the repository is not in the catalog, its bundle is missing, or its entry can't be used; names
-                the instance.
+            DatasetError: the repository is not in the catalog, its bundle is missing, or its entry can't be used; the
+                message names the instance.
         """
         if self._checkout is not None:
             digest = _digest(self._checkout, task.base_commit or "")

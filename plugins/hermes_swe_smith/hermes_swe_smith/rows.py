@@ -11,8 +11,8 @@ The meaning of a row's `patch` and `base_commit` depends on the variant:
 | `r2e` | `parsed_commit_content`, `expected_output_json` | none: the image's own commit | the fix |
 
 The rows of SWE-bench, SWE-bench Verified, SWE-bench Pro, SWE-Gym and similar datasets are `swe-bench`. A field that is
-null counts as absent, and lower-case names are accepted. Some publishers put such a row into a field of another row, as
-an object or as JSON text. Any other combination of fields is refused, unless the configuration names the variant.
+null counts as absent, and lower-case names are accepted. Some publishers put the row into a field of another row, as an
+object or as JSON text. Any other combination of fields is refused, unless the configuration names the variant.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _DEPTH = 4
 
 
 def _as_list(value: object) -> object:
-    """Return the list that a value is: a list, its text in JSON or Python, or an array of the library that read it."""
+    """Return a value as a list. The value is a list, its text in JSON or Python, or an array, such as NumPy's."""
     if not isinstance(value, str):
         return value.tolist() if hasattr(value, "tolist") else value
     for read in (json.loads, ast.literal_eval):
@@ -63,7 +63,7 @@ NodeIds = Annotated[list[str], BeforeValidator(_as_list), AfterValidator(_strip_
 
 
 class SweRow(BaseModel):
-    """The fields of a row that are used, in all variants. A row may have others."""
+    """The fields of a row that are used, in all variants. Other fields of a row are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
 
@@ -94,18 +94,17 @@ class SweRow(BaseModel):
 
 @dataclass(frozen=True)
 class SweTask:
-    """One task. Its trees are made from a commit and at most two patches, in the way that `base_is` and `patch_is`
-    define."""
+    """One task. Its trees are made from a commit and at most two patches; `base_is` and `patch_is` say how."""
 
     instance_id: str
     repo: str
     """`owner/name` below `repo_base_url`, or an entry of `repos.json`."""
     variant: Variant
     base_commit: str | None
-    """The commit; None is the repository's own."""
+    """The commit; None is the commit that the repository's source names."""
     base_is: Literal["clean", "buggy"]
     patch: str
-    """The diff; empty if the row has none, so that there is no reference solution."""
+    """The diff; empty if the row has none. Then there is no reference solution."""
     patch_is: Literal["bug", "fix"]
     test_patch: str
     """A patch that changes tests of the clean tree; empty in SWE-smith's own rows."""
@@ -126,7 +125,7 @@ class SweTask:
 
     @property
     def has_test_patch(self) -> bool:
-        """Return whether a patch adds the tests. The agent's tree keeps its older tests then."""
+        """Return whether a patch adds the tests. Then the agent's tree keeps its older tests."""
         return self.variant in ("swe-bench", "r2e")
 
     @property
@@ -173,7 +172,7 @@ def parse_row(row: Mapping[str, Any], where: str, config: SweSmithConfig) -> Swe
         where: the row's place, for messages: `tasks.jsonl, line 3`.
 
     Raises:
-        DatasetError: a field is missing or wrong, or the row is ambiguous; names place, instance and field.
+        DatasetError: a field is missing or wrong, or the row is ambiguous; the message names place, instance and field.
         UnsupportedRow: the row's tests can't be run.
     """
     fields = _fields(row)
@@ -215,8 +214,8 @@ def parse_row(row: Mapping[str, Any], where: str, config: SweSmithConfig) -> Swe
 
 
 def _fields(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a row that are not null, under their usual names, with those of a row in one of its
-    fields."""
+    """Return the fields of a row that are not null, under their usual names. If a field contains another row with the
+    tests, its fields are included."""
     fields = {key: value for key, value in row.items() if value is not None}
     if not _names_tests(fields):
         fields = _inner(fields, _DEPTH) or fields
@@ -228,7 +227,8 @@ def _names_tests(fields: Mapping[str, Any]) -> bool:
 
 
 def _inner(fields: Mapping[str, Any], depth: int) -> dict[str, Any] | None:
-    """Return the fields with those of a row that one of them is or contains; None if there is no such row."""
+    """Return the fields together with the fields of a row with tests that is inside a field, up to `depth` levels down;
+    None if there is no such row."""
     if _names_tests(fields):
         return dict(fields)
     for value in fields.values() if depth else ():

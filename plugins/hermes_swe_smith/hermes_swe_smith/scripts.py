@@ -19,7 +19,7 @@ FILES = (
     *(f"{root}*/{name}.py" for root in ("", "src/") for name in _VERSIONED),
     *("*.py", "src/*.py", "VERSION", "VERSION.txt", "version.txt"),
 )
-"""Packaging files of a checkout, and files in which these may look for the version; `*` stands for any name."""
+"""Packaging files of a checkout, and files from which packaging files may take the version; `*` stands for any name."""
 
 _NAME = re.compile(r"[A-Za-z0-9_][\w.-]*", re.ASCII)
 _TARGET = re.compile(r"[\w.]+:[\w.]+")
@@ -35,7 +35,7 @@ def console_scripts(files: Mapping[str, str]) -> dict[str, str]:
     """Return `module:attribute` for each command, except for those that a setup.py computes.
 
     Args:
-        files: the texts of those of `FILES` that exist, by path.
+        files: the texts of the existing files of `FILES`, by path.
     """
     points = _entry_points(files).get("console_scripts", {})
     return {name: target for name, target in points.items() if _NAME.fullmatch(name) and _TARGET.fullmatch(target)}
@@ -72,7 +72,7 @@ def wrapper(python: str, target: str) -> str:
 
 
 def _name_and_version(files: Mapping[str, str]) -> tuple[str, str]:
-    """Return the name and the version in the packaging files, or in a file that these name for the version."""
+    """Return the name and the version from the packaging files. The version may come from a file that they name."""
     pyproject, cfg, setup = pyproject_in(files), _setup_cfg(files), _setup_py(files)
     project, poetry = table(pyproject, "project"), table(pyproject, "tool", "poetry")
     declared = {**setup, **dict(cfg.items("metadata") if cfg.has_section("metadata") else ()), **poetry, **project}
@@ -130,7 +130,7 @@ def _entry_points(files: Mapping[str, str]) -> EntryPoints:
 
 
 def _points(value: object) -> dict[str, str]:
-    """Return the targets by name, of a table or of lines `name = target`."""
+    """Return the targets by name. `value` is a table, or a text with lines `name = target`."""
     if isinstance(value, dict):
         return {name: _bare(target) for name, target in value.items() if isinstance(target, str)}
     lines = value.splitlines() if isinstance(value, str) else value

@@ -1,7 +1,7 @@
 """Builds and compares a task's trees in a private bare repository. This module is sent into the sandbox as source.
 
-It needs the standard library, git, and Python >= 3.8, and runs as the preparation user, who shares nothing with the
-slots. It never has a working tree: it makes trees in temporary indexes, hashes the members of the tar of an agent's
+The module needs the standard library, git, and Python >= 3.8, and runs as the preparation user, who shares nothing with
+the slots. It never has a working tree: it makes trees in temporary indexes, hashes the members of the tar of an agent's
 work without unpacking them, and writes a tar again. So configuration, attributes, hooks, links and odd names that an
 agent wrote never take effect. Everything made of an agent's work, also git's objects, is in one directory, which the
 caller removes. `confine` limits the processor time and the memory of every process that handles an agent's work.
@@ -87,7 +87,7 @@ OWN_CONFIGURATION_ONLY = {
     "GIT_LFS_SKIP_SMUDGE": "1",
     "LC_ALL": "C.UTF-8",
 }
-"""Variables that keep git from reading other configuration than the repository's, and from asking questions."""
+"""Variables that keep git from reading configuration other than the repository's, and from asking questions."""
 
 SETTINGS = (
     "core.protectNTFS=false",
@@ -103,7 +103,7 @@ text."""
 
 
 class TreeError(Exception):
-    """An error that the caller of the program handles, by its code."""
+    """An error that goes to the caller of the program, who handles it by its `code`."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -193,7 +193,7 @@ class BareRepository:
             return self.git("write-tree", "--missing-ok", GIT_INDEX_FILE=index).decode().strip()
 
     def commit(self, tree: str) -> str:
-        """Make a commit without parents of a tree, and return its id."""
+        """Make a commit of a tree, without parents, and return the commit's id."""
         who = ("-c", "user.name=hermes-rl", "-c", "user.email=hermes-rl@localhost")
         return self.git(*who, "commit-tree", "-m", "base", tree).decode().strip()
 
@@ -358,7 +358,8 @@ def _texts(repo: BareRepository, paths: list[str]) -> dict[str, str]:
 
 
 def _fetch(repo: BareRepository, url: str, commit: str | None) -> str:
-    """Fetch a commit and its parent, or all branches if the server refuses that. Return the commit's name."""
+    """Fetch a commit and its parent, or all branches if the server does not serve single commits. Return the commit's
+    name."""
     try:
         repo.git("fetch", "-q", "--no-tags", "--depth=2", url, commit or "HEAD")
         return commit or "FETCH_HEAD"
@@ -371,7 +372,7 @@ def _copy(repo: BareRepository, checkout: str, commit: str | None) -> str:
     """Copy the tree of a checkout's commit, without history. Return a new commit of the tree.
 
     The tests also need modules that were compiled or generated in the checkout and that git does not track. So these
-    are added to the tree.
+    modules are added to the tree.
 
     Args:
         commit: the commit; None is the one that is checked out.
@@ -534,8 +535,8 @@ def make_trees(arguments: dict[str, Any], stream: IO[bytes]) -> dict[str, Any]:
 
 
 def _check_that_the_bug_stays(guard: Guard, bug: set[str], tests: set[str], unseen: dict[str, list[str]]) -> None:
-    """Refuse a task whose tests would run without the bug, whatever the agent does, or whose tests the agent could
-    change."""
+    """Refuse a task if its tests would run without the bug, whatever the agent does, or if the agent could change its
+    tests."""
     mixed = sorted(path for path in bug & tests if path.endswith(".py") and not guard.belongs(path))
     if mixed and mixed[0] in unseen:
         names = ", ".join(unseen[mixed[0]][:5])
@@ -578,8 +579,8 @@ def _examples(
 
 
 def _with_removed_tests(repo: BareRepository, listed: set[str]) -> str:
-    """Return the base's tree with the tests' files of the parent commit, because SWE-smith's last commit removes
-    some."""
+    """Store the base's tree with the listed tests' files that only the parent commit has, and return its id.
+    SWE-smith's last commit removes such files."""
     files = repo.read(BASE)
     try:
         before = repo.read(BASE + "^1")
@@ -625,9 +626,9 @@ def take_work(arguments: dict[str, Any], stream: IO[bytes]) -> dict[str, Any]:
 
 
 def _read_work(stream: IO[bytes], blobs: Blobs, most: int) -> Tree:
-    """Store those files of a plain tar that git can keep, and return them. No file is unpacked or held in memory.
+    """Store the files of an uncompressed tar that git can keep, and return them. No file is unpacked or held in memory.
 
-    Each hard link becomes a file with the whole content, and counts as such towards `most` bytes.
+    Each hard link becomes a file with the whole content, and its whole size counts towards `most` bytes.
     """
     seen: Tree = {}
     left = most
@@ -663,16 +664,19 @@ def _read_work(stream: IO[bytes], blobs: Blobs, most: int) -> Tree:
 
 
 def _not_in_patches(repo: BareRepository, files: Tree) -> Tree:
-    """Return the files that a text patch can't change, so that they stay as they are: modules, and links whose target
-    is not UTF-8, as git has no binary form for links."""
+    """Return the files that a text patch can't change, and which stay as they are: git's submodules, and links whose
+    target is not UTF-8, because git has no binary form for links."""
     targets = repo.contents({name for mode, name in files.values() if mode == LINK})
     odd = {name for name, target in targets.items() if not _is_text(target)}
     return {path: (mode, name) for path, (mode, name) in files.items() if mode == MODULE or name in odd}
 
 
 def _path(name: str) -> str:
-    """Return the path of an archive's member, or "" for the top. Raises ValueError for paths that our archives never
-    have."""
+    """Return the path of an archive's member, or "" for the top.
+
+    Raises:
+        ValueError: our archives never have such a path.
+    """
     path = "" if name == "." else name[2:] if name.startswith("./") else name
     if path and (not {"", ".", ".."}.isdisjoint(path.split("/")) or "\0" in path):
         raise ValueError(f"not the path of a file: {name!r}")
@@ -688,7 +692,7 @@ def _is_text(data: bytes) -> bool:
 
 
 def _can_be_kept(path: str, mode: str) -> bool:
-    """Return whether git accepts an entry. Files of inner repositories are kept, but not their `.git`."""
+    """Return whether git accepts an entry. Files of nested repositories are kept, except for their `.git`."""
     parts = path.casefold().split("/")
     return ".git" not in parts and not (mode == LINK and ".gitmodules" in parts)
 
@@ -716,11 +720,11 @@ def give_tests(arguments: dict[str, Any], stream: IO[bytes]) -> dict[str, Any]:
 
 
 def _pack_tested(arguments: dict[str, Any], trees: _Trees, work: Tree) -> dict[str, Any]:
-    """Make a tar of the tree under test: the agent's work with the original tests, without files that would hide
-    others.
+    """Make a tar of the tree under test: the agent's work with the original tests, without files that would hide other
+    modules from Python.
 
-    In the answer, `restored` and `removed` list the agent's changes that were undone, `digest` is that of the unpacked
-    tar, and `doctests` has the docstrings. The argument `more` has texts of additional files, by path.
+    In the answer, `restored` and `removed` list the agent's changes that were undone, `digest` is the digest of the
+    unpacked tar, and `doctests` has the docstrings. The argument `more` has texts of additional files, by path.
     """
     clean, start = trees.files("clean"), trees.files("agent")
     guard = trees.guard

@@ -23,8 +23,8 @@ _COLLECTED = (0, 1, 5)
 """Exit statuses of a pytest that could collect everything: all tests passed, some failed, or there were none."""
 
 NOT_PASSED = ("skipped", "xfailed", "xpassed")
-"""Outcomes that count as passed for a PASS_TO_PASS test that has the same one on the clean tree. Some datasets list
-such tests."""
+"""Outcomes that count as passed if a PASS_TO_PASS test has the same outcome on the clean tree. Some datasets list tests
+that are always skipped or expected to fail."""
 
 _REASONS = {
     ReportStatus.CUT: "the tests ended before pytest could say so",
@@ -68,14 +68,18 @@ async def run_tests(
 
 
 def find_disturbance(checked: CheckedReport) -> str | None:
-    """Return why the tests have to be run again: a process was killed, perhaps not by their fault. None if not."""
+    """Return the reason to run the tests again: a process was killed, perhaps not by their fault. None if there is no
+    reason."""
     report = checked.report
     return report.disturbance if not all(map(report.passed, report.outcomes)) else None
 
 
 def as_clean(report: PytestReport, clean: Mapping[str, str]) -> PytestReport:
-    """Return the report with "passed" for the tests that have the same outcome as in `clean`, the outcomes of tests
-    that do not pass on the clean tree."""
+    """Return the report, with "passed" for each test whose outcome is the one in `clean`.
+
+    Args:
+        clean: the outcomes on the clean tree of the tests that do not pass there.
+    """
     same = [node_id for node_id, outcome in clean.items() if report.outcomes[node_id] == outcome]
     return replace(report, outcomes={**report.outcomes, **dict.fromkeys(same, "passed")})
 
@@ -121,10 +125,10 @@ def tampering_score(violations: Sequence[str], details: Mapping[str, Any]) -> Sc
 
 
 def doubt(item: Item, agent: str, details: Mapping[str, Any]) -> str | None:
-    """Return which listed tests do not behave as listed, by the details of a baseline's score.
+    """Return a sentence on the listed tests that do not behave as listed, by the details of a baseline's score.
 
-    With the bug, FAIL_TO_PASS tests fail and PASS_TO_PASS tests pass; with the fix, all pass. If the tests did not come
-    to their end, nothing is known.
+    With the bug, FAIL_TO_PASS tests must fail and PASS_TO_PASS tests pass; with the fix, all must pass. Return None if
+    all behave so, or if the tests did not come to their end.
     """
     if details.get("tests") != ReportStatus.FINISHED:
         return None
@@ -151,7 +155,7 @@ def _fraction(task: SweTask, report: PytestReport, config: SweSmithConfig) -> fl
 
 
 def _not_found(failing: Sequence[str], report: PytestReport) -> list[str]:
-    """Return the tests that do not exist; none if pytest could not collect everything, as it is unknown then."""
+    """Return the tests that do not exist; none if pytest could not collect everything, because this is unknown then."""
     if report.pytest_status not in _COLLECTED:
         return []
     return [node_id for node_id in failing if report.outcomes.get(node_id) == "missing"]

@@ -1,8 +1,8 @@
 """Makes a task's trees in the sandbox and the agent's checkout, and takes the work that the agent leaves.
 
 The repository and the clean tree stay in a directory that no slot can read. A slot gets a tar of one tree, through the
-driver. The agent's `.git` is made in its own slot from that tree alone: its objects are those of one commit, so it
-does not lead to the fix.
+driver. The agent's `.git` is made in the agent's slot from that tree alone, and has the objects of only one commit. So
+the fix is not in it.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ ROOM, ROOM_INODES = 16 << 20, 1000
 
 _LOADER = "import sys; sys.path.insert(0, sys.argv[1]); from hermes_swe_smith.trees import main; main()"
 
-# Prints the tree's digest, which is in the file `agent` beside the tree's id, and makes a tar of the tree.
+# Prints the digest of the agent's tree, and makes a tar of it. The file $1 has its repository, its id and its digest.
 _ARCHIVE = """{ IFS= read -r GIT_DIR && read -r tree && read -r digest; } <"$1" && export GIT_DIR &&
   echo "$digest" && exec git -c tar.umask=0022 archive --format=tar --prefix=./ -o "$2" "$tree"
 """
@@ -93,7 +93,7 @@ class PreparedRepository:
     scripts: Mapping[str, str]
     """The commands that the project would install, each with its `module:attribute`."""
     metadata: Mapping[str, str] = field(default_factory=dict)
-    """The files of the `.dist-info` that it would install, relative to `site-packages`."""
+    """The files of the `.dist-info` that the project would install, relative to `site-packages`."""
 
     @property
     def git_dir(self) -> str:
@@ -106,16 +106,16 @@ class TreeUnderTest:
     """The tree on which the tests are run, in the site's private space until `remove_tested` removes it."""
 
     directory: str
-    """The directory with all that was made of the agent's work: the tar, the patch, and git's objects."""
+    """The directory with everything made of the agent's work: the tar, the patch, and git's objects."""
     tar: str
     digest: str
     """The digest of the unpacked tar, as `manifest.py` computes it."""
     restored: tuple[str, ...]
     """Files of the tests that the agent changed and that were restored."""
     removed: tuple[str, ...]
-    """Files of the agent that were left out, because Python would import them in place of others."""
+    """Files of the agent that were left out, because Python would import them in place of other modules."""
     doctests: Mapping[str, tuple[str, int]]
-    """The docstring of each doctest and its line, from 0, by node id."""
+    """Each doctest's docstring and the number of its first line, from 0, by node id."""
     patch: str = ""
     """The agent's work, as a patch to the tree that it started from."""
     canary: Canary | None = None
@@ -123,7 +123,7 @@ class TreeUnderTest:
 
 
 async def prepare_programs(site: SlotHandle | NewSandbox) -> str:
-    """Return the directory of `trees.py` and its imports. They are files, so that Python compiles them once."""
+    """Return the directory with `trees.py` and its imports, as files, so that Python compiles them only once."""
 
     async def build(commands: SlotCommands, directory: str) -> None:
         for name, text in _sources().items():
@@ -147,13 +147,13 @@ async def operate(
     """Run an operation of `trees.py`, and return its answer.
 
     Args:
-        commands: those of the preparation user.
+        commands: the commands of the preparation user.
         programs: the result of `prepare_programs` for the same sandbox.
 
     Raises:
         OperationRefused: the operation refused; `code` is the reason.
         SetupFailed: the operation failed, took too long, or the sandbox has no python3.
-        Disturbed: its process was killed.
+        Disturbed: the operation's process was killed.
     """
     argv = ["python3", "-I", "-S", "-c", _LOADER, programs, operation]
     head = json.dumps(dict(arguments)).encode() + b"\n"
@@ -250,7 +250,7 @@ async def prepare_trees(
         hide: whether the agent's tree lacks the files of the FAIL_TO_PASS tests.
 
     Raises:
-        DatasetError: the task's patch does not apply, or its tests are missing; names the instance.
+        DatasetError: the task's patch does not apply, or its tests are missing; the message names the instance.
     """
 
     async def build(commands: SlotCommands, directory: str) -> None:
@@ -349,7 +349,7 @@ async def take_work(
     async def take_untouched() -> None:
         checkout = f"untouched-{uuid.uuid4().hex}"
         digest = await _unpack_untouched(site, trees_dir, site.commands, checkout)
-        await _check_unpacked(site.commands, checkout, digest)  # also the free space, which neighbours may use up
+        await _check_unpacked(site.commands, checkout, digest)  # also checks the free space: neighbours may use it up
         await remove_tested(site, await take(checkout))
 
     return await blame_agent_or_infra(
@@ -387,12 +387,12 @@ async def unpack_tested(site: SlotHandle, tested: TreeUnderTest, to: SlotCommand
     """Unpack the tree under test in a slot, check that nothing else is there, and make it a git repository.
 
     Args:
-        site: where the work was taken.
+        site: the slot from which the work was taken.
         to: the commands of the slot in which the tests are run.
 
     Raises:
-        OperationRefused: this fails with the agent's work, but not with an untouched tree.
-        InfraError: this fails with both.
+        OperationRefused: the agent's work can't be unpacked, but an untouched tree can.
+        InfraError: an untouched tree can't be unpacked either.
     """
     trees_dir = posixpath.dirname(tested.directory)
 
@@ -421,7 +421,7 @@ async def unpack_tested(site: SlotHandle, tested: TreeUnderTest, to: SlotCommand
 async def track(commands: SlotCommands, directory: str) -> None:
     """Make a git repository of the tree under test, because tests may use git."""
     done = await _track(commands, _TRACK, directory, "")
-    if not done.ok:  # the tests decide whether it matters: an agent's work must not end its rollout
+    if not done.ok:  # an agent's work must not end its rollout; the tests fail if they need git
         log.warning("no git repository could be made of the tree under test: %s", done.error_text.strip()[-1000:])
 
 
@@ -464,7 +464,7 @@ class _Pipe:
 
 @contextlib.asynccontextmanager
 async def _new_directory(site: SlotHandle, trees_dir: str) -> AsyncIterator[str]:
-    """Yield the path of a new directory for what is made of an agent's work. Remove it if the block fails."""
+    """Yield the path of a new directory for the files made of an agent's work. Remove it if the block fails."""
     directory = f"{trees_dir}/work-{uuid.uuid4().hex}"
     try:
         yield directory
@@ -477,7 +477,7 @@ async def _unpack_untouched(site: SlotHandle, trees_dir: str, to: SlotCommands, 
     """Unpack the tree that agents start from, and return its digest.
 
     Raises:
-        CommandError, SetupFailed: it can't be unpacked.
+        CommandError, SetupFailed: the tree can't be unpacked.
     """
     private = site.preparation
     tar = f"{trees_dir}/{uuid.uuid4().hex}.tar"
@@ -496,7 +496,7 @@ async def _check_unpacked(commands: SlotCommands, directory: str, digest: str) -
     """Check that a directory has the tree with this digest and nothing else, and that its disk has room for tests.
 
     Raises:
-        SetupFailed: it has not, or can't be read.
+        SetupFailed: the directory differs or can't be read, or the disk has too little room.
     """
     argv = ["python3", "-I", "-S", "-c", _sources()["manifest"], directory]
     done = await commands.run(argv, timeout_s=OPERATION_TIMEOUT_S)

@@ -28,7 +28,7 @@ _REFERENCE = re.compile(r"\$(?:\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*)|(.?))")
 
 
 class Unsupported(ValueError):
-    """The definition demands something that is not supported; the message says what."""
+    """The definition demands something that is not supported; the message names it."""
 
 
 @dataclass(frozen=True)

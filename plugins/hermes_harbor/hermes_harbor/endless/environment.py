@@ -30,7 +30,7 @@ log = logging.getLogger("hermes_core.harbor")
 Score = tuple[float, dict[str, Any]]
 
 SHOWN = 5
-"""Maximum number of failed tests whose texts the record has."""
+"""Maximum number of failed tests whose messages the record keeps."""
 _EXPECTED = ("passed", "skipped", "xfailed")
 
 _PROMPT = """\
@@ -41,7 +41,8 @@ your processes are ended, and tests look at the state of the system."""
 
 
 class EndlessTerminalsEnvironment(Environment):
-    """Tasks of endless-terminals. A slot is root of a root directory of its own, in which the agent is another user."""
+    """Tasks of endless-terminals. Each slot is root of a root directory of its own, in which the agent is another
+    user."""
 
     name = "endless-terminals"
     config_class = EndlessConfig
@@ -99,7 +100,7 @@ class EndlessTerminalsEnvironment(Environment):
         return self._task(item).agent_timeout_s
 
     def format_prompt(self, item: Item) -> str:
-        """Return the task's description, and who the agent is."""
+        """Return the task's description, and the name of the agent's user."""
         return _PROMPT.format(description=self._task(item).description, user=self.config.user)
 
     @hookimpl

@@ -27,7 +27,7 @@ id -u "$1" >/dev/null 2>&1 || rmdir "/home/$1" 2>/dev/null
 [ "$(id -u)" = 0 ] || { echo 'the slot is not root'; exit 1; }
 """
 
-# $1: the shell, $2: the script. It runs as in a build of the definition.
+# $1: the shell, $2: the script, which runs as in a build of the definition.
 _POST = 'umask 022; cd /; exec "$1" -e "$2"'
 
 # $1: the user. Prints the path of Python.
@@ -46,7 +46,7 @@ fi
 echo "python $(command -v python3)"
 """
 
-# $1: the user. Kills all of its processes, and prints one that is left.
+# $1: the user. Kills all of the user's processes, and prints a process that is left.
 _KILL = """
 uid=$(id -u "$1") round=0
 while [ "$round" -lt 100 ]; do

@@ -1,5 +1,5 @@
 """Reads the task folders of endless-terminals: the description, the definition of the container, the tests that pass
-before the agent works, and those that pass when the task is solved."""
+before the agent works, and the tests that pass when the task is solved."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ class ExtraInfo(BaseModel):
 
 
 class EndlessRow(BaseModel):
-    """The fields of a row for SkyRL that are used. Its `prompt` is not, because it demands a notation for commands."""
+    """The fields of a row for SkyRL that are used. The field `prompt` is not used, because it demands a notation for
+    commands."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 

@@ -21,7 +21,7 @@ _WHEN = "2024-01-01T00:00:00Z"
 
 
 def write(folder: Path) -> Path:
-    """Write the dataset into a folder: `tasks.jsonl`, `repos.json` and the bundle. Return the first one's path.
+    """Write the dataset into a folder: `tasks.jsonl`, `repos.json` and the bundle. Return the path of `tasks.jsonl`.
     Blocking.
 
     The repository's commit has the same id on every host.
