@@ -399,6 +399,6 @@ def test_a_shell_is_killed_before_its_child(monkeypatch):
     family, sent = [907, 908, 912], []
     looks = iter([family, [], [], []])
     monkeypatch.setattr(processes, "send_signal", lambda pid, number: sent.append(pid))
-    Parent._kill_family(SimpleNamespace(_family=lambda pid: next(looks), _reap=lambda: None), 907)
+    assert Parent._kill_listed(SimpleNamespace(_family=lambda pid: next(looks), _reap=lambda: None), 907)
     assert sent == family
     assert next(looks, None) is None
