@@ -1,7 +1,7 @@
-"""Runs the commands of a slot that is root as another user of its system.
+"""Runs commands as any user of the sandbox's system, in a slot whose own user is root.
 
-It needs only `sh`, and `setpriv` or `su`, so it works with and without a guest. Scripts of the direct mode read and
-write files, with the user's rights.
+The sandbox needs only `sh`, and `setpriv` or `su`, so this works with and without a guest. Files are read and written
+by scripts of the direct mode, with the user's rights.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ MAX_COMMAND = 100_000
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}\$?(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,99})?")
 
 # Arguments: a user as Docker writes it, and a command line. As with Docker, a number need not be the id of a known
-# user, and with a group the user has no others. Root runs this with variables that the item may have set, so it uses
-# no program from PATH. `setpriv` execs the command, so signals and the exit status are the command's own. Busybox's
-# `setpriv` (a link) lacks these options.
+# user, and a user given with a group is in no other group. Root runs this script with variables that the item may have
+# set, so the script uses no program from PATH. `setpriv` execs the command, so signals and the exit status are the
+# command's own. Busybox's `setpriv` (a link) lacks these options.
 _SWITCH = """
 name=${1%%:*} group=${1#"${1%%:*}"} found= groups=--init-groups
 group=${group#:}
@@ -66,7 +66,7 @@ exists() { [ -e "$1" ] || [ -L "$1" ] || fail 'No such file or directory'; }
 
 
 def is_root(user: str) -> bool:
-    """Return whether a user, as Docker writes it, is root. Its group does not matter."""
+    """Return whether `user`, a name or number with or without `:group`, is root. The group does not matter."""
     return user.partition(":")[0] in ("", "0", "root")
 
 
@@ -75,7 +75,7 @@ T = TypeVar("T")
 
 
 def _by_root(method: Callable[Concatenate[SlotCommands, P], T]) -> Callable[Concatenate[AsUser, P], T]:
-    """Return a method that calls the same method of root's commands."""
+    """Return a method of `AsUser` that calls the method of the same name of the slot's commands, which run as root."""
     name = method.__name__
 
     def call_root(self: AsUser, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -87,8 +87,8 @@ def _by_root(method: Callable[Concatenate[SlotCommands, P], T]) -> Callable[Conc
 
 
 class AsUser(files.ScriptedFiles):
-    """The commands of a slot as another user than root, with the home of that user, who owns the files that they make.
-    A program that can't be run ends with status 126 or 127, as in a shell.
+    """The commands of a slot, run as a user other than root. They have this user's home, and the user owns the files
+    that they make. A command whose program can't be run ends with status 126 or 127, as in a shell.
 
     Args:
         commands: the slot's commands, which run as root.

@@ -25,7 +25,7 @@ MAX_FILE_BYTES = 64 << 20
 
 
 Sink = Callable[[bytes], Awaitable[object]]
-"""Takes a stream piece by piece; the sender waits while it is behind."""
+"""Takes a stream piece by piece. The sender awaits the result of each call before the next one."""
 
 Compression = Literal["", "gz", "bz2", "xz"]
 """The compression of a tar stream."""
@@ -76,7 +76,7 @@ def start_directory(cwd: str | Cwd | None, image: SandboxImage | None) -> str:
 
 @dataclass(eq=False)
 class Slot:
-    """A handle on one lease of a slot. After the release it is refused, also if the slot has another lease."""
+    """A handle on one lease of a slot. It is refused after the end of this lease, also if the slot is leased again."""
 
     slot_id: str
     """Unique across profiles, sandboxes and time."""
@@ -105,7 +105,7 @@ class WindowSize:
 
 @dataclass(frozen=True)
 class Command:
-    """One command. `SlotCommands.run` and `start` make it from their arguments, which they describe."""
+    """One command, made by `SlotCommands.run` and `start` from their arguments; see there for the fields."""
 
     args: str | Sequence[str]
     """A text for the slot's shell, or a program and its arguments."""
@@ -230,7 +230,7 @@ class ProcessStatus:
     """Bytes written so far, including those that have left the buffer."""
     uptime_s: float = 0.0
     left_killed: int = 0
-    """Number of processes that it left running at its own end and that `kill` ended since."""
+    """Number of processes that this process left running at its end, and that `kill` has ended since."""
     pty: WindowSize | None = None
     """The size of its terminal, if it has one."""
     spool_path: str | None = None
@@ -282,7 +282,7 @@ class ProcessUpdate:
     status: ProcessStatus
     """The status of the process. If `running` is false, this is the last update."""
     output: bytes
-    """What the process has written since the last update. If that is too much, the newest part of it."""
+    """The bytes written by the process since the last update; only the newest of them if there are too many."""
     offset: int
     """The byte offset of `output` in everything that the process has written."""
 
@@ -299,7 +299,7 @@ class Operation(Generic[T]):
     """The method of `SlotCommands`."""
     begin: Callable[[], Coroutine[Any, Any, T]]
     command: Command | None = None
-    """What `run` runs. None for all other operations."""
+    """The command of a `run`. None for all other operations."""
 
     @classmethod
     def of(cls, method: Callable[P, Coroutine[Any, Any, T]], /, *args: P.args, **kwargs: P.kwargs) -> Operation[T]:
@@ -308,7 +308,7 @@ class Operation(Generic[T]):
 
 
 class Call(Protocol):
-    """Carries out an operation of a slot. The `Call` of a lease refuses it when the lease has ended."""
+    """Carries out an operation of a slot. The `Call` of a lease refuses operations after the lease has ended."""
 
     def __call__(self, operation: Operation[T], /) -> Coroutine[Any, Any, T]:
         """Await `operation.begin()` and return its outcome."""
@@ -366,8 +366,8 @@ class Forward:
 class SlotCommands(ABC):
     """The commands of one slot.
 
-    Relative paths start at the slot's workspace, or at the `cwd` of its lease. If a method is cancelled, what it
-    started is killed. All of them raise `InfraError` (`ChannelLost`, `SandboxLost`, `SlotLost`) if the sandbox
+    Relative paths start at the slot's workspace, or at the `cwd` of its lease. If a method is cancelled, the processes
+    that it started are killed. All methods raise `InfraError` (`ChannelLost`, `SandboxLost`, `SlotLost`) if the sandbox
     can't be reached, `StaleSlotError` after release, and `CommandError` with a `code` if the operation itself fails.
 
     Attributes:
@@ -407,24 +407,24 @@ class SlotCommands(ABC):
     ) -> Coroutine[Any, Any, CommandResult]:
         """Run a command and wait for its end. The slot's shell runs a string; a sequence is run without a shell.
 
-        If the command can't be started, `CommandError` is raised. Its code is `not_found`, `permission` or similar for
-        the program, and begins with `cwd_` for the directory. Without a guest, a program that exists but can't be
-        loaded (it has another format, or its interpreter is missing) looks like one that ended with status 126 or 127.
+        If the command can't be started, `CommandError` is raised. Its code is `not_found`, `permission` or similar if
+        the program is the reason, and begins with `cwd_` if the directory is. Without a guest, a program that exists
+        but can't be loaded (wrong format, missing interpreter) gives a result with status 126 or 127 instead.
 
         Args:
             cwd: directory, relative to the workspace.
             env: additional environment variables.
             stdin: input, all at once or as a stream; None is an empty input.
-            timeout_s: seconds after which everything that it started gets TERM and, after a grace period, KILL. None is
-                no limit.
+            timeout_s: seconds after which all processes that the command started get TERM and, after a grace period,
+                KILL. None is no limit.
             output_limit: bytes kept of each stream, half of them the head, half the tail; at most 2 MiB of standard
                 error.
             merge_stderr: put both streams into one, in the order written.
             spool: keep the whole output in a file of the slot (`CommandResult.spool_path`).
             pty: run the command in a terminal of this size, which is its standard input, output and error; all output
                 is in `stdout`. If no terminal is available, `CommandError` with code `no_pty` is raised.
-            stdout: gets standard output piece by piece while the command runs, which waits while the sink is behind.
-                The result then has only its size. If the sink raises, the command is killed.
+            stdout: gets standard output piece by piece while the command runs. The command waits while the sink is
+                behind. The result then has only the size of standard output. If the sink raises, the command is killed.
         """
         value = Command(
             command,
@@ -493,7 +493,7 @@ class SlotCommands(ABC):
 
     @abstractmethod
     async def wait(self, process_id: str, *, timeout_s: float | None = None) -> ProcessStatus:
-        """Wait until a background process ends, or until the time limit. The returned status says which."""
+        """Wait until a background process ends, or until the time limit. Return its status then."""
 
     @abstractmethod
     async def write(self, process_id: str, data: bytes, *, eof: bool = False) -> int:
@@ -511,7 +511,8 @@ class SlotCommands(ABC):
     async def kill(self, process_id: str, *, grace_s: float = 2.0) -> ProcessStatus:
         """Send TERM, and KILL after the grace period, to a background process and all processes that it started.
 
-        If it has ended already, do this to the processes that it left running. `left_killed` is their number.
+        If the process has ended already, the signals go to the processes that it left running, and `left_killed` is
+        their number.
         """
 
     @abstractmethod
@@ -545,7 +546,7 @@ class SlotCommands(ABC):
 
     @abstractmethod
     async def tar_in(self, path: str, data: bytes | AsyncIterator[bytes], *, compression: Compression = "") -> None:
-        """Unpack a tar stream into the directory `path`, which is created. Members can't leave it.
+        """Unpack a tar stream into the directory `path`, which is created. No member is written outside of it.
 
         Args:
             compression: how the stream is compressed. This is never guessed, because a plain tar begins with a file
@@ -560,8 +561,8 @@ class SlotCommands(ABC):
     async def tar_out_to(self, sink: Sink, path: str = ".", *, max_bytes: int = MAX_FILE_BYTES) -> int:
         """Write a plain tar of the directory's contents to `sink` piece by piece, and return the number of bytes.
 
-        The next piece is sent when the sink has taken the last one. After an error, what was sent is not a valid
-        archive. Without a guest there is only one piece.
+        The next piece is sent when the sink has taken the last one. After an error, the pieces sent so far are not a
+        valid archive. Without a guest there is only one piece.
         """
 
     @abstractmethod
@@ -569,19 +570,20 @@ class SlotCommands(ABC):
         """Open a port of the slot's loopback (127.0.0.1) during the block; `serve` gets each connection to it.
 
         `serve` runs on the driver, once for each connection and at most `most` times at once; further connections wait
-        in the slot. If it raises, that connection is reset and the error logged. What is on its way in each direction
-        of a connection is bounded, and a lost channel loses none of it. Only programs of this slot are served.
+        in the slot. If it raises, that connection is reset and the error logged. The number of bytes in transit is
+        bounded in each direction of a connection, and a lost channel loses none of them. Only programs of this slot are
+        served.
 
         The port is closed and its connections are reset at the end of the block, and as soon as the slot's processes
         are killed or its lease ends.
 
-        Entering raises `CommandError` if there is no such port: its code is `in_use` or `permission`, `unguarded` if
-        the slot shares its loopback with others and nothing would tell its connections from theirs (level `shared`), or
-        `no_forward` without a guest.
+        Entering the block raises `CommandError` if the port can't be opened. The code is `in_use`, `permission`,
+        `unguarded` (the slot shares its loopback with other slots, and its connections can't be told from theirs: level
+        `shared`) or `no_forward` (there is no guest).
 
         Args:
-            port: which port; None is any free one.
-            most: how many connections may be open at once.
+            port: the port's number; None is any free port.
+            most: maximum number of open connections.
         """
 
 
@@ -590,7 +592,8 @@ Method = Callable[Concatenate[S, P], Coroutine[Any, Any, T]]
 
 
 def operation(method: Method[S, P, T]) -> Method[S, P, T]:
-    """Route a method through the `call` of its object. Every operation of a slot passes there exactly once."""
+    """Decorate a method of `SlotCommands`, so that its object's `call` carries it out. Every operation of a slot passes
+    through `call` exactly once."""
 
     @functools.wraps(method)
     def begin(self: S, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T]:

@@ -1,4 +1,4 @@
-"""The backend contract: what a sandbox provider implements, which is creation and one primitive, the channel."""
+"""The backend contract. A sandbox provider implements the creation of sandboxes and one primitive, the channel."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Capabilities:
     there."""
 
     def least(self, isolation: Isolation) -> Isolation:
-        """Return the weakest declared level that is at least this strong; if there is none, this level itself."""
+        """Return the weakest declared level that is at least as strong as `isolation`; `isolation` if there is none."""
         return min((level for level in self.isolation if level >= isolation), default=isolation)
 
 
@@ -114,7 +114,7 @@ class Prices(BaseModel):
         """Return the price of one sandbox per hour.
 
         Raises:
-            ValueError: something has a price, but the sandbox's amount of it is unknown.
+            ValueError: the sandbox's amount of a resource that has a price is unknown.
         """
         for key, price, amount in (("cpu", self.cpu, cpu), ("memory", self.memory, memory), ("gpu", self.gpu, gpus)):
             if price and amount is None:
@@ -130,15 +130,15 @@ class TerminalVariables:
     """Maps each variable to a setting, such as `TERMINAL_DOCKER_IMAGE` to `image`. It applies to every profile that
     does not have that setting."""
     lists: tuple[str, ...] = ()
-    """The variables among them that hold a JSON list."""
+    """The variables in `settings` that hold a JSON list."""
     of_profile: tuple[str, ...] = ()
-    """Last words of variables that set one profile's setting: `IMAGE` of `TERMINAL_MODAL_PROFILE_<NAME>_IMAGE`."""
+    """Last words of the variables for a single profile, such as `IMAGE` of `TERMINAL_MODAL_PROFILE_<NAME>_IMAGE`."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    """Settings of profiles that nothing else sets."""
+    """Values of profile settings that are set nowhere else."""
     fixed: Mapping[str, str] = field(default_factory=dict)
     """Variables that accept only one value."""
     unread: Mapping[str, str] = field(default_factory=dict)
-    """Variables that other programs read, and why they have no effect here."""
+    """Maps each variable that only other programs read to the reason why it has no effect here."""
 
 
 class SandboxConfig(BaseModel):
@@ -215,11 +215,11 @@ class SandboxConfig(BaseModel):
 
     @property
     def has_secrets(self) -> bool:
-        """Return whether the sandbox has secrets in its environment. Commands see only those in `slot_secrets`."""
+        """Return whether the sandbox's environment has secrets. Commands see only the secrets in `slot_secrets`."""
         return bool(self.slot_secrets)
 
     def root_of_sandbox(self, isolation: Isolation) -> bool:
-        """Return whether a slot of this level is root of the sandbox, from whom nothing in it can be protected."""
+        """Return whether a slot of this level is root of the sandbox, so that nothing in it can be protected."""
         return self.slot_user is SlotUser.ROOT and isolation is not Isolation.PRIVATE_ROOT
 
     @property
@@ -233,7 +233,7 @@ class SandboxConfig(BaseModel):
         and texts as values.
 
         Raises:
-            ConfigError, UnknownNameError: names the profile and the key.
+            ConfigError, UnknownNameError: a key or a value is wrong. The message names the profile and the key.
         """
         from hermes_core.validation import validate_data
 
@@ -246,7 +246,7 @@ class SandboxConfig(BaseModel):
     def _can_be_set(cls, variables: dict[str, str]) -> dict[str, str]:
         for name, value in variables.items():
             if not name or "=" in name or "\0" in name + value:
-                shown = name.partition("=")[0]  # the part after it may be a value
+                shown = name.partition("=")[0]  # the part after `=` may be a secret
                 raise ValueError(f"holds {shown!r}, which no process can have: no name, or one with `=` or a NUL byte")
         return variables
 
@@ -269,11 +269,10 @@ class SandboxSpec:
     isolation: Isolation
     """The weakest level that the sandbox must be able to give its slots."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables that every program gets which `Sandbox.open` starts. `config.env_vars` need not be added to them: core
-    gives those to the commands of slots itself."""
+    """Variables of every program that `Sandbox.open` starts. Don't add `config.env_vars`: core gives these to the
+    commands of slots itself."""
     labels: Mapping[str, str] = field(default_factory=dict)
-    """Further labels for people who look at the provider's list, such as the profile's name. Core does not read them
-    again."""
+    """Further labels, such as the profile's name, for people who look at the provider's list. Core never reads them."""
 
     def command(self, state_dir: str) -> tuple[str, ...]:
         """Return the main process of the sandbox: core's watchdog, whose exit ends the sandbox.
@@ -285,7 +284,7 @@ class SandboxSpec:
         return watchdog_command(f"{state_dir}/heartbeat", self.config.orphan_ttl_s)
 
     def check_existing(self, isolation: str, sandbox_id: str) -> None:
-        """Refuse an existing sandbox with this creation id if it was made with a weaker level.
+        """Refuse an existing sandbox with this creation id if it was made with a level weaker than `isolation` here.
 
         Call it in `create` before an existing sandbox is returned, if your sandboxes differ by level.
 
@@ -293,7 +292,7 @@ class SandboxSpec:
             isolation: the label of the level that the sandbox was made with, as kept with it at its creation.
 
         Raises:
-            PolicyError: it was made with a weaker level.
+            PolicyError: the sandbox was made with a weaker level.
         """
         if Isolation.parse(isolation) < self.isolation:
             raise PolicyError(
@@ -372,14 +371,14 @@ class Sandbox(ABC):
     """The guest's own directory, as a path inside the sandbox. Slots can't read it."""
     uid_base: int | None = None
     """The first of 512 user ids that belong to this sandbox alone (`hermes_core.sandbox.uids` reserves them on this
-    host). A guest that is root gives them to its slots. Without them it can't separate its slots."""
+    host). A guest that is root gives these ids to its slots. Without them, such a guest can't separate its slots."""
     own_system: bool = False
-    """Whether its root directory is its own, as a container's is, and no host's. The guest then adds the slots' users
-    to its /etc/passwd and /etc/group."""
+    """Whether the sandbox has a root directory of its own, as a container has, and not a host's. The guest then adds
+    the slots' users to the sandbox's /etc/passwd and /etc/group."""
     slot_root: str | None = None
     """The directory, as a path inside the sandbox, that slots' root directories start from at level `private-root`.
-    Slots don't see mounts below it, so it must itself have the programs and /etc. None is the sandbox's own root if
-    `own_system`; otherwise the sandbox can't have slots of that level."""
+    Slots don't see mounts below this directory, so the programs and /etc must not be mounted there. None is the
+    sandbox's own root if `own_system`; otherwise the sandbox can't have slots of that level."""
     image: SandboxImage | None = None
     """The image that it was made from, for the records of rollouts. None: the profile's image, of unknown digest."""
     lifetime_s: float | None = None
@@ -397,7 +396,7 @@ class Sandbox(ABC):
 
     @abstractmethod
     async def status(self) -> SandboxStatus:
-        """Return what the provider says about this sandbox now."""
+        """Ask the provider for the sandbox's present status."""
 
     async def cut_network(self) -> None:
         """Cut the sandbox off from every network. For backends that declare `Network.SETUP`.
@@ -415,21 +414,21 @@ class Sandbox(ABC):
 
 @runtime_checkable
 class CanAttach(Protocol):
-    """What a backend with the capability `attach` implements."""
+    """The method that a backend needs for the capability `attach`."""
 
     async def attach(self, sandbox_id: str) -> Sandbox:
         """Return a handle on a running sandbox. Raises `SandboxLost` if it does not run."""
 
 
 class CanBuild(Protocol):
-    """What a backend with the capability `builds` implements."""
+    """The method that a backend needs for the capability `builds`."""
 
     async def prepare_image(self, image: Image, config: SandboxConfig) -> str:
         """Build an image or fetch it, so that `create` finds it ready. Return the name that `create` takes as `image`.
 
         The name of an image that is built changes with the content of its folder, which `sandbox/images.py` reads and
-        hashes. Concurrent calls for the same image share one attempt, which ends when the last of them is cancelled. If
-        the image is gone when `create` is called, `create` makes it again.
+        hashes. Concurrent calls for the same image share one attempt, which ends when the last of these calls is
+        cancelled. If the image is gone when `create` is called, `create` makes it again.
 
         Args:
             config: the profile's settings, such as a platform. Its own `image` has no meaning here.
@@ -441,7 +440,7 @@ class CanBuild(Protocol):
 
 
 class CanSnapshot(Protocol):
-    """What a backend with the capability `snapshot` implements."""
+    """The methods that a backend needs for the capability `snapshot`."""
 
     async def snapshot(self, sandbox: Sandbox) -> str:
         """Save the files of a running sandbox as they are now, and return the snapshot's id. The sandbox keeps running.
@@ -466,7 +465,7 @@ class Backend(ABC):
     async def create(self, spec: SandboxSpec) -> Sandbox:
         """Create the sandbox of this spec, or return the existing one with its `creation_id`.
 
-        Return when the sandbox is ready for `open`, because a program that enters too early might run on the host.
+        Return only when the sandbox is ready for `open`: a program opened too early might run on the host.
 
         Raises:
             ProvisionError: the provider failed. The message says at which step, and the hint what to do.
@@ -486,8 +485,8 @@ class Backend(ABC):
         """Return whether this backend can be used here. Never raises because the host is unsuitable."""
 
     def levels(self, config: SandboxConfig) -> frozenset[Isolation]:
-        """Return the levels that sandboxes of this profile can give their slots. Override it if some of the declared
-        levels depend on a profile's settings."""
+        """Return the levels that sandboxes of this profile can give their slots. Override this method if some of the
+        declared levels depend on a profile's settings."""
         return self.capabilities.isolation
 
     def note_profile(self, config: SandboxConfig) -> None:

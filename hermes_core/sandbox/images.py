@@ -37,7 +37,7 @@ class ImageBuild:
     """An image that is built from a folder, once for each content of the folder."""
 
     folder: Path
-    """The build context: what the Dockerfile's `COPY` can see. What its `.dockerignore` names is left out."""
+    """The build context, whose files the Dockerfile's `COPY` can see, except those that its `.dockerignore` names."""
     dockerfile: str = "Dockerfile"
     """The path of the Dockerfile, relative to the folder."""
     timeout_s: float = 600.0
@@ -58,7 +58,7 @@ Image = str | ImageBuild
 def context_digest(build: ImageBuild) -> str:
     """Return a digest of everything that the build can see: names, modes and contents. Blocking.
 
-    It depends neither on the folder's own place nor on times and owners of files.
+    The digest depends neither on the folder's path nor on times and owners of files.
 
     Raises:
         ImageError: the folder can't be built, for example because it has no Dockerfile or is too large.
@@ -199,7 +199,7 @@ def _entries(build: ImageBuild) -> Iterator[tuple[str, os.stat_result]]:
             is_ignored = ignored.has(name) and name not in (build.dockerfile, IGNORE)
             if not is_ignored:
                 yield name, info
-            # An ignored folder may hold the Dockerfile, or files that an exception takes in.
+            # An ignored folder may hold the Dockerfile, or files that an exception (`!pattern`) includes.
             skips = is_ignored and not ignored.has_exceptions and not build.dockerfile.startswith(f"{name}/")
             if stat.S_ISDIR(info.st_mode) and not skips:
                 if name.count("/") >= MAX_DEPTH:
@@ -242,7 +242,7 @@ def _unfit(build: ImageBuild, reason: str, hint: str) -> ImageError:
 
 
 class _Ignored:
-    """The patterns of a `.dockerignore`. The last one that matches a path or a folder above it decides.
+    """The patterns of a `.dockerignore`. The last pattern that matches a path, or a folder above the path, decides.
 
     `**` stands for any number of folders if it is a whole part of a path; otherwise it is the same as `*`.
     """
@@ -277,7 +277,8 @@ class _Ignored:
 
 
 def _pattern(line: str) -> tuple[bool, tuple[str, ...]] | None:
-    """Return whether a line ignores paths (and is no exception), and the parts of its pattern; None if it is empty."""
+    """Return (whether a line ignores paths, False for an exception `!…`; the parts of its pattern); None if the pattern
+    is empty."""
     ignores = not line.startswith("!")
     path = os.path.normpath(line.removeprefix("!").strip()).lstrip("/")
     if path in ("", "."):
@@ -302,7 +303,7 @@ def _covers(pattern: tuple[str, ...], parts: list[str]) -> bool:
 
 
 def _with_skipped(places: set[int], pattern: tuple[str, ...]) -> set[int]:
-    """Add to places in a pattern those behind a `**`, because it may stand for no folder."""
+    """Return `places` (indices in a pattern) with the index after each `**` added: a `**` may stand for no folder."""
     result = set(places)
     for at, part in enumerate(pattern[:-1]):
         if at in result and part == "**":

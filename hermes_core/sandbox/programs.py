@@ -27,7 +27,7 @@ class ProgramEnded(Exception):
 
 
 class SlotProgram:
-    """A program as one command of a slot. While nobody reads its output, it has to wait."""
+    """A program that runs as one command of a slot. While nobody reads its output, the program has to wait."""
 
     def __init__(self, commands: SlotCommands) -> None:
         self._commands = commands
@@ -41,7 +41,8 @@ class SlotProgram:
     async def run(
         self, argv: Sequence[str], env: Mapping[str, str], cwd: str | None = None
     ) -> AsyncIterator[SlotProgram]:
-        """Run the program during the block. Then its input ends, and it is killed if it does not end in time."""
+        """Run the program during the block. At the end of the block, close its input, and kill it if it does not end in
+        time."""
         command = self._commands.run(
             argv, cwd=cwd, env=env, stdin=self._lines(), stdout=self._take, output_limit=_STDERR_BYTES
         )
@@ -57,25 +58,25 @@ class SlotProgram:
 
     @property
     def result(self) -> CommandResult | None:
-        """Return its result; None if it has not ended, or was killed at the end of `run`.
+        """Return the program's result; None if it has not ended, or was killed at the end of `run`.
 
         Raises:
-            HermesError: it could not be run, or the sandbox is gone.
+            HermesError: the program could not be run, or the sandbox is gone.
         """
         has_result = self._running.done() and not self._running.cancelled()
         return self._running.result() if has_result else None
 
     async def read(self) -> bytes:
-        """Return the next bytes of its output; none when it has ended."""
+        """Return the next bytes of the program's standard output; `b""` at its end."""
         data = await self._output.take(CHUNK_BYTES)
         self._room.set()
         return data
 
     async def write(self, data: bytes) -> None:
-        """Write to its standard input. Waits while the program does not read.
+        """Write to the program's standard input. Waits while the program does not read.
 
         Raises:
-            ProgramEnded: it has ended.
+            ProgramEnded: the program has ended.
         """
         async with alongside(self._input.put(data)) as put:
             await asyncio.wait({put, self._running}, return_when=asyncio.FIRST_COMPLETED)
@@ -83,7 +84,8 @@ class SlotProgram:
                 raise ProgramEnded
 
     async def ending(self, wait_s: float) -> str:
-        """Return a description of its end, with the last part of standard error; empty if it runs after `wait_s`.
+        """Wait up to `wait_s` seconds for the program's end. Return a description of the end, with the last part of
+        standard error; an empty text if the program still runs.
 
         Raises:
             InfraError: the sandbox is gone.
@@ -120,7 +122,7 @@ def describe_end(end: str, stderr: str) -> str:
 
 
 class Flooded(Exception):
-    """A program wrote too much, or a message that can't be read."""
+    """A program wrote a line that is too long, or a message that can't be read."""
 
 
 class LineCutter:

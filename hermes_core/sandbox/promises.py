@@ -30,7 +30,7 @@ _METHODS = {
     "snapshot": ("CanSnapshot", ("snapshot", "restore")),
     "builds": ("CanBuild", ("prepare_image",)),
 }
-"""For each capability that requires methods: the protocol that describes them, and their names."""
+"""Maps each capability that requires methods to the protocol of these methods and their names."""
 
 
 _KINDS = {"sandbox_id": str, "owner": str, "creation_id": str, "created": int | float, "status": SandboxStatus}
@@ -156,7 +156,7 @@ async def diagnosis_of(backend: Backend) -> Diagnosis:
     """Return the result of the backend's `check`.
 
     Raises:
-        HermesError: `check` raised it.
+        HermesError: `check` raised this error.
         PluginError: `check` raised another error, or did not return a Diagnosis.
     """
     method = f"{type(backend).__name__}.check()"

@@ -1,4 +1,4 @@
-"""Reserves blocks of user ids, each for one sandbox on this host, whichever driver owns it. Light imports only.
+"""Reserves blocks of user ids. Each block is for one of all sandboxes on this host, of any driver. Light imports only.
 
 The kernel counts processes per uid and host, so two sandboxes with the same uid would share a limit. A block is
 reserved by a lock on one byte of a file. The kernel releases it when the last process that inherited the descriptor
@@ -42,7 +42,8 @@ class UidBlock:
         """The descriptors that hold the lock. Pass them to the sandbox's first process as `pass_fds`."""
 
     def close(self) -> None:
-        """Leave the block to the processes that inherited it. Idempotent."""
+        """Close our descriptors. The block stays reserved until all processes that inherited them have ended.
+        Idempotent."""
         descriptors, self.descriptors = self.descriptors, ()
         for descriptor in descriptors:
             os.close(descriptor)
@@ -55,9 +56,9 @@ class UidBlock:
 
 
 def reserve(lock_files: tuple[str, ...] = _LOCK_FILES) -> UidBlock:
-    """Reserve a block. It is empty if our own id map has no room for one.
+    """Reserve a block. The returned block is empty if this process's id map has no room for a block.
 
-    Call it in the event loop, because it takes microseconds and never waits. A thread would go on if its caller is
+    Call this in the event loop, because it takes microseconds and never waits. A thread would go on if its caller is
     cancelled, and nobody would close the block.
 
     Raises:
@@ -129,7 +130,7 @@ def _refusal(message: str, hint: str) -> Exception:
 
 
 def _lock(descriptor: int, byte: int) -> bool:
-    # A lock of the open file description: children inherit it, and it is kept until the last of them has ended.
+    # A lock of the open file description, which children inherit: it is held until the last of them has ended.
     request = struct.pack("hhqqixxxx", fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
     try:
         fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, request)

@@ -17,12 +17,12 @@ END = "end"
 # Arguments: this script, the file, the time between two looks, the longest time until the first heartbeat, and the
 # longest time between later heartbeats. Then its state, for when it restarts itself: the time without a heartbeat so
 # far, the last heartbeat, the last clock. Times are in hundredths of a second.
-# What is not obvious:
+# Notes:
 # - A shell that can't fork (because a slot has filled a process limit) exits. So an unintended exit restarts the script
 #   by `exec`, which needs no fork: a fork bomb must neither end the sandbox nor keep it for ever.
 # - The clock is /proc/uptime, read by `read`. A jump (the machine was suspended) counts as one look.
 # - The sleep runs in the background so that TERM takes effect at once; `wait` also reaps orphans, as process 1 must.
-# - If the file is empty, it is being rewritten, so that is no new heartbeat.
+# - An empty file is being rewritten, and is no new heartbeat.
 _SCRIPT = """
 code=$1 file=$2 tick=$3 limit=$4 ttl=$5 idle=$6 beat=$7 clock=$8
 trap 'exec /bin/sh -c "eval \\"\\$1\\"" "$0" "$code" "$file" "$tick" "$limit" "$ttl" "$idle" "$beat" "$clock"' EXIT
@@ -54,11 +54,11 @@ exit 0
 def watchdog_command(heartbeat_path: str, ttl_s: float) -> tuple[str, ...]:
     """Return the command that runs until the heartbeat stops.
 
-    It ends when the content of `heartbeat_path` has not changed for `ttl_s` seconds, or the file has not appeared in
-    the time for the first heartbeat. It ends at once when the content is `END`, and on TERM.
+    The command ends when the content of `heartbeat_path` has not changed for `ttl_s` seconds, or the file has not
+    appeared in the time for the first heartbeat. It ends at once when the content is `END`, and on TERM.
     """
     tick = _hundredths(min(1.0, ttl_s / 5))
-    # One look earlier, because before the first heartbeat nothing else ends the sandbox in time.
+    # The first limit is one look shorter, because before the first heartbeat nothing else ends the sandbox in time.
     limits = (_hundredths(max(ttl_s, START_GRACE_S)) - tick, _hundredths(ttl_s))
     arguments = (_SCRIPT, heartbeat_path, str(tick), *map(str, limits), "0", "", "")
     return ("/bin/sh", "-c", 'eval "$1"', "hermes-watchdog", *arguments)

@@ -1,4 +1,4 @@
-"""What channels have in common: a buffer for output that nobody has read yet, and the tail of standard error."""
+"""Parts that all channels share: a buffer for output that nobody has read yet, and the tail of standard error."""
 
 from __future__ import annotations
 

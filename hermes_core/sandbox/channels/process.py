@@ -40,7 +40,7 @@ class AsyncioStreamChannel(BufferedChannel):
         """Start a child in a new session, so that Ctrl-C at our terminal does not reach it.
 
         Args:
-            env: the whole environment of the child. None is ours.
+            env: the whole environment of the child. None is this process's environment.
             pass_fds: descriptors that the child inherits in addition to its standard streams.
 
         Raises:
@@ -58,7 +58,7 @@ class AsyncioStreamChannel(BufferedChannel):
             start_new_session=True,
         )
         try:
-            # If asyncio is cancelled between the start of the child and the connection of its pipes, it hangs.
+            # Asyncio hangs if it is cancelled between the start of the child and the connection of the child's pipes.
             transport, _ = await complete(start)
         except asyncio.CancelledError:
             await complete(channel.aclose())

@@ -12,7 +12,7 @@ from hermes_core.sandbox.channels.base import BUFFER_BYTES, CHUNK_BYTES, Buffere
 from hermes_core.sandbox.channels.blocking import in_thread
 
 STUCK_S = 1.0
-"""If nothing could be sent for this long, we ask whether the program has ended."""
+"""If nothing could be sent for this many seconds, we ask whether the program has ended."""
 
 _NOT_NOW = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
@@ -24,8 +24,8 @@ class SocketChannel(BufferedChannel):
         connection: the socket. The channel closes it.
         wait: blocks until there is an exit status, and returns it. Called once, in a thread, by the first
             `SocketChannel.wait`. Raises after `close` was called.
-        unpack: returns the standard output in the bytes that have arrived. Called with each piece, and at the end with
-            `b""`, when it raises `OSError` if the stream is incomplete. If it raises, the channel is lost.
+        unpack: takes the next bytes that have arrived, and returns the standard output in them. Takes `b""` at the end,
+            and then raises `OSError` if the stream is incomplete. Any error that it raises breaks the channel.
         early: data of the stream that was read before the channel was made.
         ended: returns whether the program has ended. Called in a thread while nothing can be sent, because some
             transports keep a stream open after the program ended without reading its input. Then the channel ends.
@@ -175,7 +175,7 @@ class SocketChannel(BufferedChannel):
             else:
                 try:
                     over = await in_thread(ended, "channel-ended")
-                except Exception:  # the transport does not answer. It may the next time, or the connection breaks
+                except Exception:  # the transport does not answer: ask again, until it does or the connection breaks
                     over = False
         self._watching = None
 

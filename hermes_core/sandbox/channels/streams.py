@@ -107,7 +107,7 @@ class AsyncStreamChannel(BufferedChannel):
         return False
 
     async def _has_room(self) -> bool:
-        """Wait for room for up to `PATIENCE_S`. Return whether there is some."""
+        """Wait up to `PATIENCE_S` seconds for room in the buffer. Return whether there is room."""
         self._room.clear()
         try:
             async with asyncio.timeout(PATIENCE_S):
@@ -137,7 +137,7 @@ class AsyncStreamChannel(BufferedChannel):
             raise self._gone(error) from error
 
     async def _outcome(self, work: asyncio.Task[T]) -> T:
-        """Return the result of a task, which goes on if the caller is cancelled. `aclose` cancels it."""
+        """Return the result of a task. The task goes on if the caller is cancelled; only `aclose` cancels it."""
         try:
             return await asyncio.shield(work)
         except asyncio.CancelledError:

@@ -48,11 +48,11 @@ if [ -e "$1" ] || [ -e "$2" ]; then fail 'files are left'; fi
 
 
 class DirectClient:
-    """The `Client` of a sandbox without Python, or with a slot that is root: for `shared` slots, or for the one slot of
+    """The `Client` of a sandbox that has no Python, or whose slot is root. It serves `shared` slots, or the one slot of
     a `dedicated` sandbox.
 
-    Processes of a slot are found by a mark in their environment. A process can remove the mark, so this proves nothing.
-    Therefore a used `dedicated` sandbox is replaced, never reset.
+    Processes of a slot are found by a mark in their environment. A process can remove its mark, so a search that finds
+    none proves nothing. Therefore a used `dedicated` sandbox is replaced, never reset.
     """
 
     own_users = False
@@ -159,7 +159,8 @@ class DirectClient:
     # --- slots ------------------------------------------------------------------------------------------------------
 
     def _slot(self, index: int) -> DirectSlot:
-        """Return the state of a slot. The preparation (`PREPARE`) has the same user as the slots here."""
+        """Return the state of a slot. Without a guest, the preparation's slot (`PREPARE`) has the same user as all
+        others."""
         if index not in self._slots:
             base = self.settings.workspace_base
             workspace = f"{base}/prepared" if index == PREPARE else f"{base}/slot_{index}"
@@ -186,7 +187,7 @@ class DirectClient:
             SlotLost: processes are left, or can't be searched for.
             SandboxLost: the sandbox has ended.
         """
-        # Also if nothing was started in the slot: else the pool would give an ended sandbox to the next caller.
+        # Even if nothing was started in the slot: otherwise the pool would give an ended sandbox to the next caller.
         await self._shell.check_alive(None)
         slot = self._slot(index)
         if slot.used:
@@ -200,7 +201,7 @@ class DirectClient:
             SlotLost: it is the used slot of a dedicated sandbox, or processes or files are left.
             SandboxLost: the sandbox has ended.
         """
-        await self._shell.check_alive(None)  # an unused slot needs no request that would notice it
+        await self._shell.check_alive(None)  # for an unused slot, no other request would notice the end
         slot = self._slot(index)
         if not slot.used:
             return

@@ -100,9 +100,9 @@ class DirectSlot:
 
     workspace: str
     scratch: str
-    """The directory of its home and temporary files."""
+    """The directory of the slot's home and temporary files."""
     mark: str
-    """The prefix of the marks in the environments of the slot's processes. The number of the command follows."""
+    """The prefix of the marks in the environments of the slot's processes. A mark ends with its command's number."""
     used: bool = False
     """Whether any command ran since the last reset."""
     processes: dict[str, _Process] = field(default_factory=dict)

@@ -24,7 +24,8 @@ from hermes_core.sandbox.commands import (
 )
 
 MAX_TAR_IN = 1 << 30
-"""Maximum size of a stream for `tar_in`. It is read completely first, because its length must be sent before it."""
+"""Maximum number of bytes of a stream for `tar_in`. The stream is read to its end first, because its length is sent
+before its content."""
 
 COMPRESSIONS: Mapping[str, str] = {"": "-xof", "gz": "-xzof"}
 """Options of tar for the compression of an archive."""
@@ -40,9 +41,9 @@ stat -L -c %s "$1" || exit 1
 [ "$3" -eq 0 ] || tail -c "+$2" "$1" | head -c "$3"
 """
 
-# $2: the size. $3: the mode or nothing. $4: not empty to append. $5: a name for a temporary file beside it. $6: the
-# path of one elsewhere. The new content is complete before it replaces the old. As with a guest, a file that has other
-# names, or whose directory can't be written, is changed in place, once there is room for all of it.
+# $2: the size. $3: the mode or nothing. $4: not empty to append. $5: a name for a temporary file beside $1. $6: the
+# path of a temporary file elsewhere. The new content is complete before it replaces the old. As with a guest, a file
+# that has other names, or whose directory can't be written, is changed in place, once there is room for all of it.
 WRITE = """
 path=$1
 if [ -L "$path" ]; then path=$(readlink -f "$path" && echo .) && path=${path%??} || fail 'No such file or directory'; fi
@@ -240,7 +241,7 @@ def check_archive(data: bytes, compression: str) -> None:
 
 
 class ScriptedFiles(SlotCommands):
-    """Slot commands that run these scripts for operations on files."""
+    """Slot commands whose operations on files run the scripts of this module."""
 
     _aside: str
     """The prefix of the paths of temporary files."""
@@ -250,7 +251,7 @@ class ScriptedFiles(SlotCommands):
         """Run a script on a path, and return what it prints.
 
         Raises:
-            CommandError: it fails, or prints more than `limit` bytes. The message names the path.
+            CommandError: the script fails, or prints more than `limit` bytes. The message names the path.
         """
 
     @operation

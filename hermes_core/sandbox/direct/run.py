@@ -21,7 +21,10 @@ LOOKS = 20
 
 
 def exit_or_signal(status: int) -> tuple[int | None, int | None]:
-    """Return a shell's status as (exit code, signal). sh reports signal n as 128 + n; such exit codes are rare."""
+    """Return a shell's status as (exit code, None) or (None, signal).
+
+    sh reports signal n as 128 + n, so exit codes from 129 to 192, which are rare, are taken for signals.
+    """
     return (None, status - 128) if 128 < status <= 192 else (status, None)
 
 
@@ -76,7 +79,7 @@ class RunningCommand:
         """Run the command and wait for its end.
 
         Args:
-            command: its input, sink, output limit and time limit are used.
+            command: only its input, sink, output limit and time limit are used.
 
         Raises:
             CommandError: the command could not be started.
@@ -231,4 +234,4 @@ class RunningCommand:
         try:
             await self._shell.kill(f"={self.mark}", "KILL")
         except InfraError:
-            return  # the release of the slot will find out
+            return  # the slot's release kills them again, or reports the error

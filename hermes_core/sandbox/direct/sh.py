@@ -89,8 +89,8 @@ printf '%s exit %s\\n' "$token" "$status"
 # The other end of a command's stderr. The command starts when both ends are open.
 STDERR = 'mkfifo "$1" 2>/dev/null; exec cat <"$1"'
 
-# The other end of a command's stdin, which is sent in pieces, each after a line with its size. The next one is sent
-# when this one was taken, because `head` may read more than its argument.
+# The other end of a command's stdin, which is sent in pieces, each after a line with its size. The next piece is sent
+# when the last one was taken, because `head` may read more than its argument.
 FEED = """
 mkfifo "$1" 2>/dev/null
 exec 3>"$1"
@@ -128,10 +128,10 @@ class ExitLine:
 
 
 async def await_start(channel: Channel, token: str, *, cwd: str, program: str) -> bytes:
-    """Wait until a command of `COMMAND` was started. Return its output so far.
+    """Wait until the script `COMMAND` has started its command. Return the command's output so far.
 
     Raises:
-        CommandError: it can't be started. The code begins with `cwd_` if the directory can't be used.
+        CommandError: the command can't be started. The code begins with `cwd_` if the directory can't be used.
         Ended, ChannelLost: see `until_token`.
     """
     line = b""
@@ -208,7 +208,7 @@ async def helper(
 
     Raises:
         CommandError: the script failed, with a code for its message; or the output exceeds the limit (`too_large`).
-        Ended: it was killed before it had an outcome.
+        Ended: the script was killed before it had an outcome.
         ChannelLost, SandboxLost: the sandbox could not be reached.
     """
     check_words(*args)
@@ -357,18 +357,18 @@ class Shell:
         """Check with the provider that the sandbox runs, after a lost channel.
 
         Raises:
-            SandboxLost: it does not run.
+            SandboxLost: the sandbox does not run.
         """
         if await self.sandbox.status() != SandboxStatus.RUNNING:
             self.lost.set()
             raise SandboxLost("the sandbox has ended", sandbox_id=self.sandbox.id) from cause
 
     async def confirm_alive(self, cause: BaseException | None = None) -> None:
-        """Check that the sandbox runs after a process was killed. We wait first, because a sandbox that ends kills its
-        processes a moment before.
+        """Check that the sandbox still runs after a process in it was killed. Wait for `DYING_S` first, because a
+        sandbox that ends loses its processes a moment before it is gone.
 
         Raises:
-            ChannelLost, SandboxLost: it can't be reached any more.
+            ChannelLost, SandboxLost: the sandbox can't be reached any more.
         """
         await asyncio.sleep(DYING_S)
         await self.check_alive(cause)
