@@ -75,7 +75,7 @@ def unpack(path: str, compression: str = "") -> dict[str, Any]:
             ) as archive:
                 for member in archive:
                     _extract(archive, member, folders)
-                    archive.members = []  # type: ignore[attr-defined]  # else it keeps every one
+                    archive.members = []  # type: ignore[attr-defined]  # else it keeps every member
         except (tarfile.TarError, EOFError) as error:
             raise ArchiveRefused("invalid", "not a tar archive, or cut off: %s" % error) from error
         except OSError:
@@ -205,7 +205,7 @@ def pack(path: str, max_bytes: int) -> dict[str, Any]:
             else:
                 with source:
                     archive.addfile(member, _Padded(source))  # type: ignore[arg-type]
-            archive.members = []  # type: ignore[attr-defined]  # else it keeps every one
+            archive.members = []  # type: ignore[attr-defined]  # else it keeps every member
     return {}
 
 

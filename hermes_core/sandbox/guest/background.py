@@ -43,13 +43,13 @@ class BackgroundProcess:
 
     @property
     def log(self) -> Rolling:
-        """Return the last part of its output."""
+        """Return the last part of the process's output."""
         ring = self.execution.sinks[0]
         assert isinstance(ring, Rolling)
         return ring
 
     def wake(self, waiting: list[Answer]) -> None:
-        """Give all waiting answers."""
+        """Call all functions in `waiting`, and empty the list."""
         answers, waiting[:] = list(waiting), []
         for answer in answers:
             answer()

@@ -51,27 +51,27 @@ class Plan(Value):
     mechanism: str
     """`shared` (no isolation), `user`, `namespace`, or `root` (root in a root directory of its own)."""
     uid: int | None
-    """The user that it becomes. None: it stays the guest's user."""
+    """The user that the parent becomes. None: the parent stays the guest's user."""
     counted_as: int | None
-    """For `root`: the user outside whose limits the kernel counts its processes against."""
+    """For `root`: the user, outside of the slot's user namespace, whose limits hold for the slot's processes."""
     layers: Layers | None
-    """For `root`: the layers of its root directory."""
+    """For `root`: the layers of the slot's root directory."""
     lists: Lists | None
-    """For `namespace`: the contents of /etc/passwd and /etc/group that it sees. None: those of the system."""
+    """For `namespace`: the contents of /etc/passwd and /etc/group that the slot sees. None: those of the system."""
     user_namespace: bool
-    """Whether it gets a user namespace, in which `uid` stands for the guest's user."""
+    """Whether the parent gets a user namespace, in which `uid` stands for the guest's user."""
     net_namespace: bool
-    """For `namespace` and `root`: whether it gets a network namespace, which has only a loopback."""
+    """For `namespace` and `root`: whether the parent gets a network namespace, which has only a loopback."""
     max_processes: int
-    """Maximum number of processes of its user. 0 is no limit."""
+    """Maximum number of processes of the slot's user. 0 is no limit."""
     process_memory: int
     """Maximum number of bytes that each process may allocate. 0 is no limit."""
     max_files: int
     """The soft limit on the descriptors of each command."""
     visible: Sequence[str]
-    """For `namespace`: the paths that it can read besides the system."""
+    """For `namespace`: the paths that the slot can read besides the system."""
     scratch: str
-    """For `namespace` and `root`: the directory that its root directory is mounted on."""
+    """For `namespace` and `root`: the directory that the slot's root directory is mounted on."""
     wipe: bool
     """Whether the workspace is emptied first, and the user's files in `swept` are removed."""
     swept: Sequence[str]
@@ -79,7 +79,7 @@ class Plan(Value):
 
     @property
     def has_namespaces(self) -> bool:
-        """Return whether it gets namespaces. Then, the process that we fork makes them and forks the parent."""
+        """Return whether the parent gets namespaces. Then, the process that we fork makes them and forks the parent."""
         return self.mechanism in ("namespace", "root")
 
 
@@ -126,7 +126,7 @@ def _enter_own_user(sock: socket.socket, plan: Plan) -> None:
         _enter_namespaces(sock, plan)
     else:
         become_subreaper()
-    # Only inside the user namespace: it inherits its creator's limits, and counts all processes of that user.
+    # Only now, inside the user namespace, which inherits its creator's limits, and counts all processes of that user.
     _limit(plan)
     if plan.uid is not None:
         namespaces.become(plan.uid, plan.uid)

@@ -1,4 +1,4 @@
-"""A connection from the driver, which says when too many bytes wait to be sent, and the outlet to the current one."""
+"""A connection from the driver, with a check for too many unsent bytes, and the outlet to the current connection."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class DriverConnection:
 
     def _on_output(self, _events: int) -> None:
         self._flush()
-        # Only called here, never within `send`, because streams that are resumed call `send`.
+        # `on_room` is called only here, never within `send`, because streams that are resumed call `send`.
         if self._open and not self.is_congested():
             self._on_room()
 
@@ -166,7 +166,7 @@ class Outlet:
         self._paused: list[Callable[[], object]] = []
 
     def send(self, header: Mapping[str, Any], data: bytes = b"") -> None:
-        """Send one frame. Without a connection it is dropped, because a driver that resumes asks again."""
+        """Send one frame. Without a connection the frame is dropped, because a driver that resumes asks again."""
         if self.connection is not None:
             self.connection.send(header, data)
 

@@ -145,7 +145,7 @@ class GuestDaemon:
         return self._last_frame_at + wire.silence_s(self.site.config["orphan_ttl_s"]) - time.monotonic()
 
     def _grant_claim(self) -> None:
-        """Let the driver that waits replace the current driver, if that has stayed silent."""
+        """Let the driver that waits replace the current driver, if the current one has stayed silent."""
         if self._claim is None:
             return
         silence_s = self._silence_left()

@@ -201,7 +201,7 @@ class Execution:
             self.on_start()
 
     def resize(self, rows: int, columns: int) -> None:
-        """Resize its terminal. Raises OSError."""
+        """Resize the command's terminal. Raises OSError."""
         for master in self._open:
             terminal.resize(master, rows, columns)
         self.pty = (rows, columns)
@@ -209,7 +209,7 @@ class Execution:
     # --- its end ----------------------------------------------------------------------------------------------------
 
     def limit_time(self, seconds: float, grace: float) -> None:
-        """Stop the command after some seconds, and set `timed_out`."""
+        """Stop the command after `seconds`, with `grace` seconds from TERM to KILL, and set `timed_out`."""
 
         def expire() -> None:
             self.timed_out = True
@@ -379,7 +379,7 @@ class Execution:
                 return _DRY
             except OSError:  # EIO of a terminal that no program has open
                 if self.status is None and not self.ended:
-                    # Programs may open it again, so we keep it until the command ends.
+                    # Programs may open the terminal again, so we keep our end until the command ends.
                     self._read_later(_HUNG_UP_S)
                     return _CLOSED
                 data = b""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     Error = dict[str, str]
 
 CONNECTED = b"\1"
-"""The first byte of a carrier's stream: it has a connection."""
+"""The first byte of a carrier's stream, sent when the carrier has a connection."""
 _AGAIN_S = 0.1
 """The pause after a connection could not be accepted, for example because there are no descriptors left."""
 
@@ -32,9 +32,10 @@ def _error(code: str, message: str) -> Error:
 
 
 class Carrier:
-    """Waits for one connection of a program, and carries its bytes to the driver and the driver's bytes to it.
+    """Waits for one connection of a program, and carries bytes in both directions between this program and the driver.
 
-    It ends when both directions have ended, or when it is reset because of `error`. Then `on_end(carrier)` is called.
+    Ends when both directions have ended, or when the connection is reset because of `error`. Then `on_end(carrier)` is
+    called.
     """
 
     cancel_grace = 0.0
@@ -53,7 +54,7 @@ class Carrier:
 
     def connect(self, sock: socket.socket) -> None:
         """Take a connection. Raises OSError if there are no descriptors left."""
-        writer = fcntl.fcntl(sock.fileno(), fcntl.F_DUPFD_CLOEXEC, 0)  # the loop takes one handler a descriptor
+        writer = fcntl.fcntl(sock.fileno(), fcntl.F_DUPFD_CLOEXEC, 0)  # the loop takes one handler per descriptor
         self._sock = sock
         self.stream.feed(CONNECTED)
         self.stdin.connect(writer)
@@ -66,7 +67,7 @@ class Carrier:
             self._loop.add(self._sock.fileno(), select.POLLIN, self._readable)
 
     def stop(self, _grace: float) -> None:
-        """Reset the connection, because the driver cancelled it."""
+        """Reset the connection, because the driver cancelled the request."""
         self.fail(_error("cancelled", "the connection was closed by the driver"))
 
     def fail(self, error: Error) -> None:
@@ -100,7 +101,8 @@ class Carrier:
         self._end_if_over()
 
     def _on_input_end(self, whole: bool) -> None:
-        """Shut down our direction if the program has received all input. Otherwise, it stopped reading: reset."""
+        """Shut down our direction if the program has received the `whole` input. Otherwise the program has stopped
+        reading, so reset the connection."""
         if self.ended or self._sock is None:
             return
         if not whole:
@@ -193,11 +195,11 @@ class ForwardListener:
             self.stream.feed(b"%d" % self.port)
 
     def stop(self, _grace: float) -> None:
-        """Close the port and reset its connections, because the driver cancelled it."""
+        """Close the port and reset its connections, because the driver cancelled the forward."""
         self.fail(_error("cancelled", "the forward was closed by the driver"))
 
     def end_with_slot(self, error: Error | None = None) -> None:
-        """Do the same, because the slot was emptied, or was lost with `error`."""
+        """Close the port and reset its connections, because the slot was emptied, or was lost with `error`."""
         self.fail(error or _error("killed", "the slot's processes were killed, and its forwards closed"))
 
     def fail(self, error: Error) -> None:

@@ -46,7 +46,7 @@ class Heartbeat:
 
 
 class Trash:
-    """Removes what slots have discarded, in another process that lives as long as the guest.
+    """Removes the files that slots have discarded, in another process that lives as long as the guest.
 
     Args:
         path: the directory with the discarded files.
@@ -60,7 +60,7 @@ class Trash:
         self._pid = 0
 
     def empty(self) -> None:
-        """Start to remove what is in the trash. Raises OSError."""
+        """Start to remove all files in the trash. Raises OSError."""
         try:
             self._ring()
         except BlockingIOError:
@@ -125,7 +125,7 @@ class WritableSearch:
         self._waiting: list[Callable[[], object]] = []
         self._pid: int | None = None
         self.paths: list[str] = []
-        """The usual ones that exist, until the search has ended; then all of them."""
+        """The world-writable directories. Until the search has ended, only the usual ones that exist."""
 
     def begin(self, skip: Collection[str]) -> None:
         """Begin the search. `skip` and all directories below are left out. Raises OSError."""
@@ -148,7 +148,7 @@ class WritableSearch:
         self._loop.add(reader, select.POLLIN, read)
 
     def when_done(self, call: Callable[[], object]) -> None:
-        """Call when the search has ended; immediately if it has, or was never begun."""
+        """Call `call` when the search has ended; at once if it has ended already, or was never begun."""
         if self._pid is not None:
             self._waiting.append(call)
         else:

@@ -123,13 +123,14 @@ class Layer:
 
 
 class Layers:
-    """What the root directories of all slots start from. `make_layers` makes it once, and it never changes.
+    """The first content of the root directories of all slots. Made once, by `make_layers`, and never changed.
 
     Args:
         ids: the ids of the slots' user namespaces.
         layers: the overlays, parents first.
-        binds: what else the root directories show, read-only.
-        of_container: whether they start from the root of a container, whose runtime mounts files over it.
+        binds: read-only binds that the root directories show besides the overlays.
+        of_container: whether the root directories start from the root of a container, whose runtime mounts files over
+            it.
     """
 
     def __init__(self, ids: IdMap, layers: list[Layer], binds: list[Bind], of_container: bool = False) -> None:
@@ -197,7 +198,7 @@ def make_layers(
     """Make the layers of the slots' root directories, and try to mount them.
 
     Args:
-        directory: the path of a new directory for the layers, on the disk of the slots' files, where slots can't reach.
+        directory: the path of a new directory for the layers, on the disk of the slots' files. Slots can't reach it.
         root: the directory that the slots' roots start from. None assembles them from the system directories here.
         visible: more paths to show, read-only.
         unreadable: files and directories in the system directories that not every user may read. They are hidden,
@@ -206,7 +207,7 @@ def make_layers(
         ids: the ids of the slots' user namespaces. If they differ from the sandbox's, the layers are mounted with them.
 
     Raises:
-        OSError: the kernel can't do that here.
+        OSError: the kernel can't mount the layers here.
     """
     os.mkdir(directory, 0o700)
     maker = _LayerMaker(directory, ids, list(places))
@@ -347,7 +348,7 @@ class _LayerMaker:
     # --- hiding parts of a host from the root of a slot -------------------------------------------------------------
 
     def _hide(self, top: str, hidden: str, unreadable: Sequence[str]) -> list[Bind]:
-        """Hide in the layer `hidden` what lies below `top` and is masked by a tmpfs or `unreadable`.
+        """Hide the paths below `top` that are masked by a tmpfs or `unreadable`, by entries in the layer `hidden`.
 
         Return binds for all other mounts below `top`, because an overlay shows no mounts below its lower layers.
         """
@@ -369,7 +370,7 @@ class _LayerMaker:
         return binds
 
     def _cover(self, top: str, hidden: str, path: str) -> None:
-        """Hide a path. For an overlay, a device with the number 0 means that there is nothing."""
+        """Hide a path by a device with the number 0: an overlay then shows nothing there."""
         try:
             target = self._parents(top, hidden, path)
         except FileNotFoundError:  # its directory was removed since the search

@@ -1,4 +1,4 @@
-"""The guest's end of the connection to a slot's parent: forks it, talks to it, and sees it die."""
+"""The guest's end of the connection to a slot's parent: forks the parent, talks to it, and sees it die."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def out_of_resources(error: OSError) -> dict[str, str]:
 class Link:
     """A slot's parent from its fork to its death.
 
-    With namespaces, the forked process makes them and exits. Then the parent is its child, the init of the pid
-    namespace: when the parent dies, the kernel kills all processes of the slot.
+    With namespaces, the forked process makes them and exits. The parent is then a child of the forked process, and the
+    init of the pid namespace: when the parent dies, the kernel kills all processes of the slot.
 
     Args:
-        on_message: called with each message and its descriptors. It removes those that it keeps from the list; the
-            others are closed.
+        on_message: called with each message and the list of its descriptors. It removes the descriptors that it keeps
+            from the list; the others are closed.
         on_death: called once after the last message, unless `drop` was called.
 
     Raises:
@@ -99,7 +99,7 @@ class Link:
             os.kill(self.pid, signal.SIGCONT)
 
     def drop(self) -> list[Spawn]:
-        """Give up the parent, dead or alive; nothing is called any more. Return the commands that were not sent."""
+        """Give up the parent, dead or alive. No callback is called any more. Return the commands that were not sent."""
         self._dropped = True
         self._loop.remove(self._sock.fileno())
         self._sock.close()
@@ -109,7 +109,7 @@ class Link:
         self._outbox.clear()
         return unsent
 
-    # --- to it ------------------------------------------------------------------------------------------------------
+    # --- to the parent ----------------------------------------------------------------------------------------------
 
     def send(self, entry: Spawn | bytes) -> None:
         """Queue a command, or a message without descriptors."""
@@ -163,7 +163,7 @@ class Link:
             raise
         return taken
 
-    # --- from it ----------------------------------------------------------------------------------------------------
+    # --- from the parent --------------------------------------------------------------------------------------------
 
     def _on_socket(self, events: int) -> None:
         if events & select.POLLOUT:

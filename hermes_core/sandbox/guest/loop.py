@@ -78,11 +78,11 @@ class Loop:
             self._poll.unregister(fd)
 
     def after(self, call: Callable[[], object]) -> None:
-        """Call once at the end of this round of the loop, when all ready descriptors have been handled."""
+        """Call `call` at the end of this round of the loop, when all ready descriptors have been handled."""
         self._after.append(call)
 
     def later(self, seconds: float, call: Callable[[], object]) -> Timer:
-        """Call once after some seconds."""
+        """Call `call` once, in `seconds`."""
         timer = Timer(self, time.monotonic() + seconds, call)
         heapq.heappush(self._timers, (timer.due, next(self._order), timer))
         return timer
@@ -98,7 +98,7 @@ class Loop:
     def watch(self, pid: int, call: Callable[[int], object], since: float) -> None:
         """Call `call(status)` when the child `pid` has been reaped.
 
-        It may have been reaped already, if it became our child when its parent died, or before we knew its pid.
+        The child may have been reaped already, if it became our child when its parent died, or before we knew its pid.
         `since` is a monotonic time at which the child was alive; earlier children had the same pid by chance.
         """
         status, when = self._unclaimed.pop(pid, (0, -1.0))

@@ -73,7 +73,7 @@ def _connect(state_dir: str) -> socket.socket | None:
 
 
 def _by_short_name(call: Callable[[str], object], state_dir: str) -> None:
-    """Call with a short path of the socket: a socket's address has at most 108 bytes, and `state_dir` may be longer."""
+    """Call `call` with a short path of the socket: an address has at most 108 bytes, and `state_dir` may be longer."""
     fd = os.open(state_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         call("/proc/self/fd/%d/guest.sock" % fd)
@@ -124,4 +124,4 @@ def bridge(sock: socket.socket) -> bool:
     for fd in (0, 1):
         poll.register(fd, 0)  # only to learn that the other end is gone
     ready = dict(poll.poll())
-    return sock.fileno() in ready and not sock.recv(1)  # a daemon that lets go of us sends a byte first
+    return sock.fileno() in ready and not sock.recv(1)  # a daemon that ends the connection itself sends a byte first

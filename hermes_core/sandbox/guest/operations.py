@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from .site import Site
 
 _LONGEST_ARGUMENT = 100 << 10
-"""In bytes; the kernel's limit is 128 KiB. A longer script is read from descriptor 9, which is closed first."""
+"""Maximum number of bytes of an argument; the kernel's limit is 128 KiB. A longer script is read from descriptor 9,
+which is closed before the script's commands run."""
 _CANCEL_GRACE_S = 5.0
 """The time for a cancelled file operation to remove its temporary file."""
 _LONG_SCRIPT = 'eval "exec 9<&-\n$(cat <&9)"'
@@ -66,7 +67,7 @@ class Operations:
         self.requests.reply(request, {"crowded": self.slot(header).is_crowded})
 
     def _replier(self, request: GuestRequest, result: Header) -> Callable[[Error | None], None]:
-        """Return a function that answers with its argument, an error, or with `result` if that is None."""
+        """Return a function that answers `request` with the error in its argument, or with `result` if that is None."""
 
         def reply(error: Error | None) -> None:
             self.requests.reply(request, result if error is None else {"error": error})

@@ -100,7 +100,7 @@ class Parent:
         self._ghosts = 0
         self._parts: list[bytes] = []
         self._untaken: dict[str, list[int]] = {}
-        """By the id of a command: our ends of its pipes, until the guest has opened them."""
+        """Our ends of commands' pipes, by the id of the command, until the guest has opened them."""
         self._folder = os.getcwd()
         # Occupy the number of the script's descriptor, so that no descriptor that we receive gets it.
         os.dup2(0, SCRIPT_FD, inheritable=False)
@@ -368,7 +368,7 @@ class Parent:
     # --- ending -----------------------------------------------------------------------------------------------------
 
     def _end(self, identity: str, grace: float, mark: str | None) -> None:
-        """Send TERM to a command and all processes that it started. `_advance` does the rest.
+        """Send TERM to a command and all processes that it started. `_advance` sends KILL later, and reports the end.
 
         With `mark`, the command may have ended. Then the signals go to the processes that it left running.
         """
@@ -398,7 +398,7 @@ class Parent:
         if command.deadline is not None and time.monotonic() >= command.deadline:
             self._kill_family(pid)
         elif self._family(pid) or self._reap():
-            return  # what ended while we looked may have forked a process that we have not seen
+            return  # a process that ended while we looked may have forked one that we have not seen
         command.deadline = None
         if command.status is not None:
             self._report_end(pid, command.status)
@@ -421,7 +421,7 @@ class Parent:
 
         pids = processes.family(leader, command.start, is_orphan)
         if unreaped and leader not in pids:
-            # Until its exec, the leader is not dumpable, as we are not. So a /proc with `hidepid` hides it.
+            # Until its exec, the leader is not dumpable, like this process. So a /proc with `hidepid` hides the leader.
             pids.insert(0, leader)
         if command.left is not None:
             command.left.update(pids)
@@ -442,10 +442,10 @@ class Parent:
             self._kill_everything()
 
     def _kill_listed(self, pid: int) -> bool:
-        """Kill the processes of a command that /proc lists. Return whether that were all, within `_KILLING_S`.
+        """Kill the processes of a command that /proc lists. Return whether none is left, within `_KILLING_S`.
 
-        One empty list proves nothing: a process may have forked and ended while we read it. So several must be empty,
-        and no child of ours may end meanwhile.
+        One empty list proves nothing: a process may have forked and ended while we read /proc. So several lists in a
+        row must be empty, and no child of ours may end meanwhile.
         """
         until = time.monotonic() + _KILLING_S
         looks = 0

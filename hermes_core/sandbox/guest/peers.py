@@ -1,6 +1,7 @@
-"""Finds the owner of the other end of a loopback connection, and guards that accept or refuse connections by it.
+"""Finds the owner of the other end of a loopback connection. Guards accept or refuse connections by this owner.
 
-A guard is called with a connection and a function. It calls the function, now or later, with whether it accepts.
+A guard is called with a connection and a function. It calls the function, now or later, with True if it accepts the
+connection, otherwise with False.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ def of_users(first: int, last: int) -> Guard:
 
 
 def of_processes(ask: Callable[[int, Answer], object]) -> Guard:
-    """Return a guard that accepts some processes. `ask(inode, answer)` finds out whether one of them has a socket."""
+    """Return a guard that accepts connections of certain processes. `ask(inode, answer)` calls `answer` with whether
+    one of these processes has the socket with this inode open."""
 
     def guard(sock: socket.socket, answer: Answer) -> None:
         owner = find_owner(sock)
@@ -95,7 +97,7 @@ def _has_netlink() -> bool:
 
 
 def _by_netlink(client: Address, server: Address) -> tuple[int, int, int]:
-    """Return the state, the user and the inode of the client's socket. Its cost does not depend on other sockets.
+    """Return the state, the user and the inode of the client's socket. The cost does not grow with other sockets.
 
     Raises:
         OSError: there is no such socket, or the kernel can't be asked.
@@ -116,7 +118,8 @@ def _by_netlink(client: Address, server: Address) -> tuple[int, int, int]:
 
 
 def _by_tables(client: Address, server: Address) -> tuple[int, int, int]:
-    """Return the same from the tables of all connections; (0, 0, 0) if neither table has it."""
+    """Return the state, the user and the inode of the client's socket, from the tables of all connections; (0, 0, 0) if
+    neither table has the socket."""
     servers = {prefix + _hex(client): prefix + _hex(server) for prefix in ("", _ipv6_prefix())}
     for words in _rows():
         if servers.get(words[1]) == words[2]:

@@ -96,7 +96,7 @@ class RequestTable:
         self.reply(request, {"error": error})
 
     def later(self, seconds: float, call: Callable[[], object]) -> Timer:
-        """Call once after some seconds."""
+        """Call `call` once, in `seconds`."""
         return self._loop.later(seconds, call)
 
     # --- the life of a request --------------------------------------------------------------------------------------
@@ -124,7 +124,7 @@ class RequestTable:
         self.refuse(request, error)
 
     def _repeat(self, request: GuestRequest, header: Header) -> None:
-        """Send again what the driver may have missed, because it repeats the request on a new channel."""
+        """Send the frames again that the driver may have missed, because it repeats the request on a new channel."""
         execution = request.execution
         if execution is not None and execution.stream is not None:
             execution.stream.resend(header.get("have", 0))
@@ -145,7 +145,7 @@ class RequestTable:
             execution.resume()
 
     def _cancel(self, request: GuestRequest) -> None:
-        """End what a request began, even if its answer is on its way."""
+        """Stop a request's execution, even if the answer is on its way, or end its waiting with an error."""
         if request.execution is not None:
             request.execution.stop(request.execution.cancel_grace)
         elif request.on_cancel is not None and request.reply is None:

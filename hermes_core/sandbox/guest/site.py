@@ -1,4 +1,4 @@
-"""What the slots of a sandbox share: how they are isolated, their users, and where their files are."""
+"""The state that the slots of a sandbox share: how they are isolated, their users, and where their files are."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Site:
         self._layers_place = os.path.join(state_dir, "layers-")
         self._unreadable = os.path.join(state_dir, _UNREADABLE)
         self.layers: layers.Layers | None = None
-        """With the mechanism `root`: what the root directories of slots start from."""
+        """With the mechanism `root`: the layers that the slots' root directories start from."""
         self.shell = _shell_below("")
         self.soft_files = _raise_file_limit()
         self.instance = os.urandom(8).hex()

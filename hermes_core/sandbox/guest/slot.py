@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 NEW, STARTING, READY, EMPTYING, BROKEN = "new", "starting", "ready", "emptying", "broken"
 _CLEAN_TIMEOUT_S = _DEATH_TIMEOUT_S = 15.0
 """How long a reset with `wipe` waits for the proof that a slot is clean, and for the death of its parent. The kernel
-takes seconds to free the millions of objects that a slot may have made. It is shorter than the driver's patience."""
+takes seconds to free the millions of objects that a slot may have made. The driver waits longer than this limit."""
 _PATIENCE_S = 120.0
-"""The same for a reset that keeps the files. A killed process that is still counted runs no more. It is only slow to
-die, for example because it has thousands of sockets to close."""
+"""The same limit for a reset that keeps the files. A killed process that is still counted runs no more: it is only slow
+to die, for example because it has thousands of sockets to close."""
 _START_TIMEOUT_S = 30.0
 _FIRST_RETRY_S, _LAST_RETRY_S, _RETRY_REFUSED_S = 0.004, 0.25, 0.1
 """The pause before the second try, the longest pause, and the pause after a refusal. We retry quickly at first, because
@@ -53,8 +53,8 @@ class _Round:
     """One attempt to make the slot ready.
 
     Attributes:
-        wipe: whether its directories are emptied.
-        forget: whether its background processes will not be asked for any more.
+        wipe: whether the slot's directories are emptied.
+        forget: whether the slot's background processes are forgotten, because nobody will ask for them any more.
         replies: called at the end, with the error if it failed.
     """
 
@@ -98,10 +98,10 @@ class GuestSlot:
         self.executions: dict[str, Execution | ForwardListener] = {}
         """The running commands and open forwards by the ids of their requests."""
         self.on_forget: Callable[[], object] | None = None
-        """Called when the background processes will not be asked for any more."""
+        """Called when the background processes are to be forgotten."""
         self._sweeps: dict[str, list[Callable[[int], object]]] = {}
         self._socket_answers: dict[int, Callable[[bool], object]] = {}
-        """By the inode of a socket: called with whether a process of the slot has it open."""
+        """Functions by the inode of a socket. Each is called with whether a process of the slot has the socket open."""
         self._state = NEW
         self._was_used = False
         """Whether commands may have changed the workspace since it was empty."""
@@ -111,11 +111,11 @@ class GuestSlot:
         self._next: _Round | None = None
         self._closing = False
         self.error: Error = {}
-        """Why it is quarantined."""
+        """Why the slot is quarantined."""
 
     @property
     def is_broken(self) -> bool:
-        """Return whether it is quarantined."""
+        """Return whether the slot is quarantined."""
         return self._state == BROKEN
 
     @property
@@ -129,7 +129,7 @@ class GuestSlot:
 
     @property
     def _inner_uid(self) -> int | None:
-        """Return the user id of its commands inside its namespaces; None if it is ours."""
+        """Return the user id of the slot's commands inside its namespaces; None if it is ours."""
         if self.mechanism == "shared":
             return None
         if self.mechanism == "root":
@@ -142,7 +142,7 @@ class GuestSlot:
 
     @property
     def _has_network(self) -> bool:
-        """Return whether it has a network namespace, with only a loopback.
+        """Return whether the slot has a network namespace, with only a loopback.
 
         The preparation uses the sandbox's network, which an installer may need. Slots with their own root may share it.
         """
@@ -167,7 +167,7 @@ class GuestSlot:
         raise Refusal("command", "unguarded", message)
 
     def _own_lists(self) -> users.Lists | None:
-        """Return the lists of users that only this slot sees; None if it sees those of the system."""
+        """Return the lists of users that only this slot sees; None if it sees the system's lists."""
         if self.mechanism != "namespace" or self.site.lists is None or self._inner_uid is None:
             return None
         return users.add(self.site.lists, [(self._inner_uid, users.NAME, self.workspace.home)])
@@ -341,8 +341,8 @@ class GuestSlot:
             self._empty(round_)
 
     def _break(self, code: str, reason: str) -> None:
-        """Quarantine the slot. `unclean`: a process of its last lease is alive, or its files keep the parent from
-        starting. `unready`: the sandbox can't provide what it needs."""
+        """Quarantine the slot. The code `unclean`: a process of its last lease is alive, or its files keep the parent
+        from starting. The code `unready`: the sandbox can't provide the resources that the slot needs."""
         self._state = BROKEN
         error = self.error = {"kind": "infra", "code": code, "message": reason}
         self._abandon(forget=True, error=error)
@@ -352,7 +352,7 @@ class GuestSlot:
         for reply in replies:
             reply(error)
 
-    # --- what the parent says ---------------------------------------------------------------------------------------
+    # --- messages of the parent -------------------------------------------------------------------------------------
 
     def _on_message(self, message: dict[str, Any], fds: list[int]) -> None:
         if "ready" in message:

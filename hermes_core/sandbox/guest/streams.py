@@ -1,4 +1,4 @@
-"""What the guest connects to a command's pipes: resumable streams in both directions, a spool file, or a drain."""
+"""Objects that the guest connects to a command's pipes: resumable streams in both directions, a spool, and a drain."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ _SIZE = struct.Struct("4H")
 
 
 def open_pair(rows: int, columns: int) -> tuple[int, int, str]:
-    """Open a terminal. Return our end, the program's end, and the path of the latter.
+    """Open a terminal. Return our end, the program's end, and the path of the program's end.
 
     Raises:
         OSError: no terminal is available.

@@ -73,7 +73,7 @@ class Decoder:
         start = 0
         with memoryview(self._buffer) as view:
             while len(view) - start >= _LENGTH.size:
-                # Before the second length has arrived: a peer that only says "hello" sends no more bytes to wait for.
+                # Checked before the second length has arrived, because a peer that only says "hello" never sends that.
                 if _LENGTH.unpack_from(view, start)[0] > MAX_HEADER:
                     raise FrameError("not a frame: %r" % bytes(view[start : start + 40]))
                 if len(view) - start < _LENGTHS.size:

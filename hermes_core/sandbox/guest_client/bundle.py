@@ -1,4 +1,4 @@
-"""Packs modules for a Python elsewhere, and has the program that `python3 -c` runs to receive the guest's modules."""
+"""Packs modules for a Python elsewhere. Contains the loader, which `python3 -c` runs to receive the guest's modules."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ os._exit(0)
 """
 """Receives the payload on standard input and runs it as the package `hermes_guest`. Nothing is written to the disk.
 
-Garbage collection is off while it loads, and `_exit` skips the interpreter's shutdown, which would take a third of the
-time of its start.
+Garbage collection is off while the modules load. `_exit` skips the interpreter's shutdown, which would take a third of
+the start-up time.
 """
 
 _OLD_MARSHAL = 2
@@ -73,14 +73,15 @@ def payload() -> bytes:
 def pack_modules(modules: Mapping[str, Path], file_name: str, *more: str, same_bytecode: bool | None = None) -> bytes:
     """Return modules for a Python elsewhere: a 32-bit big-endian length, then compressed data of `marshal`.
 
-    They are packed as sources, for any Python, and compiled, for a Python with our bytecode: compiling takes as long as
-    the rest of the guest's start.
+    Each module is packed as source, for any Python, and compiled, for a Python with our bytecode: compiling there would
+    take as long as the rest of the guest's start.
 
     Args:
         modules: the files of the modules by name.
         file_name: the name of a file in tracebacks, where {} stands for the module's name.
         more: texts that follow the sources, our magic number and the code.
-        same_bytecode: whether that Python has our bytecode, if we know. Then, the sources or the code are left out.
+        same_bytecode: whether that Python has our bytecode. True leaves out the sources, False the code; None (not
+            known) packs both.
     """
     sources, codes = {}, {}
     if not same_bytecode:
@@ -93,7 +94,7 @@ def pack_modules(modules: Mapping[str, Path], file_name: str, *more: str, same_b
 
 
 def _compile_module(name: str, path: Path, file_name: str) -> CodeType | None:
-    """Return a module's code, from Python's own cache if possible. It does not contain our paths."""
+    """Return a module's code, from Python's own cache if possible. The code contains no path of this host."""
     code = SourceFileLoader(name, str(path)).get_code(name)
     return code and _replace_file_name(code, file_name)
 
@@ -104,5 +105,5 @@ def _replace_file_name(code: CodeType, file: str) -> CodeType:
 
 
 def guest_argv(state_dir: str, *, join: bool) -> list[str]:
-    """Return the command that joins a sandbox's guest, and starts it if there is none, unless `join`."""
+    """Return the command that joins a sandbox's guest. Unless `join`, it starts a guest if there is none."""
     return ["python3", "-I", "-S", "-X", "utf8", "-c", LOADER, state_dir, "join" if join else "start"]

@@ -61,7 +61,7 @@ class GuestClient:
 
     When the channel is lost, another one is opened, every unanswered request is sent again (the guest carries out none
     twice), and every stream continues at its byte offset. When the sandbox has ended, or could not be reached for as
-    long as it waits for us, `lost` is set, and all requests fail with `SandboxLost`.
+    long as the guest waits for us, `lost` is set, and all requests fail with `SandboxLost`.
     """
 
     missing: tuple[str, ...] = ()
@@ -94,7 +94,7 @@ class GuestClient:
 
         Raises:
             PolicyError: the sandbox can't grant the isolation, or another driver holds it.
-            NoPythonError: the sandbox has no python3; `DirectClient` is for those.
+            NoPythonError: the sandbox has no python3. Use `DirectClient` instead.
             SandboxLost, ChannelLost: the guest could not be reached.
         """
         client = cls(sandbox, settings)
@@ -130,7 +130,7 @@ class GuestClient:
             await asyncio.wait([self._runner])
         self._fail_all(SandboxLost("the connection to the sandbox was closed", sandbox_id=self.sandbox.id))
         if self._first_hello.done() and not self._first_hello.cancelled():
-            self._first_hello.exception()  # or asyncio complains of an exception that nobody read
+            self._first_hello.exception()  # otherwise asyncio warns of an exception that nobody read
         self._first_hello.cancel()
 
     # --- slots ------------------------------------------------------------------------------------------------------
@@ -157,7 +157,8 @@ class GuestClient:
         return RemoteCommands(self.request, index, workspace, call, cwd, env=env)
 
     async def kill_slot(self, index: int, *, forget: bool = False) -> None:
-        """Kill every process of the slot. All are dead when this returns. Its files stay, and its logs unless `forget`.
+        """Kill every process of the slot. All are dead when this returns. The slot's files stay; with `forget`, its
+        background processes and their logs don't.
 
         Raises:
             SlotLost: the death of all processes could not be proved; the slot is quarantined.
@@ -165,7 +166,8 @@ class GuestClient:
         await self.request({"op": "recycle", "slot": index, "wipe": False, "forget": forget})
 
     async def reset_slot(self, index: int) -> None:
-        """Kill the slot's processes, prove that, empty its directories, and make it ready for its next lease.
+        """Kill the slot's processes, prove that none is left, empty its directories, and make it ready for the next
+        lease.
 
         Raises:
             SlotLost: the slot could not be proved clean; it is quarantined.
@@ -187,8 +189,8 @@ class GuestClient:
         output: OutputStream | None = None,
         input: InputStream | None = None,  # noqa: A002
     ) -> tuple[dict[str, Any], bytes]:
-        """Send a request to the guest and return its answer, also if channels are lost meanwhile. Cancelling kills
-        what the request started.
+        """Send a request to the guest and return its answer, also if channels are lost meanwhile. Cancelling this call
+        kills the processes that the request started.
 
         Raises:
             SandboxLost: the sandbox is gone.
@@ -213,7 +215,7 @@ class GuestClient:
         try:
             answer, data = await pending.answer
         except asyncio.CancelledError:
-            # Also if the answer has arrived, or a background process would live on without anybody knowing its id.
+            # Even if the answer has arrived: else a new background process would live on, and nobody would know its id.
             if identity in self._pending or identity in self._acks:
                 self._post({"op": "cancel", "id": identity})
             raise

@@ -147,7 +147,7 @@ class RemoteCommands(SlotCommands):
         """Return the header of a request for a command, and its script.
 
         Raises:
-            CommandError: no process can have such a command.
+            CommandError: the command can't be passed to a process.
         """
         script, argv = _script(command.args)
         cwd = self._directory(command.cwd)
@@ -348,8 +348,8 @@ class RemoteCommands(SlotCommands):
         return data, outcome
 
     async def _stream_to(self, name: str, arguments: Mapping[str, Any], sink: Sink) -> tuple[int, dict[str, Any]]:
-        """Carry out a file operation with its data limited by the window, so that a large one never delays a
-        neighbour."""
+        """Carry out a file operation and pass its output to `sink`. Return the number of bytes, and the outcome. The
+        output is a stream with a window, so that a large file never delays a neighbour's answers."""
         stream = OutputStream()
         header = {"op": "exec", "mode": "stream", "slot": self._index, "builtin": name, "args": arguments}
         async with alongside(self._request(header, output=stream)) as call:
@@ -396,7 +396,7 @@ def _seconds(name: str, value: float, *, least: float | None = None) -> float | 
 
 
 def _script(args: str | Sequence[str]) -> tuple[bytes, list[str]]:
-    """Return a script for the shell, or the words of a command; the other one is empty.
+    """Return (a script for the shell, the words of a command). One of the two is empty.
 
     Raises:
         CommandError: there are no words, or the script can't be run.

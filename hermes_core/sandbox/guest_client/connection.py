@@ -38,7 +38,7 @@ _NOISE_BYTES = 64 << 10
 
 @dataclass(frozen=True)
 class GuestLife:
-    """The identity of a guest. A process id alone would not do, because it is soon reused."""
+    """The identity of a guest. A process id alone is not enough, because the kernel reuses it."""
 
     instance: str
     """A random id of this guest."""
@@ -74,7 +74,7 @@ class GuestSettings:
     secrets: tuple[str, ...] = ()
     """The inherited variables whose values are masked in output."""
     has_secrets: bool = False
-    """Whether the sandbox's own variables include secrets, these or others."""
+    """Whether the sandbox's own variables include secrets, in `secrets` or not."""
     visible_paths: tuple[str, ...] = ()
     network: Network = Network.OPEN
     take_over: GuestLife | Literal["silent"] | None = None

@@ -99,7 +99,7 @@ class InputStream:
         self._identity, self._post = identity, post
 
     def resume(self) -> None:
-        """Send everything that is unconfirmed. On a new channel, call it after the request was sent again."""
+        """Send all unconfirmed bytes. On a new channel, call this after the request was sent again."""
         self._sent = self._base
         self._send_rest()
 

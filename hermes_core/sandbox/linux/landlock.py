@@ -17,11 +17,11 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def forbid_writes_to_proc() -> bool:
     """Permanently forbid this process and its descendants to write to files of /proc.
 
-    If the guest lacks CAP_SYS_RESOURCE, a slot could undo the guest's raise of its `oom_score_adj`, and so make itself
-    the last to be killed when memory is short. `no_new_privs` must be set on this process.
+    The guest raises the `oom_score_adj` of slots. If the guest lacks CAP_SYS_RESOURCE, a slot could undo this through
+    /proc, and so be the last to be killed when memory is short. `no_new_privs` must be set on this process.
 
     Returns:
-        Whether this kernel has Landlock, in a version that does not forbid moving files too.
+        Whether this kernel has Landlock, in a version with which files can still be moved.
 
     Raises:
         OSError: the kernel has Landlock, but refused.
@@ -31,7 +31,7 @@ def forbid_writes_to_proc() -> bool:
     handled = ctypes.c_uint64(_WRITE_FILE | _MOVE)
     ruleset = _call(_CREATE_RULESET, ctypes.byref(handled), ctypes.c_size_t(8), ctypes.c_uint(0))
     try:
-        # Rules only allow. So we allow each entry of / except /proc.
+        # A rule can only allow something. So we allow each entry of / except /proc.
         with os.scandir("/") as entries:
             for entry in entries:
                 if entry.name != "proc" and not entry.is_symlink():

@@ -138,7 +138,7 @@ def build_root(
     The caller is the only process in a new mount namespace, may mount there (as root, or as root of its user
     namespace), and is in the pid namespace that /proc shall show. The order of the arguments does not matter: parents
     are mounted before children. setuid bits have no effect in the new root, devices work only in /dev, and the root
-    directory itself is read-only. None of this holds for a `base`.
+    directory itself is read-only. With a `base`, none of these three restrictions holds.
 
     Args:
         new_root: an existing directory to mount on. No source may be below it.
@@ -149,8 +149,8 @@ def build_root(
         proc_options: mount options of the new /proc, such as `hidepid=2`.
         terminals: maximum number of pseudo-terminals. All namespaces except the host's share about 3,000.
         base: mounts the lowest layer at the path in its argument, and returns whether a slot has used that layer
-            before. Then, whatever the slot has put in the place of a mount point is moved aside. None is an empty root
-            in memory.
+            before. If so, anything that the slot has put in the place of a mount point is moved aside. None is an empty
+            root in memory.
     """
     make_private()
     lived_in = False
@@ -198,7 +198,7 @@ def close_proc() -> None:
 
 
 def mask_proc() -> None:
-    """Hide in /proc of this mount namespace what describes the whole machine, and what not every user may read."""
+    """Hide files in /proc of this mount namespace that describe the whole machine, or that not all users may read."""
     with os.scandir("/proc") as entries:
         own = [each for each in entries if not each.name.isdigit()]
         closed = [each.name for each in own if not each.stat(follow_symlinks=False).st_mode & stat.S_IROTH]
@@ -212,7 +212,7 @@ def mask_proc() -> None:
 
 
 def mount_with_ids(source: str, target: str, user_namespace: int) -> None:
-    """Mount a directory at `target` too, with the ids of a user namespace. Mounts below it are left out."""
+    """Mount the directory `source` also at `target`, with the ids of a user namespace, but without mounts below it."""
     flags = _OPEN_TREE_CLONE | _OPEN_TREE_CLOEXEC
     tree = _call(_SYS_OPEN_TREE, "open_tree " + source, _AT_FDCWD, os.fsencode(source), flags)
     try:
@@ -300,7 +300,7 @@ def is_below(path: str, tops: Iterable[str]) -> bool:
 
 
 def _innermost(path: str, tops: Iterable[str]) -> int:
-    """Return the length of the longest of `tops` that holds `path`, or -1."""
+    """Return the length of the longest of `tops` that is `path` or lies above `path`; -1 if none does."""
     return max([len(top) for top in tops if is_below(path, [top])], default=-1)
 
 

@@ -73,8 +73,8 @@ def unshare(
 ) -> None:
     """Move this process into new namespaces. A new pid namespace begins with its next child.
 
-    With `user`, the new user namespace has one user and one group: `inside_uid` and `inside_gid`. Outside, they are
-    those of the caller.
+    With `user`, the new user namespace has one user and one group: `inside_uid` and `inside_gid`. Outside, these are
+    the caller's user and group.
     """
     selected = {"user": user, "mnt": mount, "pid": pid, "ipc": ipc, "net": net, "uts": uts}
     names = [name for name in _FLAGS if selected[name]]
@@ -130,7 +130,8 @@ def own_user_namespace(uid: int, between: Callable[[], object], *, net: bool) ->
     The kernel counts the processes and other resources of these namespaces as this user's, against its limits.
 
     Args:
-        between: called in the new user namespace before its ids are used, so that they can be written from outside.
+        between: called in the new user namespace before its ids are used. Meanwhile, another process can write the id
+            maps from outside.
     """
     permitted = _capabilities("CapPrm")  # before the user changes, because another user may have no access to /proc
     os.setresgid(uid, uid, 0)
@@ -211,7 +212,7 @@ def _capabilities(name: str) -> int:
 
 
 def _set_capabilities(kept: int) -> None:
-    """Set the permitted and effective capabilities to these, and the inheritable ones to none."""
+    """Set the permitted and effective capabilities to the bit mask `kept`, and the inheritable ones to none."""
     header = struct.pack("Ii", _CAPABILITY_VERSION_3, 0)
     low, high = kept & 0xFFFFFFFF, kept >> 32
     check(libc.capset(header, struct.pack("6I", low, low, 0, high, high, 0)), "capset")

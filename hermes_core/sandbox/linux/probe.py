@@ -1,4 +1,4 @@
-"""Finds out which namespaces a process may make here, by making them in a child; and which system this is.
+"""Finds out which namespaces a process may make here, by making them in a child. Also identifies the system.
 
 The guest runs it too, on Python >= 3.7. It forks, so never call it in a process that has threads.
 """

@@ -42,7 +42,7 @@ def remove_tree(path: str) -> None:
 
 
 def _clear(top: int, selects: Callable[[os.stat_result], bool]) -> None:
-    """Remove the selected files and directories below a directory. Selected directories that hold others become root's.
+    """Remove the selected files and directories below a directory. Selected directories with other files become root's.
 
     Each directory is first moved up into `top`. So neither deep trees nor long paths of a hostile process matter, and
     two descriptors are enough.
@@ -95,7 +95,7 @@ def _drop_directory(name: str, folder: int, fd: int) -> None:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST) or os.geteuid() != 0:
             raise
         os.fchown(fd, 0, 0)
-        for name in _ACLS:  # the users named in an access list would keep access to what others create in it
+        for name in _ACLS:  # users named in an access list would keep access to files that others create here
             _drop_attribute(fd, name)
         os.fchmod(fd, 0o1777)
 
@@ -174,7 +174,8 @@ def _sweep_entry(entry: os.DirEntry[str], folder: int, uids: Collection[int], de
 
 
 def _may_hold_others_files(directory: os.stat_result) -> bool:
-    """Return whether users other than root and the owner may have written there: an owner may have opened it once."""
+    """Return whether a directory may hold files of users other than root and its owner. An owner who is not root may
+    have opened the directory for a time."""
     return directory.st_uid != 0 or _is_open(directory)
 
 

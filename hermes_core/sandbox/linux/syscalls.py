@@ -1,4 +1,4 @@
-"""The seccomp filter of slots: forbids what neither namespaces nor user ids isolate, and what only harms neighbours."""
+"""The seccomp filter of slots: forbids calls that neither namespaces nor user ids isolate, or that only harm others."""
 
 from __future__ import annotations
 

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     User = tuple[int, str, str]
-    """A user (and group) id, the name that it should have, and its home."""
+    """The id of a user and its group, the user's name, and the user's home."""
     Lists = tuple[bytes, bytes]
     """The contents of /etc/passwd and /etc/group."""
     Bind = tuple[str, str, bool]
 
 NAME = "agent"
-"""The name of a slot's user where it sees no other slot's user."""
+"""The name of a slot's user if the slot sees no users of other slots."""
 
 _ETC = "/etc"
 _PATHS = ("/etc/passwd", "/etc/group")
