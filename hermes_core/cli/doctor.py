@@ -22,7 +22,7 @@ CHECK_TIMEOUT_S = 60.0
 """Seconds that a backend has for its check."""
 
 END_S = 5.0
-"""Seconds that a check that was given up has to end."""
+"""Seconds that a check has to end after it was cancelled."""
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,11 @@ class Findings:
     problems: tuple[str, ...]
     agents: dict[str, Diagnosis] = field(default_factory=dict)
     terminal: tuple[str, ...] = ()
-    """The terminal tool's settings, and where each is from."""
+    """The terminal tool's settings, each with its source."""
     profiles: tuple[str, ...] = ()
-    """The profiles of runs, and the file that they are from."""
+    """The profiles of runs, and the file that declares them."""
     hanging: bool = False
-    """Whether a check still runs, because it can't be cancelled. The program would wait for it at its end."""
+    """Whether a check still runs because it can't be cancelled. A normal exit of the program would wait for it."""
 
     @property
     def healthy(self) -> bool:
@@ -90,12 +90,12 @@ def _wrap(line: str, width: int) -> str:
 
 
 async def examine(runtime: Runtime, names: Sequence[str] = (), agents: Sequence[str] = ()) -> Findings:
-    """Check these backends, or all, at the same time; the terminal tool's settings; and the programs of these agents,
-    in a slot of each backend that is named.
+    """Check these backends, or all of them, at the same time; the terminal tool's settings; and the programs of these
+    agents, in a slot of each backend in `names`.
 
     Raises:
-        UnknownNameError: there is no backend or agent of one of the names.
-        UsageError: an agent is no program.
+        UnknownNameError: no backend or agent has one of the names.
+        UsageError: an agent does not run a program.
     """
     for name in names:
         runtime.backends.entry(name)
@@ -135,7 +135,8 @@ def _profiles(settings: Settings) -> list[str]:
 async def _check(runtime: Runtime, name: str) -> _Checked:
     """Return one backend's own diagnosis. A backend that can't be made, or hangs, is not usable.
 
-    It is made and asked in a thread with a loop of its own, so that one that blocks does not stop the others.
+    The backend is made and checked in a thread with an event loop of its own, so that a backend that blocks does not
+    hold up the checks of the others.
     """
     thread = LoopThread(f"check of backend {name}", _nothing)
     try:
@@ -155,10 +156,11 @@ async def _check(runtime: Runtime, name: str) -> _Checked:
 async def _check_agent(
     runtime: Runtime, program: InstallableProgram, backends: Sequence[str], *, named: bool
 ) -> Diagnosis:
-    """Return whether a program can be had, and whether the slots of these backends have what it needs.
+    """Return whether a program is fetched or can be fetched, and whether these backends' slots meet its requirements.
 
     Args:
-        named: whether the caller named backends. `backends` are those of them that can be used.
+        backends: the usable backends among those that the caller named.
+        named: whether the caller named any backends.
     """
     try:
         found = program.check()
@@ -178,7 +180,7 @@ async def _check_agent(
 
 
 async def _lack(runtime: Runtime, program: InstallableProgram, backend: str) -> tuple[str | None, str | None]:
-    """Return why a program can't run in a slot of this backend, or None; and a hint, or None."""
+    """Return the reason why a program can't run in a slot of this backend, and a hint; each may be None."""
     try:
         async with (
             asyncio.timeout(CHECK_TIMEOUT_S),

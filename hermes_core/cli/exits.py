@@ -7,7 +7,7 @@ from hermes_core.errors import DatasetError, HermesError, InfraError, ModelError
 EXIT_BROKEN = 1
 """A plugin, an environment or a backend does not work, or a check found a fault."""
 EXIT_USAGE = 2
-"""The caller asked for something that cannot be."""
+"""The caller asked for something impossible."""
 EXIT_INCOMPLETE = 3
 """Not everything was done, or not everything turned out right."""
 EXIT_INTERRUPTED = 130

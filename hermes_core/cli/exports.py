@@ -1,4 +1,4 @@
-"""The commands `export` and `merge`: parse, call, print."""
+"""The commands `export` and `merge`: parse arguments, call the library, print."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hermes_core.export.merge import Merge
 
 EXPORTS = "exports"
-"""Where an export gets its folder if none is given."""
+"""The parent folder of an export's folder, if no folder is given."""
 
 _RUN = click.Path(exists=True, path_type=Path)
 

@@ -1,4 +1,4 @@
-"""The options that choose rollouts, made from the conditions themselves."""
+"""Command-line options that choose rollouts: one for each condition of a filter class."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _VALUES = {
     **{"failures": "KIND", "stop": "REASON", "tool": "NAME", "failed_tool": "NAME"},
     **{"min_reward": "R", "max_reward": "R", "max_tokens": "N", "per_item": "N"},
 }
-"""What the help calls the value of a condition, if it has one."""
+"""The name of a condition's value in the help, for conditions that take a value."""
 
 
 def filter_options(model: type[Filters]) -> Callable[[Command], Command]:
@@ -19,7 +19,7 @@ def filter_options(model: type[Filters]) -> Callable[[Command], Command]:
 
     def add(command: Command) -> Command:
         for name in reversed(model.model_fields):
-            names = ("--failure",) if name == "failures" else ()  # each is one kind
+            names = ("--failure",) if name == "failures" else ()  # given once for each kind
             command = setting_option(model, name, *names, metavar=_VALUES.get(name))(command)
         return command
 

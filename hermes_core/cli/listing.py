@@ -21,17 +21,17 @@ from hermes_core.tools.schema import function_schema, parameters_schema, type_wo
 from hermes_core.tools.toolsets import Toolset
 
 Cell = str | Sequence[str] | Mapping[str, Any]
-"""A text, several texts, or several by kind."""
+"""A cell of a table: a text, several texts, or several texts for each of several kinds."""
 
 Row = Mapping[str, Cell]
-"""One line, by column. Every row of a table has the same columns."""
+"""One row of a table: its cells by column. Every row of a table has the same columns."""
 
 Tables = Mapping[str, Sequence[Row]]
 """Tables by title."""
 
 
 DETAILS = frozenset({"hooks", "reason", "advice", "key", "schema"})
-"""Columns that only the JSON has; the reasons are told on standard error."""
+"""Columns that only the JSON has. For people, the reasons are printed on standard error."""
 
 
 def list_entries(runtime: Runtime, what: str, name: str | None = None, *, taken: Collection[str] = ()) -> Tables:
@@ -39,7 +39,7 @@ def list_entries(runtime: Runtime, what: str, name: str | None = None, *, taken:
 
     Args:
         what: a kind of entry (`backend`, `environment`, `agent`, `parser`, `sink`, `command`, `tool`), or `plugin`.
-        taken: names of our own commands, which no plugin's command can have.
+        taken: names of built-in commands, which a plugin's command can't have.
 
     Raises:
         UnknownNameError: there is no such entry.
@@ -109,7 +109,7 @@ _DETAILS = {"backend": _of_backend, "environment": _of_environment, "agent": _of
 
 
 def _capabilities(backend: Backend) -> list[Row]:
-    """Return what the backend declares, and the settings that its profiles can't have."""
+    """Return the capabilities that the backend declares, and the settings that its profiles can't have."""
     can, unsupported = backend.capabilities, backend.config_class.unsupported
     limits_memory = can.memory_limit and "memory" not in unsupported
     rows: list[tuple[str, Cell, str]] = [
@@ -161,8 +161,8 @@ def not_installable(name: str) -> UsageError:
 
 
 def _tools(runtime: Runtime, name: str | None = None) -> Tables:
-    """Return the tools and the two kinds of groups of them; or one tool with its parameters, or one toolset with its
-    tools.
+    """Return tables of all tools, toolsets and distributions; or of one tool with its parameters; or of one toolset
+    with its tools.
 
     Raises:
         UnknownNameError: there is neither a tool nor a toolset with that name.
@@ -234,13 +234,12 @@ def as_json(tables: Tables) -> str:
 
 
 def as_text(tables: Tables, *, terminal_width: int | None) -> str:
-    """The tables for people: aligned lines, or paragraphs where the terminal is too narrow for those.
+    """Return the tables for people: aligned lines, or paragraphs if the terminal is too narrow for aligned lines.
 
-    Left out are columns that are empty in every row, titles where there is only one table, and what is in the JSON
-    for programs.
+    Columns that are empty in every row, the title of an only table, and columns meant for programs are left out.
 
     Args:
-        terminal_width: None in a pipe, where lines may be of any length.
+        terminal_width: in columns; None if the output is not a terminal, so that lines may have any length.
     """
     parts = []
     for title, rows in tables.items():
@@ -265,7 +264,7 @@ def _row(entry: PluginEntry, taken: Collection[str]) -> Row:
 
 
 def _members(known: ToolRegistry, toolset: str) -> list[str]:
-    """Return the toolset's tools, or what is wrong with it."""
+    """Return the names of the toolset's tools, or a text that says why the toolset can't be used."""
     try:
         return expand_toolset(known, toolset)
     except HermesError as error:
@@ -292,7 +291,8 @@ def _align(lines: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _paragraphs(columns: Sequence[str], rows: Sequence[Row], width: int) -> list[str]:
-    """Return a paragraph for each row, next to its name: the summary if it has one, and the other columns, named."""
+    """Return a paragraph for each row: its name, and beside the name its summary, if any, and its other columns with
+    their names."""
     name, *others = columns
     margin = 2 + max(len(_text(row[name])) for row in rows)
     lines = []

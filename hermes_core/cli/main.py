@@ -1,4 +1,5 @@
-"""The command line: parse, call, print. Only click is imported here, so that `--help` is instant."""
+"""The command line: parses arguments, calls the library and prints. Imports little but click, so that `--help` is
+instant."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ ELSEWHERE = {
 
 
 class LazyGroup(click.Group):
-    """Imports the commands in `elsewhere` when they run, and turns our errors into messages and exit codes."""
+    """Imports the commands in `elsewhere` when they run, and turns a `HermesError` into a message and an exit code."""
 
     elsewhere: Mapping[str, tuple[str, str]] = ELSEWHERE
 
@@ -47,7 +48,7 @@ class LazyGroup(click.Group):
         return [*self.elsewhere, *super().list_commands(ctx)]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return the command of that name, and import it if necessary.
+        """Return the command with this name. Imports the command's module if necessary.
 
         Raises:
             UnknownNameError: no command has this name; names the nearest.
@@ -64,7 +65,7 @@ class LazyGroup(click.Group):
         """Return a command that `--help` does not list.
 
         Args:
-            known: the commands that it lists.
+            known: the commands that `--help` lists.
 
         Raises:
             UnknownNameError: no command has this name; names the nearest.
@@ -81,7 +82,7 @@ class LazyGroup(click.Group):
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
-        """Make a context as click does, but report wrong options in our way."""
+        """Make a context as click does, but report wrong options in one line."""
         try:
             return super().make_context(info_name, args, parent, **extra)
         except click.UsageError as error:
@@ -106,7 +107,7 @@ class LazyGroup(click.Group):
 
 
 class _WithPlugins(LazyGroup):
-    """Also has the commands of plugins. They are looked for only when the program has none of the name."""
+    """Also has the commands of plugins. Plugins are searched only for names that no built-in command has."""
 
     def further_command(self, name: str, known: list[str]) -> click.Command:
         """Return the command of a plugin.
@@ -144,7 +145,7 @@ def _reword(error: click.UsageError) -> click.ClickException:
 
 
 def _own_errors(error: Exception) -> list[HermesError]:
-    """Return the errors of ours in this group, or none if it holds any other error."""
+    """Return the `HermesError`s in this error or exception group; an empty list if it holds any other error."""
     if isinstance(error, HermesError):
         return [error]
     if not isinstance(error, ExceptionGroup):
@@ -182,7 +183,7 @@ _LISTS = {
     "sinks": ("sink", "List available sinks: further places for the records of a run, or how to use the sink NAME."),
     "commands": ("command", "List the commands that plugins add, or how to use the command NAME."),
 }
-"""The commands that list what plugins provide: the kind, and the help."""
+"""The commands that list plugins' entries: for each command, the kind of entry and the help text."""
 
 
 def _add_list(command: str, what: str, summary: str) -> None:
@@ -342,7 +343,7 @@ def reap(
 
 
 def _list(ctx: click.Context, what: str, name: str | None, as_json: bool) -> None:
-    """Print a listing. What is wrong with the plugins goes to standard error."""
+    """Print a listing. Problems of plugins go to standard error."""
     from hermes_core.cli.listing import list_entries
     from hermes_core.cli.support import new_runtime, tell_problems
 
@@ -359,10 +360,10 @@ def _show(tables: Tables, as_json: bool) -> None:
 
 
 def _tell_unasked(found: Census, named: tuple[str, ...]) -> None:
-    """Say which backends could not be asked. For one that was named, that is an error.
+    """Print which backends could not list their sandboxes. If the user named one of these, raise an error.
 
     Raises:
-        InfraError: a backend that was named can't be asked.
+        InfraError: a backend in `named` could not list its sandboxes.
     """
     for name, problem in found.problems.items():
         if name in named:

@@ -52,10 +52,10 @@ def write_package(runtime: Runtime, kind: str, name: str, parent: Path) -> Path:
     """Write the package of a plugin, and return its folder.
 
     Args:
-        runtime: whose plugins must not have this name already.
+        runtime: has the plugins whose names are taken.
 
     Raises:
-        UsageError: the name can't be a package's, is taken, or the folder exists.
+        UsageError: the name is not valid for a package or is taken, or the folder exists.
         OutputError: the files can't be written.
     """
     names = spellings(kind, name)
@@ -84,7 +84,7 @@ def write_package(runtime: Runtime, kind: str, name: str, parent: Path) -> Path:
 
 
 def spellings(kind: str, name: str) -> dict[str, str]:
-    """Return the replacement of each spelling of the template's own name.
+    """Return a replacement for each spelling of the template's own name.
 
     Raises:
         UsageError: the name is not valid for a package.
@@ -105,7 +105,8 @@ def spellings(kind: str, name: str) -> dict[str, str]:
 
 
 def _class_name(kind: str, package: str) -> str:
-    """Return `RewardsSink` for `rewards`: with the kind at its end, no class is called like one that is imported."""
+    """Return the class name for a package, such as `RewardsSink` for `rewards`. The kind at its end keeps the name
+    different from those of imported classes."""
     name, suffix = "".join(part.capitalize() for part in package.split("_")), kind.capitalize()
     return name if name.endswith(suffix) and name != suffix else name + suffix
 
@@ -121,7 +122,7 @@ def _check_free(runtime: Runtime, kind: str, package: str, name: str) -> None:
 
 
 def template(kind: str) -> Iterator[tuple[PurePosixPath, str]]:
-    """Yield a kind's template files with their paths in it: a working package called `example_KIND`."""
+    """Yield the path and the text of each file of a kind's template: a working package called `example_KIND`."""
     yield from _files(importlib.resources.files("hermes_core.cli") / "templates" / kind, PurePosixPath())
 
 

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from hermes_core.errors import ConfigError, UnknownNameError, UsageError
 
 SECTIONS = ("env", "backend", "agent")
-"""The sections that `--SECTION.KEY=VALUE` can name. The configuration file has the same sections, and `run`."""
+"""The sections that `--SECTION.KEY=VALUE` can name. The configuration file has these sections and `run`."""
 
 Command = Callable[..., Any]
 
@@ -27,7 +27,7 @@ class DottedCommand(click.Command):
     """A command that takes `--env.KEY=VALUE` (or `--env.KEY VALUE`) in addition to its own options.
 
     Args:
-        sections: those of `SECTIONS` that it uses.
+        sections: the members of `SECTIONS` that the command uses.
     """
 
     def __init__(self, *args: Any, sections: Sequence[str] = SECTIONS, **options: Any) -> None:
@@ -37,7 +37,7 @@ class DottedCommand(click.Command):
         self.sections = tuple(sections)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Remove the dotted options, and pass the others to click."""
+        """Store the dotted options, and let click parse the other arguments."""
         rest, ctx.meta[_DOTTED] = split_dotted(args, self.sections)
         try:
             return super().parse_args(ctx, rest)
@@ -50,7 +50,7 @@ class DottedCommand(click.Command):
 
 
 class SettingOption(click.Option):
-    """An option for one setting, which declares its type, its default and its meaning.
+    """An option for one setting, with the setting's type, default and meaning.
 
     Args:
         declarations: the option's names, and the setting's name.
@@ -61,11 +61,11 @@ class SettingOption(click.Option):
         kinds = set(_kinds(model.model_fields[declarations[-1]].annotation))
         kind = next((kind for kind in (int, float, str) if kind in kinds), None)
         form: dict[str, Any] = {"is_flag": True} if bool in kinds else {"type": kind, "multiple": tuple in kinds}
-        super().__init__(declarations, **{"default": None, **form, **attributes})  # None is left to file and class
+        super().__init__(declarations, **{"default": None, **form, **attributes})  # None: not given here
         self.model = model
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
-        """Return the names and the help, which is in the source of the class: only `--help` reads that."""
+        """Return the names and the help. The help is read from the source of the class, and only for `--help`."""
         from hermes_core.cli.settings_table import help_text
 
         assert self.name is not None
@@ -76,24 +76,25 @@ class SettingOption(click.Option):
 def setting_option(
     model: type[BaseModel], setting: str, *names: str, **attributes: Any
 ) -> Callable[[Command], Command]:
-    """Return a decorator that adds an option for a setting, `--like-this` if no other name is given.
+    """Return a decorator that adds an option for a setting. Unless `names` are given, `some_setting` gets the option
+    `--some-setting`.
 
     Args:
-        attributes: those of `click.option`, as `metavar`. Type, default and help are the setting's.
+        attributes: arguments of `click.option`, such as `metavar`. Type, default and help come from the setting.
     """
     written = names or (f"--{setting.replace('_', '-')}",)
     return click.option(*written, setting, cls=SettingOption, model=model, **attributes)
 
 
 def collect_settings(ctx: click.Context, model: type[BaseModel]) -> dict[str, Any]:
-    """Return the settings of this class, or of a subclass, that were given by options made for them."""
+    """Return the settings of this class, or of a subclass, that were given by a `SettingOption`."""
     options = [option for option in ctx.command.params if isinstance(option, SettingOption)]
     names = [str(option.name) for option in options if issubclass(option.model, model)]
     return {name: ctx.params[name] for name in names if ctx.params.get(name) not in (None, ())}
 
 
 Written = Mapping[str, str | None]
-"""The dotted options of a section, as written; None for one that was written without a value."""
+"""The dotted options of a section: maps keys to values as written, or to None where no value was written."""
 
 
 def find_dotted_options(ctx: click.Context, section: str) -> Written:
@@ -138,15 +139,15 @@ def split_dotted(
 def read_config(
     path: Path | None, known: Sequence[str] = (*SECTIONS, "run"), *, lists: Collection[str] = ()
 ) -> dict[str, Any]:
-    """Return the sections of a configuration file: mappings, empty for a section that it does not have.
+    """Return the sections of a configuration file by name. A section that the file does not have is an empty mapping.
 
     Args:
-        known: the sections that it can have.
-        lists: those that can also be a list of mappings.
+        known: the sections that the file can have.
+        lists: the sections that can also be a list of mappings.
 
     Raises:
-        UnknownNameError: there is a section with another name.
-        ConfigError: the file can't be read, or a section has another form.
+        UnknownNameError: the file has a section that is not in `known`.
+        ConfigError: the file can't be read, or a section is neither a mapping nor an allowed list.
     """
     from hermes_core.settings import read_mapping
 
@@ -167,8 +168,8 @@ def read_config(
 
 
 def merge_options(config: Mapping[str, Any], written: Written, model: type[BaseModel]) -> dict[str, Any]:
-    """Return a section of the file, overridden by the command line's options. Each value is read by the type of its
-    key.
+    """Return a section of the file, overridden by the command line's options. Each option's text is converted to the
+    type that `model` declares for its key.
 
     `a.b` sets key `b` of the mapping `a`. A switch without a value is on. Unknown keys are left as they are, for the
     model's own check to refuse.
@@ -200,7 +201,7 @@ def _value_of(path: str, given: str | None, model: type[BaseModel]) -> str:
 
 
 def read_value(text: str, annotation: Any) -> Any:
-    """Return the value of a text for an expected type. Where the type allows text, it stays text.
+    """Convert a text to the type that an annotation declares. If the type allows text, return the text unchanged.
 
     A list is JSON or comma-separated, a mapping is JSON, and `null` or `none` is None if that is allowed.
     """

@@ -33,8 +33,8 @@ progress_option = click.option(
 
 
 class _LineProgress(ABC):
-    """Writes a line at the start, when another stage begins, now and then, and at the end. Stops if its reader goes
-    away."""
+    """Writes a line at the start, at each new stage, at most every `every_s` seconds in between, and at the end. Stops
+    when nobody reads the stream any more."""
 
     def __init__(self, stream: TextIO, title: str = "", every_s: float = LINE_EVERY_S) -> None:
         self._stream, self._title, self._every_s = stream, title, every_s
@@ -47,7 +47,7 @@ class _LineProgress(ABC):
         self._write("begin", tally)
 
     def update(self, tally: Standing) -> None:
-        """Write a line, if the last one is old enough or of another stage."""
+        """Write a line if the last line is old enough or belongs to another stage."""
         if time.monotonic() >= self._next or tally.stage != self._stage:
             self._write("progress", tally)
 
@@ -64,11 +64,11 @@ class _LineProgress(ABC):
 
     @abstractmethod
     def _line(self, event: str, tally: Standing) -> str:
-        """Return the line; empty if there is none to write."""
+        """Return the line; empty if nothing is to be written."""
 
 
 class PlainProgress(_LineProgress):
-    """Lines for people: done, solved, failed, rate, time left. A line that would say the same again is left out."""
+    """Lines for people: done, solved, failed, rate, time left. A line without news is left out."""
 
     _shown: object = None
 
@@ -84,7 +84,7 @@ class PlainProgress(_LineProgress):
 
 
 class JsonProgress(_LineProgress):
-    """Lines of JSON for programs. If the reader is slow, lines are left out."""
+    """Lines of JSON for programs. While a slow reader keeps the pipe full, lines are left out."""
 
     def _line(self, event: str, tally: Standing) -> str:
         if not _takes_a_line(self._stream):
@@ -137,7 +137,7 @@ class LiveProgress:
 
 
 def _takes_a_line(stream: TextIO) -> bool:
-    """Return whether a line can be written, without waiting for the reader of a full pipe."""
+    """Return whether writing a line would not block, as it would on a full pipe."""
     try:
         descriptor = stream.fileno()
     except io.UnsupportedOperation:  # no pipe
@@ -156,7 +156,7 @@ def progress_for(form: str, stream: TextIO, title: str = "") -> Progress:
     """Return the display that `--progress` names: `auto`, `plain`, `json`, `json:FD` or `none`.
 
     Args:
-        title: the name of the run, for a command that has several.
+        title: the name of the run, for a command with several runs.
 
     Raises:
         UsageError: there is no such form, or the descriptor is not open.

@@ -1,4 +1,4 @@
-"""What the commands print when they are done: a run, a validation and a rescoring in words."""
+"""The texts that commands print at their end: the outcome of a run, a validation or a rescoring in words."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
     from hermes_core.soundness.validate import Validation
 
 MOST_ROWS = 60
-"""The most rows of a table that are shown. A longer one is shown without the sound items."""
+"""Maximum number of rows of a table that is shown whole. A longer table is shown without its sound items."""
 
 SHOWN = 10
-"""The most failures and items that are shown."""
+"""Maximum number of failures, and of items, that are shown."""
 
 LONGEST = 600
-"""The most characters of a failure that are shown."""
+"""Maximum number of characters of a failure that are shown."""
 
 _PLACES = re.compile(r" \[(sandbox|slot|trajectory) [^\]]*\]")
 
 
 class Failures:
-    """The failures of a run. Messages that say the same of different rollouts are one group."""
+    """The failures of a run. Messages that differ only in names of their rollouts form one group."""
 
     def __init__(self) -> None:
         self._texts: dict[str, str] = {}
@@ -39,7 +39,7 @@ class Failures:
         self._counts: Counter[str] = Counter()
         self._items: dict[str, dict[str, None]] = {}
         self.left_out = 0
-        """Number of failures beyond the groups that are kept."""
+        """Number of failures that belong to none of the groups kept."""
 
     def add(self, record: Mapping[str, Any]) -> None:
         """Add a record, if it has a failure."""
@@ -62,12 +62,12 @@ class Failures:
             items[item_id] = None
 
     def tells(self, message: str) -> bool:
-        """Return whether one of the failures shown says the same."""
+        """Return whether a shown failure has the same message."""
         text = without_what_differs(_shorten(message))
         return any(alike.endswith(f": {text}") for alike in self._items)
 
     def lines(self, width: int | None) -> list[str]:
-        """Return each failure, and below it the items that had it."""
+        """Return lines of text: each failure, followed by its items."""
         lines = []
         for alike, items in self._items.items():
             text, count, named = self._texts[alike], self._counts[alike], ", ".join(items)
@@ -80,7 +80,7 @@ def summary_text(summary: RunSummary, failures: Failures, width: int | None = No
     """Return the summary of a run.
 
     Args:
-        width: the terminal's width in columns; None means no terminal, and lines of any length.
+        width: the terminal's width in columns; None if there is no terminal, so that lines may have any length.
     """
     lines = [
         _outcome(summary),
@@ -121,7 +121,7 @@ def _outcome(summary: RunSummary) -> str:
 
 
 def _of_the_model(summary: RunSummary) -> list[str]:
-    """Return what the model used and cost, and how long its endpoint was waited for."""
+    """Return lines on the model's tokens and cost, and on the time spent waiting for its endpoint."""
     usage, lines = summary.usage, []
     if usage.requests:
         cached = f" ({usage.cached_tokens} cached)" if usage.cached_tokens else ""
@@ -138,7 +138,7 @@ def _of_the_model(summary: RunSummary) -> list[str]:
 
 
 def _rate(summary: RunSummary) -> str:
-    """Return the rollouts per hour; empty for a run of seconds, whose rate would mean nothing."""
+    """Return the rollouts per hour as text; empty for a run too short for a meaningful rate."""
     if summary.elapsed_s < RATED_FROM_S or not summary.rollouts_per_hour:
         return ""
     return f", {summary.rollouts_per_hour:.0f} rollouts an hour"
@@ -149,7 +149,8 @@ def _cost(cost: float | None) -> str:
 
 
 def validation_text(outcome: Validation, width: int | None = None) -> str:
-    """Return the table of a validation, why items are not sound or were not tried, and how many are sound."""
+    """Return a validation's table, the reasons why items are not sound or were not tried, and the number of sound
+    items."""
     rows = outcome.rows()
     if len(rows) > MOST_ROWS:
         rows = [row for row in rows if row["result"] != ItemStatus.SOUND]
@@ -188,7 +189,7 @@ def validation_text(outcome: Validation, width: int | None = None) -> str:
 
 
 def rescoring_text(outcome: Rescoring) -> str:
-    """Return which patches got another reward, and how many got the same."""
+    """Return a text that lists the patches with another reward, and counts those with the same reward."""
     lines = [
         f"differs: {line['item_id']} {line['rollout_index']}: {line['recorded_reward']} recorded, {line['reward']} now"
         for line in outcome.differing[:SHOWN]
@@ -202,7 +203,8 @@ def rescoring_text(outcome: Rescoring) -> str:
 
 
 def _shorten(message: str) -> str:
-    """Return the text as one line without sandbox ids. A long one keeps its beginning, and its end with the advice."""
+    """Return the message as one line without sandbox ids. Of a long message, the beginning and the end are kept: the
+    advice is at the end."""
     line = " ".join(_PLACES.sub("", message).split())
     if len(line) <= LONGEST:
         return line

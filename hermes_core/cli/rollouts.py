@@ -1,4 +1,4 @@
-"""The commands `rollout`, `validate` and `rescore`: parse, call, print."""
+"""The commands `rollout`, `validate` and `rescore`: parse arguments, call the library, print."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ if TYPE_CHECKING:
     from hermes_core.soundness.validate import Validation
 
 _AS_BEFORE = ("backend", "profile")
-"""What a rescoring takes from the run, unless other values are given."""
+"""The options that a rescoring takes from the run unless other values are given."""
 
 _OF_BACKEND = ("backend", "profile", "backend_config")
 """The options that differ between the backends of a validation."""
 
 _RETRIED = [kind.value for kind in FailureKind if kind is not FailureKind.CANCELLED]
-"""Kinds of failures that `--retry-failed` takes. Cancelled rollouts are always repeated."""
+"""The kinds of failures that `--retry-failed` accepts. Cancelled rollouts are always repeated."""
 
 RUNS = "runs"
-"""Where a run gets its own folder if none is given."""
+"""The parent folder of a run's folder, if no folder is given."""
 
 
 def _at_least_one(ctx: click.Context, parameter: click.Parameter, value: int | None) -> int | None:
@@ -261,7 +261,7 @@ def rescore(ctx: click.Context, /, directory: Path, **given: Any) -> None:
 
 
 def _env(ctx: click.Context, runtime: Runtime, environment: str, section: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the environment's configuration: the file's, then `--env.…`, then `--items`."""
+    """Return the environment's configuration: the file's section, overridden by `--env.…`, then by `--items`."""
     model = runtime.environment_class(environment).config_class
     return {
         **merge_options(section, find_dotted_options(ctx, "env"), model),
@@ -272,16 +272,16 @@ def _env(ctx: click.Context, runtime: Runtime, environment: str, section: Mappin
 def _places(
     ctx: click.Context, runtime: Runtime, config: Config, backends: str | None
 ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """Return the options that are the same on all backends, and those of each.
+    """Return the options that all backends share, and the options of each backend by its name.
 
-    With several backends, a setting goes to those that have it.
+    With several backends, a setting goes to the backends that have this setting.
 
     Args:
-        backends: those that `--backends` names.
+        backends: the value of `--backends`.
 
     Raises:
         UsageError: a backend is named twice, or in two ways.
-        UnknownNameError: there is no such backend, or a setting that none of them has.
+        UnknownNameError: there is no such backend, or none of the backends has a given setting.
     """
     if backends is None:
         options = options_of(ctx, runtime, config)

@@ -1,4 +1,4 @@
-"""Commands that work in sandboxes, of ours and of plugins: the options of a run, and a clean end."""
+"""What commands that work in sandboxes share, built-in ones and plugins': the options of a run, and a clean end."""
 
 from __future__ import annotations
 
@@ -46,18 +46,18 @@ RUN_OPTIONS = (
     ),
     click.option("--json", "as_json", is_flag=True, help="Print the result as JSON."),
 )
-"""Options that all commands have which work in sandboxes."""
+"""Options of every command that works in sandboxes."""
 
 _CONFINED = {"network": "none", "process_memory": 4096}
-"""The backend's settings that `--confine` sets, unless they are given."""
+"""The backend's settings that `--confine` sets unless the user gives them."""
 
 _WRITTEN_ONLY = frozenset({"environment", "out", "out_dir", "resume"})
-"""Arguments that only the command line can have, and no configuration file."""
+"""Arguments that the command line can have but a configuration file can't."""
 
 
 class RunCommand(DottedCommand):
-    """A click command with the options of a run beside its own: `--backend`, `--isolation`, `--concurrency`, `--seed`,
-    `--config` and so on, and `--agent.KEY=VALUE` and `--backend.KEY=VALUE`.
+    """A click command that has, beside its own options, those of a run: `--backend`, `--isolation`, `--concurrency`,
+    `--seed`, `--config` and so on, and `--agent.KEY=VALUE` and `--backend.KEY=VALUE`.
 
         @click.command(cls=RunCommand)
         @click.argument("repo")
@@ -78,12 +78,12 @@ def carry_out(
     work: Callable[[Runtime, RunOptions], Coroutine[Any, Any, T]],
     interrupted: Callable[[], str] = lambda: "interrupted",
 ) -> T:
-    """Run the work of a `RunCommand` in a runtime of its own, and return its result. Ctrl-C cancels the work, and ends
-    the program when the sandboxes have ended, or after a time limit.
+    """Run the work of a `RunCommand` in a new runtime, and return the work's result. Ctrl-C cancels the work; the
+    program then ends when the sandboxes have ended, or after a time limit.
 
     Args:
-        work: gets the runtime, and what the command line and the configuration file say.
-        interrupted: returns what is said after Ctrl-C.
+        work: gets the runtime, and the options from the command line and the configuration file.
+        interrupted: returns the message to print after Ctrl-C.
 
     Raises:
         UsageError: an option or a setting is wrong.
@@ -98,9 +98,8 @@ def carry_out(
 
 
 def choose_agent(ctx: click.Context, runtime: Runtime, agent: str) -> AgentSettings:
-    """Return the settings of an agent that a `RunCommand` was given: the configuration file's, then
-    `--agent.KEY=VALUE`, then those of the command's own options that were made for them, as with
-    `setting_option(AgentSettings, "model")`.
+    """Return the settings of an agent for a `RunCommand`. Later sources override earlier ones: the configuration file,
+    `--agent.KEY=VALUE`, and the command's own options made with `setting_option(AgentSettings, "model")` and the like.
 
     Raises:
         UnknownNameError, ConfigError: a setting is wrong, or there is no such agent.
@@ -110,7 +109,7 @@ def choose_agent(ctx: click.Context, runtime: Runtime, agent: str) -> AgentSetti
 
 
 def agent_settings_of(ctx: click.Context, runtime: Runtime, agent: str, section: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the agent's settings: the file's, then `--agent.…`, then those of options made for them."""
+    """Return the agent's settings: the file's section, overridden by `--agent.…`, then by options of their own."""
     values = {key: value for key, value in section.items() if key != "name"}
     written = merge_options(values, find_dotted_options(ctx, "agent"), runtime.agent_config_class(agent))
     return {**written, **collect_settings(ctx, AgentSettings)}
@@ -119,11 +118,11 @@ def agent_settings_of(ctx: click.Context, runtime: Runtime, agent: str, section:
 def options_of(
     ctx: click.Context, runtime: Runtime, config: Config, *, known: Collection[str] | None = None, **instead: str | None
 ) -> dict[str, Any]:
-    """Return the fields of `RunOptions`: the file's, then those of options made for them.
+    """Return the fields of `RunOptions`: the file's section `run`, overridden by the command line's options.
 
     Args:
-        known: the only settings of the backend that are taken; None is all that are given.
-        instead: values that are used in place of the options', unless they are None.
+        known: the settings of the backend to take from those given; None takes all.
+        instead: values that replace those of the options of the same name, unless they are None.
 
     Raises:
         UnknownNameError: the file's section `run` has an unknown key.
@@ -151,5 +150,5 @@ def options_of(
 
 
 def first(*values: Any) -> Any:
-    """Return the first value that is not None, if there is one."""
+    """Return the first value that is not None; None if there is none."""
     return next((value for value in values if value is not None), None)

@@ -15,22 +15,22 @@ from hermes_core.sandbox.direct import sh as shell
 from hermes_core.sandbox.promises import list_sandboxes
 
 LISTEN_S = 10
-"""How long we watch for a heartbeat, in seconds. Every driver's heartbeat comes more often than this."""
+"""Seconds of watching for a heartbeat. Every live driver sends heartbeats at shorter intervals."""
 
 LIST_LIMIT_S = 30.0
 """Time limit in seconds for a backend to list its sandboxes."""
 
 STARTING_S = 600.0
-"""How long a sandbox may have no heartbeat while its driver is still making it, in seconds."""
+"""Seconds that a new sandbox may be without heartbeat, because its driver may still be making it."""
 
 WAITING_S = 3600.0
-"""With a time to live of at least this, a sandbox is meant to wait for its driver's return: a shell's, a terminal
-task's."""
+"""A sandbox whose time to live is at least this is meant to wait for its driver's return, such as a shell's or a
+terminal task's."""
 
 _END_LIMIT_S = 60.0
 _AT_A_TIME = 8
 
-# A file that is being written is empty for a moment.
+# The heartbeat's file is empty for a moment while it is being written.
 _LISTEN = """
 file=$1 left=$2 before= now=
 read -r before <"$file"
@@ -92,7 +92,7 @@ async def find(runtime: Runtime, names: Sequence[str] = (), owner: str | None = 
     """Find every sandbox with our label, of these backends or of all.
 
     Args:
-        owner: only this owner's.
+        owner: find only sandboxes of this owner; None finds all.
 
     Raises:
         UnknownNameError: no backend has one of the names.
@@ -119,7 +119,7 @@ async def reap(
     """End the sandboxes whose driver is dead. A sandbox with a heartbeat, or whose heartbeat can't be read, is left.
 
     Args:
-        waiting: also end sandboxes that wait for their driver to return, such as a shell that was left.
+        waiting: also end sandboxes that wait for their driver to return, such as that of a shell that its user left.
         dry_run: end nothing, only say what would be done.
     """
     places = asyncio.Semaphore(_AT_A_TIME)
@@ -165,9 +165,9 @@ async def _reap(backend: Backend, found: FoundSandbox, waiting: bool, dry_run: b
 
 
 async def _sign_of_life(backend: Backend, info: SandboxInfo, waiting: bool) -> str | None:
-    """Return why a running sandbox is to be left alone.
+    """Return the reason to leave a running sandbox alone.
 
-    None if it has no heartbeat and, unless `waiting`, does not wait for its driver's return.
+    None if the sandbox has no heartbeat and, unless `waiting`, does not wait for its driver's return.
     """
     if not isinstance(backend, CanAttach) or not backend.capabilities.attach:
         return (

@@ -27,16 +27,16 @@ def settings_table(model: type[BaseModel], section: str, *, hidden: Collection[s
     """Return every setting of the class, its own before those of its base classes.
 
     Args:
-        section: what comes before the key on a command line: `env` in `--env.KEY=VALUE`.
+        section: the word before the key on a command line: `env` in `--env.KEY=VALUE`.
         hidden: keys to leave out, because nobody sets them.
     """
     return [row for key, row in _rows(model, f"--{section}.", ()) if key not in hidden]
 
 
 def help_text(model: type[BaseModel], name: str) -> str:
-    """Return what `--help` says of a setting: its first sentence, and its default in brackets.
+    """Return the help text of a setting: the first sentence of its text, and its default in brackets.
 
-    If a sentence of the setting's text says what its default means (`None is …`, `Empty is …`), the brackets have that.
+    If the setting's text explains the default (`None is …`, `Empty is …`), the brackets have this explanation.
     """
     field, text = model.model_fields[name], meaning(model, name)
     default = _default(field)
@@ -101,21 +101,21 @@ def _default(field: FieldInfo) -> str:
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:
-    """Return the model that a field holds, if it holds a single one."""
+    """Return the class of a field that holds a single pydantic model; None for any other field."""
     kinds = [annotation, *get_args(annotation)]
     return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
 
 
 def meaning(model: type[BaseModel], name: str) -> str:
-    """Return what a setting is for: the field's description, or the text below it in the source."""
+    """Return a setting's documentation: the field's description, or the docstring below the field in the source."""
     return model.model_fields[name].description or _docstrings(model).get(name, "")
 
 
 @functools.cache
 def _docstrings(model: type[BaseModel]) -> dict[str, str]:
-    """Return the text below each field in the source, for fields without `Field(description=…)`.
+    """Return the docstrings of fields by name, read from the source, for fields without `Field(description=…)`.
 
-    Pydantic could keep it with the field (`use_attribute_docstrings`), at the cost of reading the source at each start.
+    Pydantic could store them in the fields (`use_attribute_docstrings`), but would read the source at each start.
     """
     found: dict[str, str] = {}
     for kind in reversed(model.__mro__):
@@ -123,7 +123,7 @@ def _docstrings(model: type[BaseModel]) -> dict[str, str]:
             continue
         try:
             definition = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
-        except (OSError, TypeError, SyntaxError):  # the class was made at run time: there is no source
+        except (OSError, TypeError, SyntaxError):  # a class made at run time has no source
             continue
         for statement, text in pairwise(getattr(definition, "body", ())):
             match statement, text:

@@ -28,9 +28,9 @@ from hermes_core.tool_backend import ToolBackend
 DETACH = b"\x1d"
 """Ctrl-]."""
 ORPHAN_TTL_S = 24 * 3600.0
-"""How long a shell waits after it was left."""
+"""How long a shell waits for its user's return."""
 REPLAYED = 16 << 10
-"""How many bytes of the latest output are shown again on return."""
+"""Number of bytes of the latest output that are shown again when the user returns."""
 _WAIT_S = 60.0
 _FULL_S = 0.05
 _MOST_SIDE = 1000
@@ -74,7 +74,7 @@ async def _run(verbose: int, sandbox: str | None, backend: str, profile: str | N
 
 
 def _folder_of(sandbox: str, shells: Path) -> Path:
-    """Return the folder of the checkpoint of a shell's sandbox."""
+    """Return the folder with the checkpoint for a shell's sandbox."""
     known: dict[str, Path] = {}
     for path in shells.glob("*/processes.json"):
         with contextlib.suppress(ConfigError):
@@ -85,7 +85,7 @@ def _folder_of(sandbox: str, shells: Path) -> Path:
 
 
 class _Wish(NamedTuple):
-    """What a new sandbox is made from."""
+    """The user's choices for a new sandbox."""
 
     backend: str
     profile: str | None
@@ -95,7 +95,7 @@ class _Wish(NamedTuple):
 async def _visit(runtime: Runtime, checkpoint: Checkpoint, sandbox: str | None, wish: _Wish) -> int:
     if sandbox is not None:
         saved = next(iter(checkpoint.sandboxes.values()), None)
-        if saved is None:  # its user has ended it since we looked it up
+        if saved is None:  # its user has ended the shell since `_folder_of`
             raise _has_ended(sandbox)
         wish = _Wish(saved.backend, saved.profile, saved.isolation)
     own = {"slots_per_sandbox": 1, "max_sandboxes": 1, "min_sandboxes": 0, "reserve_slots": 0}
@@ -105,7 +105,7 @@ async def _visit(runtime: Runtime, checkpoint: Checkpoint, sandbox: str | None, 
         slot, process = await (_new(tools, wish.profile) if sandbox is None else _find_session(tools, sandbox))
         ended = await _attach(tools.commands(slot), process, f"in sandbox {slot.sandbox_id}; Ctrl-] leaves it")
     except BaseException:
-        await tools.aclose()  # while the checkpoint is open, so that this removes the sandbox from it
+        await tools.aclose()  # while the checkpoint is open, so that it forgets the ended sandbox
         raise
     if ended is None:
         await tools.aclose(keep=True)
@@ -139,7 +139,8 @@ def _size() -> WindowSize:
 
 
 async def _attach(commands: SlotCommands, process: ProcessStatus, greeting: str) -> ProcessStatus | None:
-    """Connect our terminal with the process's. Return how the process ended, or None if the person has left it."""
+    """Connect the user's terminal with the process's terminal. Return the ended process's status, or None if the user
+    left while the process goes on."""
     loop = asyncio.get_running_loop()
     resized, left = asyncio.Event(), asyncio.Event()
     loop.add_signal_handler(signal.SIGWINCH, resized.set)
@@ -148,7 +149,7 @@ async def _attach(commands: SlotCommands, process: ProcessStatus, greeting: str)
     works: set[asyncio.Task[Any]] = set()
     try:
         with _raw():
-            click.echo(printable(greeting) + "\r", err=True)  # not earlier: what is typed in reply belongs to the slot
+            click.echo(printable(greeting) + "\r", err=True)  # after `_raw`, so that keys typed in reply go to the slot
             works |= {
                 asyncio.create_task(_show_output(commands, process)),
                 asyncio.create_task(_send_keys(commands, process.process_id)),
@@ -170,7 +171,7 @@ async def _attach(commands: SlotCommands, process: ProcessStatus, greeting: str)
 
 @contextlib.contextmanager
 def _raw() -> Iterator[None]:
-    """Send every key to the slot, including those typed too early."""
+    """Put the user's terminal into raw mode, so that every key goes to the slot, also keys typed before this call."""
     fd = sys.stdin.fileno()
     before = termios.tcgetattr(fd)
     tty.setraw(fd, termios.TCSADRAIN)
@@ -197,14 +198,14 @@ def _write(data: bytes) -> None:
 
 
 async def _send_keys(commands: SlotCommands, process_id: str) -> None:
-    """Pass keys on to the process, until the key that leaves, or until nobody reads them any more."""
+    """Send keys to the process, until the user presses the key that leaves, or the process reads no more."""
     while data := await _keys():
         keys, leave, _ = data.partition(DETACH)
         while keys:
             try:
                 taken = await commands.write(process_id, keys)
             except CommandError:
-                await asyncio.Event().wait()  # it has ended, and `_show_output` will say so
+                await asyncio.Event().wait()  # the process has ended; `_show_output` ends the visit
             keys = keys[taken:]
             if keys:
                 await asyncio.sleep(_FULL_S)
@@ -222,14 +223,14 @@ async def _keys() -> bytes:
         loop.remove_reader(fd)
     try:
         return os.read(fd, 4096)
-    except OSError:  # our own terminal is gone
+    except OSError:  # the user's terminal is gone
         return b""
 
 
 async def _follow_size(commands: SlotCommands, process_id: str, resized: asyncio.Event) -> None:
-    """Give the process's terminal the size of ours, now and whenever that changes."""
+    """Give the process's terminal the size of the user's terminal, now and at each change."""
     while True:
         await resized.wait()
         resized.clear()
-        with contextlib.suppress(CommandError):  # it has ended meanwhile
+        with contextlib.suppress(CommandError):  # the process has ended meanwhile
             await commands.resize(process_id, _size())

@@ -1,4 +1,4 @@
-"""What the commands share: a runtime from the environment, a log that hides secrets, and a clean end."""
+"""Functions that commands share: a runtime from the environment, a log that hides secrets, and a clean end."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from hermes_core.settings import RedactingFormatter, Settings
 T = TypeVar("T")
 
 CLEANUP_S = 20.0
-"""How many seconds after Ctrl-C we wait for sandboxes to end. Those that take longer end themselves later."""
+"""Seconds to wait after Ctrl-C for sandboxes to end. Sandboxes that take longer end by themselves later."""
 
 _LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)
 
 
 class _StandardError(logging.Handler):
-    """Writes to the current `sys.stderr`, which a live display replaces, so that it stays below the lines."""
+    """Writes to the current `sys.stderr`: a live display replaces it so that log lines appear above the display."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -40,19 +40,20 @@ class _StandardError(logging.Handler):
 
 
 def new_runtime(verbose: int = 0, **given: Any) -> Runtime:
-    """Return a runtime with the environment's settings, and log to standard error.
+    """Return a runtime with the settings from the environment variables, and log to standard error.
 
     Args:
-        verbose: 0 logs warnings, 1 progress, 2 everything.
-        given: settings that override the environment's.
+        verbose: 0 logs warnings, 1 also progress, 2 everything.
+        given: settings that override those from the environment variables.
 
     Raises:
-        ConfigError: the environment or a file that it names is wrong.
+        ConfigError: an environment variable, or a file named by one, is wrong.
     """
     handler = _StandardError()
     logger = logging.getLogger("hermes_core")
     logger.setLevel(_LEVELS[min(verbose, 2)])
-    # Add only one handler, even if this is called often in a process. By convention plugins' loggers are below ours.
+    # Replace the handlers, so that there is only one after several calls. By convention, plugins' loggers are below
+    # this logger.
     logger.handlers = [handler]
     settings = Settings.load(**given)
     form = "%(levelname)s %(name)s: %(message)s" if verbose else "%(levelname)s: %(message)s"
@@ -66,11 +67,11 @@ def plugin_command(name: str, known: Sequence[str]) -> click.Command:
     """Return the command that a plugin adds under this name.
 
     Args:
-        known: other commands, which the error for an unknown name lists, too.
+        known: names of other commands, for the error that lists the known names.
 
     Raises:
-        UnknownNameError: there is none; it names the distribution or the plugin not in use that would add it.
-        PluginError: two plugins claim it, or it can't be imported, or is no command.
+        UnknownNameError: there is no such command; names the distribution or the unused plugin that would add it.
+        PluginError: two plugins claim the name, or the command can't be imported, or is no click command.
     """
     plugins = PluginManager(allow=Settings.load().plugins)
     entry = replace(plugins.registry("command"), beside=tuple(known)).entry(name)
@@ -84,12 +85,12 @@ def plugin_command(name: str, known: Sequence[str]) -> click.Command:
 
 
 def terminal_width() -> int | None:
-    """Return how many columns standard output has; None if it is not a terminal."""
+    """Return the number of columns of standard output; None if standard output is not a terminal."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def tell_problems(runtime: Runtime) -> None:
-    """Say on standard error what is wrong with the plugins."""
+    """Print the problems of plugins on standard error."""
     for problem in runtime.plugin_manager.problems():
         say(f"problem: {problem}", err=True)
 
@@ -99,10 +100,10 @@ def finish(
     main: Callable[[Runtime], Coroutine[Any, Any, T]],
     interrupted: Callable[[], str] = lambda: "interrupted",
 ) -> T:
-    """Run `main` in a runtime of its own, and return its result. Ctrl-C ends the program.
+    """Run `main` in a new runtime, and return the result of `main`. Ctrl-C ends the program.
 
     Args:
-        interrupted: what is said after Ctrl-C.
+        interrupted: returns the message to print after Ctrl-C.
     """
     try:
         return asyncio.run(_interruptible(_within_runtime(ctx.obj or 0, main)))
@@ -119,7 +120,8 @@ async def _within_runtime(verbose: int, main: Callable[[Runtime], Coroutine[Any,
 
 
 async def _interruptible(work: Coroutine[Any, Any, T]) -> T:
-    """Cancel on the first Ctrl-C (or TERM), with a time limit for cleaning up, and exit at once on the second."""
+    """Run the work. The first Ctrl-C (or TERM) cancels it, with a time limit for cleaning up; the second ends the
+    program at once."""
     task = asyncio.current_task()
     assert task is not None
     loop = asyncio.get_running_loop()

@@ -29,19 +29,19 @@ if TYPE_CHECKING:
 _RUN = click.Path(exists=True, path_type=Path)
 
 ROWS = 40
-"""How many lines a table has, unless more are asked for."""
+"""Default number of lines of a table."""
 
 _PIPE_WIDTH = 100_000
-"""The width of output that is not a terminal, in columns."""
+"""The width in columns of output that does not go to a terminal."""
 
 FIRST_PORT = 7575
-"""The port of the viewer, if it is free."""
+"""The first port to try for the viewer."""
 
 LOOK_S = 1.0
-"""Seconds between two looks for new records."""
+"""Seconds between two checks for new records."""
 
 SAID_FROM = 1000
-"""Runs of more rollouts than this have a line that counts them."""
+"""For a run of more rollouts than this, a line counts the rollouts read so far."""
 
 
 @click.command()
@@ -102,10 +102,10 @@ def show(
 
 
 def _one_of(**flags: bool) -> str | None:
-    """Return which of the flags is given, or None.
+    """Return the name of the flag that is given, or None.
 
     Raises:
-        UsageError: several are.
+        UsageError: several flags are given.
     """
     names = [name for name, is_given in flags.items() if is_given]
     if len(names) > 1:
@@ -156,7 +156,7 @@ def _more(left_out: int) -> Iterable[RenderableType]:
 
 
 def _values(run: RecordedRun, rows: list[Row], what: str | None, *, whole: bool, by: str) -> Any:
-    """Return the output for programs: the records of the rollouts that were named, or tables of the run."""
+    """Return the output for programs: the records of the rollouts that the user named, or tables of the run."""
     from hermes_core.records.statistics import by_item, by_tool, totals
     from hermes_core.view.tables import items_in_order
 
@@ -175,7 +175,7 @@ def _values(run: RecordedRun, rows: list[Row], what: str | None, *, whole: bool,
 
 
 def _pass(items: dict[str, list[Row]], whole_run: bool) -> dict[str, Any]:
-    """Return the mean pass@k of items, by k; empty if a filter has left out some of the run."""
+    """Return the mean pass@k over the items, by k; empty unless these are all rollouts of the run."""
     from hermes_core.records.statistics import mean_pass_at_k, sizes_of_k
 
     if not whole_run:
@@ -192,7 +192,7 @@ def _plain(row: Row) -> dict[str, Any]:
 
 
 def _print(parts: Iterable[RenderableType]) -> None:
-    """Print for people. In a pipe, lines are as long as they are."""
+    """Print for people. In a pipe, long lines are not wrapped."""
     from rich.console import Console
 
     terminal = sys.stdout.isatty()
@@ -216,7 +216,7 @@ def view(runs: tuple[Path, ...], static: Path | None, host: str, port: int | Non
     from hermes_core.view.logs import make_shown_folder, open_logs
 
     inspect = inspect_viewer.command()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: the viewer must not stay behind
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # handled like Ctrl-C, so that the viewer is ended, too
     with make_shown_folder(runs[0]) as folder:
         if static is not None:
             with open_logs(runs, folder) as logs:
@@ -225,7 +225,7 @@ def view(runs: tuple[Path, ...], static: Path | None, host: str, port: int | Non
                 inspect_viewer.bundle(inspect, folder, static)
             say(f"wrote {static}: `python -m http.server -d {static}` shows it")
             return
-        # The viewer takes seconds to start; meanwhile the runs are read.
+        # The runs are read during the seconds that the viewer takes to start.
         chosen = port or _free_port(host)
         with inspect_viewer.running(inspect, folder, host, chosen) as viewer, open_logs(runs, folder) as logs:
             while viewer.poll() is None:
@@ -237,13 +237,13 @@ def view(runs: tuple[Path, ...], static: Path | None, host: str, port: int | Non
 
 
 def _progress(done: int, of: int) -> None:
-    """Print on a terminal how many of a run's `of` rollouts the viewer has. Short runs need no such line."""
+    """Print on a terminal, for a long run, that the viewer has `done` of the run's `of` rollouts."""
     if of > SAID_FROM and sys.stderr.isatty():
         click.echo(f"\r{min(done, of)} of {of} rollouts", nl=done >= of, err=True)
 
 
 def _free_port(host: str) -> int:
-    """Return the first port from `FIRST_PORT` on that nobody listens at."""
+    """Return the first free port from `FIRST_PORT` on."""
     for port in range(FIRST_PORT, FIRST_PORT + 100):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -12,7 +12,7 @@ from hermes_core.datasets.rows import read_jsonl
 from hermes_core.errors import DatasetError
 
 Placed = tuple[str, Mapping[str, Any]]
-"""A row's place, such as `tasks.jsonl, line 3`, and the row."""
+"""A row with its place, such as `tasks.jsonl, line 3`, before it."""
 
 JSONL = (".jsonl", ".ndjson")
 PARQUET = (".parquet",)
@@ -24,10 +24,10 @@ def read_rows(name: str, split: str, intake: Intake | None = None) -> Iterator[P
     Blocking.
 
     Args:
-        intake: notes the lines of JSONL files that are no rows, instead of raising them.
+        intake: collects the errors of JSONL lines that are no rows; None raises the first.
 
     Raises:
-        DatasetError: it does not exist, it can't be read, or the library that reads it is not installed.
+        DatasetError: the dataset does not exist or can't be read, or the library that reads it is not installed.
     """
     path = Path(name).expanduser()
     if path.is_dir():
@@ -89,7 +89,7 @@ def _read_hub(name: str, split: str) -> Iterator[Placed]:
         ) from error
     try:
         rows = datasets.load_dataset(name, split=split)
-    except Exception as error:  # of many kinds, its own and those of what it downloads with
+    except Exception as error:  # of many types: the library's own, and those of its HTTP client
         raise DatasetError(
             f"dataset {name!r}, split {split!r}, can't be loaded: {type(error).__name__}: {str(error)[:500]}",
             hint="check name, split and network, or give a file",

@@ -14,9 +14,9 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 SHOWN = 10
-"""Maximum number of bad rows or folders that one message names; it gives the number of the others."""
+"""Maximum number of bad rows or folders that one message names; the others are only counted."""
 SAID = 500
-"""Maximum number of characters of the report on each."""
+"""Maximum number of characters of the report on one bad row or folder."""
 
 
 class DatasetConfig(EnvironmentConfig):
@@ -28,11 +28,11 @@ class DatasetConfig(EnvironmentConfig):
 
 
 class Intake:
-    """The rows or folders of one dataset, as they are read.
+    """Counts the usable rows or folders of one dataset and collects the errors of the others.
 
     Args:
-        dataset: its name, for messages.
-        skip: whether those that can't be used are left out, instead of refusing the dataset.
+        dataset: the dataset's name, for messages.
+        skip: leave out unusable rows or folders, instead of refusing the dataset.
     """
 
     def __init__(self, dataset: str, *, skip: bool) -> None:
@@ -46,8 +46,8 @@ class Intake:
         """Read all rows or folders, and return their values by name. Blocking.
 
         Args:
-            readers: a place and a function for each. The function returns the value, or None for one that is left out
-                on purpose, and raises `DatasetError` for one that can't be used.
+            readers: for each row or folder, its place and a function. The function returns the value, or None if a row
+                or folder is left out on purpose; it raises `DatasetError` if the row or folder can't be used.
 
         Raises:
             DatasetError: as `end` does.
@@ -64,7 +64,7 @@ class Intake:
         return found
 
     def leave_out(self, error: DatasetError, where: str) -> None:
-        """Note a row or folder that can't be used, and why.
+        """Note that a row or folder can't be used because of this error.
 
         Args:
             where: the place, for an error whose message does not name it.
@@ -76,24 +76,24 @@ class Intake:
             self._first.append(DatasetError(said[:SAID], hint=error.hint))
 
     def once(self, name: str) -> None:
-        """Note the name of a row or folder.
+        """Check that no earlier row or folder had this name.
 
         Raises:
-            DatasetError: there was one of that name already.
+            DatasetError: an earlier row or folder had the name.
         """
         if name in self._names:
             raise DatasetError(f"{name!r} is there twice", hint="keep one of them, or rename it")
         self._names.add(name)
 
     def end(self, taken: int, hint: str = "look into it") -> None:
-        """Report what could not be used, after the last row or folder.
+        """Report the unusable rows or folders. Call this after the last one.
 
         Args:
-            taken: number of rows or folders that can be used.
-            hint: what to do if there was nothing at all.
+            taken: number of usable rows or folders.
+            hint: advice for a dataset without any rows or folders.
 
         Raises:
-            DatasetError: something could not be used, and `skip` is not set; or nothing is left.
+            DatasetError: a row or folder could not be used and `skip` is not set, or no usable one is left.
         """
         more = f"; and {self._bad - SHOWN} more" if self._bad > SHOWN else ""
         first = "; ".join(error.message for error in self._first)

@@ -121,7 +121,7 @@ class PromptsEnvironment(Environment):
         """Read the file.
 
         Raises:
-            DatasetError: it can't be read, or a line of it is wrong; names the file, the line and the field.
+            DatasetError: the file can't be read, or one of its lines is wrong; names the file, the line and the field.
         """
         name, skip = self.config.dataset_name, self.config.skip_refused
         self._rows = await asyncio.to_thread(RowFile, self.row_class, name, skip=skip)
@@ -187,7 +187,7 @@ class _Items(Sequence[Item]):
     def __init__(self, rows: RowFile[PromptRow]) -> None:
         self._rows = rows
         self._copies = array("Q")
-        """How many equal lines stand before each one."""
+        """For each line, the number of equal lines before it."""
         self.have_images = len(rows) > 0
         """Whether each item names an image."""
         seen: Counter[str] = Counter()
@@ -223,7 +223,7 @@ def _name(line: bytes) -> str:
 async def run_all(
     rollout: RolloutHandle, commands: Sequence[str], timeout_s: float, env: Mapping[str, str] | None = None
 ) -> CommandResult | None:
-    """Run commands in the agent's slot, in order. Return the result of the first that fails, or None."""
+    """Run commands in the agent's slot, in order, until one fails. Return the failed command's result, or None."""
     for command in commands:
         done = await rollout.commands.run(command, env=env, timeout_s=timeout_s, merge_stderr=True)
         if not done.ok:
@@ -237,6 +237,6 @@ def tail(result: CommandResult) -> str:
 
 
 def describe_failure(result: CommandResult) -> str:
-    """Return how a command failed, with the end of its output."""
+    """Return a text that says how a command failed, with the end of its output."""
     how = "a time-out" if result.timed_out else f"status {result.returncode}"
     return f"{how}: {output}" if (output := tail(result)) else how

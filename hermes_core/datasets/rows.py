@@ -1,4 +1,4 @@
-"""Reads rows of a dataset from JSONL files and checks them against pydantic models. Errors name the place."""
+"""Reads rows of a dataset from JSONL files and checks them against pydantic models. Errors name file and line."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ def load_rows(model: type[Row], path: str | Path) -> list[Row]:
     """Return the rows of a JSONL file as instances of `model`. Blocking.
 
     Raises:
-        DatasetError: the file can't be read or has no rows, or lines of it are not valid rows; names the first of them
-            with the field.
+        DatasetError: the file can't be read or has no rows, or some of its lines are not valid rows; names the first
+            invalid lines with the field.
     """
     return [row for _, row in _validate_rows(model, Path(path).expanduser(), skip=False)]
 
 
 class RowFile(Sequence[Row]):
-    """The rows of a JSONL file, for files of any size: each is read again when it is asked for. Close it at the end.
+    """The rows of a JSONL file of any size. Each access to a row reads its line again. Close the object at the end.
 
-    Making it reads and checks the whole file, which is blocking. Reading a row takes some microseconds.
+    The constructor reads and checks the whole file, and blocks meanwhile. Reading a row takes some microseconds.
 
     Args:
-        skip: whether lines that are not valid rows, or that have the `id` of another, are left out with a warning.
+        skip: leave out, with a warning, lines that are not valid rows or repeat the `id` of an earlier row.
 
     Raises:
-        DatasetError: as `load_rows` does; also later, if a line was changed in place.
+        DatasetError: as `load_rows`; reading a row also raises it, if the line has been changed meanwhile.
     """
 
     def __init__(self, model: type[Row], path: str | Path, *, skip: bool = False) -> None:
         self._model = model
         self._path = Path(path).expanduser()
         self._places = array("Q")
-        """The offset and the length of each line, one after the other."""
+        """Offset and length of each line, alternating."""
         self._file = -1
         for line, _ in _validate_rows(model, self._path, skip=skip):
             self._places.extend((line.offset, len(line.text)))
@@ -71,10 +71,10 @@ class RowFile(Sequence[Row]):
             raise DatasetError(error.message, hint="don't change the file while a run reads it") from error
 
     def line(self, index: int) -> bytes:
-        """Return the line of a row, as it was written.
+        """Return the bytes of a row's line as they are in the file.
 
         Raises:
-            DatasetError: it can't be read any more.
+            DatasetError: the line can't be read any more.
         """
         offset, length = self._places[2 * range(len(self))[index] :][:2]
         try:
@@ -90,7 +90,7 @@ class RowFile(Sequence[Row]):
 
 
 def _validate_rows(model: type[Row], path: Path, *, skip: bool) -> Iterator[tuple[_RowLine, Row]]:
-    """Yield each line that is a row, with the row, and raise at the end if there were others."""
+    """Yield each line that is a valid row, with the row. Report invalid lines at the end, as `Intake.end` does."""
     intake, taken = Intake(str(path), skip=skip), 0
     for line in _lines(path):
         where = f"line {line.number}"
@@ -107,10 +107,10 @@ def _validate_rows(model: type[Row], path: Path, *, skip: bool) -> Iterator[tupl
 
 
 def read_jsonl(path: Path, intake: Intake | None = None) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the rows of a JSONL file as they are, each with its place: `tasks.jsonl, line 3`. Blocking.
+    """Yield each row of a JSONL file, unchecked, after its place, such as `tasks.jsonl, line 3`. Blocking.
 
     Args:
-        intake: notes the lines that are not JSON objects, instead of raising them.
+        intake: collects the errors of lines that are not JSON objects; None raises the first.
 
     Raises:
         DatasetError: the file can't be read, or a line is not a JSON object.
@@ -132,7 +132,7 @@ def validate_row(model: type[Row], row: Mapping[str, Any], where: str, hint: Cal
 
     Args:
         where: the row's place, for messages: `tasks.jsonl, line 3`.
-        hint: gives advice about a field, by its path (`files.a.py`); None lists the fields of `model`.
+        hint: returns advice about a field with this path (`files.a.py`); None lists the fields of `model`.
 
     Raises:
         DatasetError: a field is missing, unknown or wrong; names the place and the field.
@@ -142,14 +142,14 @@ def validate_row(model: type[Row], row: Mapping[str, Any], where: str, hint: Cal
     except ValidationError as error:
         errors = error.errors(include_url=False)
         unknown = (each for each in errors if each["type"] == "extra_forbidden")
-        first = next(unknown, errors[0])  # what is missing may be misspelt
+        first = next(unknown, errors[0])  # an unknown field may be the missing one, misspelt
         field = ".".join(str(part) for part in first["loc"]) or "?"
         advice = f"the fields are {', '.join(model.model_fields)}" if hint is None else hint(field)
         raise DatasetError(f"{where}, field {field!r} {requirement(first)}", hint=advice) from error
 
 
 class _RowLine(NamedTuple):
-    """A line of a file that is not empty."""
+    """A non-empty line of a file."""
 
     number: int
     offset: int

@@ -1,8 +1,8 @@
-"""The environment `tasks`: prompts with commands that check the work, and others that solve the task. It needs no code.
+"""The environment `tasks`: prompts with commands that check the work, and commands that solve the task. Needs no code.
 
-A check runs where the agent worked, and reads what the agent left there: that is what such tasks are about. It must not
-read more of it than its author wrote down. So a check has a home and a temporary directory that the agent never saw, a
-PATH without the agent's directories, and a Python that imports nothing from the workspace unless told to.
+A check runs where the agent worked, and has to read the agent's files. But it must read only those files that its
+author wrote down. So a check has a home and a temporary directory that the agent never saw, a PATH without the agent's
+directories, and a Python that imports nothing from the workspace unless the check says so.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from hermes_core.plugins.hookspecs import hookimpl
 from hermes_core.rollout.starvation import watch_for_starvation
 from hermes_core.sandbox.commands import CommandResult
 
-# The agent is dead. Its directories are not used to make new ones. Prints the values for the check's variables, one per
-# line. Its first line is what a reader of the run sees.
+# Runs after the agent's processes are dead, and uses no directory of the agent's to make new ones. Prints the values
+# for the check's variables, one per line. Readers of the run see the script's first line.
 _ROOM = """# makes a home for the check, because the agent may have changed its own
 set -e
 ifs=$IFS IFS=: path=
@@ -50,8 +50,8 @@ mkdir "$room/home" "$room/tmp"
 printf '%s\\n' "$room" "$path" "$HOME" "$TMPDIR"
 """
 
-# A check often runs one of its own files. So this cheat puts files of the same names where the check might look first,
-# and overwrites those in the check's home as soon as it exists.
+# A check often runs one of its own files. So this cheat puts files with the same names where the check might look
+# first, and overwrites the files in the check's home as soon as the home exists.
 _PLANTED = """
 plant() {
   case $1 in *.py) echo 'raise SystemExit(0)' ;; *) printf '#!/bin/sh\nexit 0\n' ;; esac | put "$1" && chmod +x "$1"
@@ -102,11 +102,11 @@ class TasksEnvironment(PromptsEnvironment):
     scored = True
 
     def uses_slot(self, item: Item) -> bool:
-        """Return True: the check runs there."""
+        """Return True, because the check runs in the slot."""
         return True
 
     def cheats(self) -> Mapping[str, Cheat]:
-        """Return the usual cheats, which here also write the files that the check names, and one that attacks the
+        """Return the usual cheats, extended to write the files that the check names, and a cheat that attacks the
         check's files."""
         return {
             **usual_cheats(self.format_prompt),
@@ -127,7 +127,7 @@ class TasksEnvironment(PromptsEnvironment):
     async def verify_and_score_trajectory(self, item: Item, rollout: RolloutHandle) -> tuple[float, dict[str, Any]]:
         """Return 1.0 if every command of the check exits with 0, else 0.0 and the output of the failing one.
 
-        A workspace in which no check can run is the agent's doing, so it gets 0.0 too.
+        If the workspace is in a state in which no check can run, the agent caused this, and the reward is 0.0, too.
         """
         try:
             failed, starved = await self._check(item, rollout)
@@ -140,7 +140,8 @@ class TasksEnvironment(PromptsEnvironment):
         return 0.0, {"exit_code": failed.returncode, "timed_out": failed.timed_out, "output": tail(failed)}
 
     async def _check(self, item: Item, rollout: RolloutHandle) -> tuple[CommandResult | None, str | None]:
-        """Return the first command of the check that fails, with why it may have been starved; None if all succeed."""
+        """Run the check. Return the result of the first command that fails, and a text if this command hardly got a
+        processor; either can be None."""
         env, limit_s = await self._furnish(item, rollout), self.config.check_timeout_s
         for command in item["check"]:
             run = run_all(rollout, [command], limit_s, env)
@@ -150,11 +151,11 @@ class TasksEnvironment(PromptsEnvironment):
         return None, None
 
     async def _furnish(self, item: Item, rollout: RolloutHandle) -> dict[str, str]:
-        """Make the check's home, with the task's files in it, and its temporary directory. Return the variables of the
-        check.
+        """Make the check's home, with the task's files in it, and its temporary directory. Return the check's
+        environment variables.
 
         Raises:
-            CommandError: the agent's work makes that impossible.
+            CommandError: the home can't be made, because of the agent's work.
         """
         commands = rollout.commands
         made = await commands.run(["/bin/sh", "-c", _ROOM], timeout_s=self.config.check_timeout_s)
@@ -170,7 +171,7 @@ class TasksEnvironment(PromptsEnvironment):
 
 
 def _find_files(item: Item) -> list[str]:
-    """Return what may be files of the task: the files that its prompt names, those of its workspace, and the words of
-    its check's commands."""
+    """Return possible names of the task's files: those in its prompt, those of its workspace, and the words of its
+    check's commands."""
     words = [word for command in item["check"] for word in _WORD.findall(command) if not word.isdigit()]
     return [*dict.fromkeys([*find_file_names(item["prompt"]), *item["workspace"], *words])][:MOST_FILES]

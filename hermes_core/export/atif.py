@@ -23,7 +23,7 @@ class AnswerTokens(NamedTuple):
 
 
 def trajectory(record: Record) -> dict[str, Any]:
-    """Return a rollout as one ATIF document. What the format has no place for is in `extra`."""
+    """Return a rollout as one ATIF document. Data that the format has no field for is in `extra`."""
     usage, steps = record.usage, list(_steps(record))
     return {
         "schema_version": VERSION,
@@ -55,9 +55,9 @@ def trajectory(record: Record) -> dict[str, Any]:
 
 
 def _agent(record: Record) -> dict[str, Any]:
-    """Return the agent: a program by its own name and version, with how it ended and what it asked for."""
+    """Return the agent. A program has its own name and version, and its end and its requests in `extra`."""
     program = record.program or {}
-    acp_name = str((program.get("acp") or {}).get("agent") or "")  # what speaks ACP says its name, and then its version
+    acp_name = str((program.get("acp") or {}).get("agent") or "")  # `NAME VERSION`, from the program itself
     name, _, version = acp_name.rpartition(" ") if " " in acp_name else (acp_name, "", "")
     ours = record.versions.get("hermes-rl", "unknown") if not program else "unknown"
     return _present(
@@ -70,7 +70,7 @@ def _agent(record: Record) -> dict[str, Any]:
 
 
 def _present(**fields: Any) -> dict[str, Any]:
-    """Return the fields that are not None. The format takes no null where a field is missing."""
+    """Return the fields that are not None, because the format allows no null in place of a missing field."""
     return {name: value for name, value in fields.items() if value is not None}
 
 
@@ -135,7 +135,8 @@ def _turn_extra(turn: TurnRecord) -> dict[str, Any]:
 
 
 def _tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a call. Arguments that are no JSON object are kept as text beside empty ones."""
+    """Return a tool call. If the model's arguments are no JSON object, `arguments` is empty and their text is kept
+    beside it."""
     arguments = arguments_of(call["function"]["arguments"])
     raw = {"extra": {"arguments": call["function"]["arguments"]}} if arguments is None else {}
     return {
@@ -181,8 +182,8 @@ def _metrics(turn: TurnRecord | None, tokens: AnswerTokens | None) -> dict[str, 
 
 
 def _in_order(sampled: list[AnswerTokens], turns: Sequence[TurnRecord]) -> list[AnswerTokens]:
-    """Return the answers in the order of the turns, by their lengths. The sequences have them in another if the agent
-    left some behind."""
+    """Return the answers in the order of the turns, matched by length. The order in the sequences differs if the agent
+    left some answers behind."""
     left, found = [*sampled], []
     for turn in turns:
         lengths = (turn.prompt_tokens, turn.completion_tokens)
@@ -194,8 +195,8 @@ def _in_order(sampled: list[AnswerTokens], turns: Sequence[TurnRecord]) -> list[
 
 
 def answers(sequences: Sequence[TokenSequence]) -> list[AnswerTokens]:
-    """Return the tokens of each answer, from the runs of tokens that the model wrote; between two answers is always a
-    token of the chat template."""
+    """Return the tokens of each answer: each unbroken run of tokens that the model wrote is one answer, because a token
+    of the chat template is always between two answers."""
     found = []
     for sequence in sequences:
         begin = None

@@ -21,12 +21,12 @@ from hermes_core.version import __version__
 CARD = "README.md"
 
 _FILES_LISTED = 20
-"""An export of more files than this does not list them."""
+"""Maximum number of files that a card lists; a larger export has no list."""
 
 
 @dataclass(frozen=True)
 class ToolStatistics:
-    """The calls of one tool in the exported rollouts."""
+    """Statistics of one tool's calls in the exported rollouts."""
 
     calls: int
     rollouts: int
@@ -48,7 +48,7 @@ class ExportedFile:
 
 @dataclass(frozen=True)
 class Export:
-    """What an export holds."""
+    """The contents of an export, as its card describes them."""
 
     format: str
     out_dir: str
@@ -63,9 +63,10 @@ class Export:
     left_out: Mapping[str, int]
     """Number of rollouts that were left out, by reason."""
     left_out_rewards: Mapping[str, Mapping[str, float]]
-    """The rewards of these, by reason: how many had one (`scored`) and were `solved`, and the `mean`."""
+    """The rewards of the rollouts left out, by reason: the numbers with a reward (`scored`) and `solved`, and the
+    `mean`."""
     superseded: int
-    """Number of records that a later record of the same rollout replaces; they are counted nowhere else."""
+    """Number of records that a later record of the same rollout replaces. No other number counts these records."""
     mean_reward: float | None
     models: Mapping[str, int]
     """Number of rollouts by model."""
@@ -85,7 +86,7 @@ class Export:
 def describe_export(
     selection: Selection, filters: ExportFilters, name: str, out: Path, *, rows: int, files: Sequence[ExportedFile]
 ) -> Export:
-    """Return what an export holds."""
+    """Return the description of an export with this selection and these files."""
     figures = totals(candidate.row for candidate in selection.chosen)
     return Export(
         format=name,
@@ -139,7 +140,7 @@ def _tools(selection: Selection) -> dict[str, ToolStatistics]:
 
 
 def files_of(folder: Path) -> list[ExportedFile]:
-    """Return the files of an export with their hashes; none if there are very many."""
+    """Return the files of an export with their hashes; an empty list if there are very many files."""
     paths = list(islice((path for path in folder.rglob("*") if path.is_file()), _FILES_LISTED + 1))
     if len(paths) > _FILES_LISTED:
         return []
@@ -152,7 +153,7 @@ def _sha256(path: Path) -> str:
 
 
 def card(export: Export, licence: str | None, columns: Columns | None) -> str:
-    """Return the text of the card. Hugging Face reads what is between the two lines of dashes.
+    """Return the text of the card. Hugging Face reads the metadata between the two lines of dashes.
 
     Args:
         columns: the columns, if the format is a table.
@@ -177,7 +178,7 @@ def card(export: Export, licence: str | None, columns: Columns | None) -> str:
 
 
 def rewards_text(export: Export, reason: str) -> str:
-    """Return what the rollouts that were left out for a reason had scored; empty if none had a reward."""
+    """Return a text on the rewards of the rollouts that were left out for a reason; empty if none has a reward."""
     rewards = export.left_out_rewards.get(reason)
     return f"{rewards['solved']} solved, mean reward {rewards['mean']:.3f}" if rewards else ""
 
@@ -188,7 +189,7 @@ def _front_matter(export: Export, licence: str | None, columns: Columns | None) 
     if tables:
         lines += ["configs:", "- config_name: default", f"  data_files: {tables[0]}"]
     if columns and tables == ["train.jsonl"]:
-        # `datasets` would take the types from the first rows, which may have no calls. JSON is also YAML.
+        # Without this, `datasets` would infer types from the first rows, which may have no calls. JSON is also YAML.
         lines.append(f"dataset_info: {json.dumps({'features': features(columns)})}")
     return "\n".join(["---", *lines, "tags: [agent, tool-use, hermes-rl]", "---"])
 
@@ -241,7 +242,8 @@ def _table(heading: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def _cell(value: object) -> str:
-    """Return a value for a cell of a table. A name from a run must not end the cell or begin markup."""
+    """Return a value as the text of a table's cell, escaped so that a name from a run neither ends the cell nor
+    begins markup."""
     return (
         "" if value is None else " ".join(str(value).split()).translate({ord("|"): "¦", ord("`"): "'", ord("<"): "‹"})
     )

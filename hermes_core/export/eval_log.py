@@ -1,7 +1,7 @@
 """Writes `.eval` logs, which Inspect reads: a zip of JSON that can be read while it grows.
 
-Inspect can't do this for us. Of its writers only `write_eval_log` is public, which takes all samples at once; the
-recorder that it uses itself is private, and copies the whole file for each batch. No part of Inspect is needed here.
+Inspect's own writers don't fit. Only `write_eval_log` is public, and takes all samples at once; the recorder that
+Inspect itself uses is private, and copies the whole file for each batch. This module needs no part of Inspect.
 """
 
 from __future__ import annotations
@@ -32,34 +32,34 @@ from hermes_core.records.statistics import by_item, mean_pass_at_k, sizes_of_k, 
 from hermes_core.records.store import SUMMARY, is_running
 
 BATCH = 200
-"""The number of samples that are written before the log can be read again, at least."""
+"""Minimum number of samples that are written between two times at which readers see the new ones."""
 
 SHARE = 0.1
-"""The same, as a share of the samples in the log: each time, the zip's directory, which grows with them, is written
-again."""
+"""The same minimum as a share of the samples in the log: each time, the zip's directory, which grows with the number of
+samples, is written again."""
 
 PART = 20
-"""The number of samples in a part of the list of a running log, if they come one by one. A viewer reads each part."""
+"""Number of samples in one part of a running log's list, if samples come one by one. A viewer reads each part."""
 
 LARGEST = 1 << 28
-"""Bytes of the largest member of a log that is continued."""
+"""Maximum number of bytes of a member of a log that can be continued."""
 
 _START, _HEADER, _SUMMARIES = "_journal/start.json", "header.json", "summaries.json"
 _WRITTEN = "_journal/hermes-rl.json"
-"""The member that says up to where the records were read, so that the log can be continued."""
+"""The member that holds how far the records were read, so that the log can be continued."""
 
 
 class RunLog:
-    """The log of a run. `update` brings it up to date with the run; it can be called while the run is running.
+    """The log of a run. `update` adds the run's new rollouts, also while the run goes on.
 
     The rollouts of an item are its epochs. A rollout without a reward has an error, and no score. A sample is converted
     and written one at a time.
 
     Args:
-        path: the log. One that an earlier `RunLog` wrote for the same records is continued.
+        path: the log file. A log that an earlier `RunLog` wrote for the same records is continued.
 
     Raises:
-        OutputError: it can't be written.
+        OutputError: the log can't be written.
     """
 
     def __init__(self, run: RecordedRun, path: Path) -> None:
@@ -78,22 +78,22 @@ class RunLog:
             raise self._unwritable(error) from error
 
     def update(self, progress: Callable[[int, int], None] | None = None) -> bool:
-        """Add the samples of new records. Returns whether the log is finished, because the run is.
+        """Add the samples of new records. Return whether the log is finished, because the run has ended.
 
         Args:
-            progress: called with the number of rollouts in the log, and in the run.
+            progress: called with the numbers of rollouts in the log and in the run.
 
         Raises:
             OutputError: the log can't be written.
             UsageError: a record can't be read.
         """
-        running = is_running(self.run.records.parent)  # before the last records are read
+        running = is_running(self.run.records.parent)  # before reading: the run may end meanwhile
         if not self.run.refresh():
             self._start_over()
-        # In the order of the file, so that everything before `_done` is in the log, whenever this is interrupted.
+        # In the file's order, so that after an interruption all records before `_done` are in the log.
         new = sorted((row for row in self.run.rows.values() if row.offset >= self._done), key=lambda row: row.offset)
         if new:
-            for row in self.run.rows.values():  # in this order, so that a log that is continued has the same numbers
+            for row in self.run.rows.values():  # in this order, so that continuing a log gives the same numbers
                 self._number(row)
         try:
             rows = iter(new)
@@ -109,7 +109,7 @@ class RunLog:
 
     def close(self) -> None:
         """Close the file."""
-        self._zip.close()  # what it writes is not committed: the directory is there already
+        self._zip.close()  # not followed by a commit: the file has its directory already
         self._file.close()
 
     def _unwritable(self, error: OSError) -> OutputError:
@@ -120,19 +120,19 @@ class RunLog:
     # ------------------------------------------------------------------ the beginning
 
     def _forget(self) -> None:
-        """Forget what is in the log."""
+        """Reset what this object knows of the log's contents."""
         self._epochs: dict[tuple[str, str, int], int] = {}
         self._taken: set[tuple[str, int]] = set()
         self._summaries: list[Json] = []
         self._part: list[Json] = []
-        """The summaries of the last part of the list. It is written again until it has `PART` of them."""
+        """The summaries in the last part of the list. The part is written again until it has `PART` summaries."""
         self._parts = 1
         self._done = 0
-        """How many bytes of the records are in the log."""
+        """Number of bytes at the start of the records' file whose rollouts are in the log."""
         self._finished = False
 
     def _begin(self) -> zipfile.ZipFile:
-        """Begin a new log; what was there is lost."""
+        """Begin a new log, and discard the old contents of the file."""
         self._forget()
         self._file.begin_at(0)
         log = _writer(self._file)
@@ -145,9 +145,9 @@ class RunLog:
         self._zip = self._begin()
 
     def _continue(self) -> zipfile.ZipFile | None:
-        """Open the log that is here, if it is of the same records; else return None."""
+        """Open the existing log if it was made from the same records; else return None."""
         with suppress(Exception), self._file.reader() as file, zipfile.ZipFile(file) as there:
-            # Whatever is wrong with it, then it is not ours.
+            # A log that causes any error here was not written by this class.
             if max(member.file_size for member in there.filelist) > LARGEST:
                 return None
             written = json.loads(there.read(_WRITTEN))
@@ -167,7 +167,7 @@ class RunLog:
     # ------------------------------------------------------------------ the samples
 
     def _write(self, rows: Iterable[Row]) -> None:
-        """Write a batch of samples, and let them be read."""
+        """Write a batch of samples, and make the batch visible to readers."""
         log, summaries, end = self._zip, [], self._done
         began = _began(self.run)
         for row in rows:
@@ -175,7 +175,7 @@ class RunLog:
             self._write_member(log, f"samples/{sample['id']}_epoch_{sample['epoch']}.json", sample)
             summaries.append(eval_sample.summary(sample))
             end = max(end, row.offset + row.size)
-        for name in (_HEADER, _SUMMARIES):  # a resumed run: it is no longer finished
+        for name in (_HEADER, _SUMMARIES):  # the log of a resumed run is no longer finished
             self._drop(log, name)
         self._finished = False
         self._done = end
@@ -188,7 +188,7 @@ class RunLog:
         self._commit(log)
 
     def _number(self, row: Row) -> None:
-        """Give a rollout its number among those of its item: its index from 1, or the next that is free."""
+        """Give a rollout its number within its item: its index plus 1, or the next free number."""
         if row.key not in self._epochs:
             epoch = row.rollout_index + 1
             while (row.item_id, epoch) in self._taken:
@@ -208,7 +208,7 @@ class RunLog:
     # ------------------------------------------------------------------ members
 
     def _write_member(self, log: zipfile.ZipFile, name: str, value: Any) -> None:
-        """Write a member; one of the same name is replaced."""
+        """Write a member in place of any member with the same name."""
         self._drop(log, name)
         log.writestr(name, json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":")))
 
@@ -219,22 +219,23 @@ class RunLog:
             log.filelist.remove(log.NameToInfo.pop(name))
 
     def _commit(self, log: zipfile.ZipFile) -> None:
-        """Write the directory, so that readers find what was written since the last time."""
+        """Write the zip's directory, so that readers find the members written since the last commit."""
         written = {"end": self._done, "checksum": self.run.checksum(self._done), "parts": self._parts}
         self._write_member(log, _WRITTEN, written)
-        # A copy writes the directory and is closed. The log itself stays open, and overwrites the directory next time.
+        # Closing a copy writes the directory. The log itself stays open, and overwrites the directory next time.
         copy.copy(log).close()
         self._file.commit(log.start_dir)
 
 
 class _Growing:
-    """A file that others read while a zip is written to it: what is written becomes visible in one step, by `commit`.
+    """A file that others read while a zip is written to it. `commit` makes all written data visible in one step.
 
-    Whoever reads the directory in several steps may meet two of them, and has to begin again: the new one is written
-    over the old one, because a log with all of its directories would grow with the square of its samples.
+    A reader that reads the zip's directory in several steps may get parts of two directories, and has to begin again:
+    a new directory overwrites the old one, because a log that kept all of them would grow with the square of the number
+    of samples.
 
     Raises:
-        OSError: it can't be written, or another process has it open.
+        OSError: the file can't be written, or another process has it open.
     """
 
     def __init__(self, path: Path) -> None:
@@ -268,7 +269,7 @@ class _Growing:
         pass
 
     def commit(self, base: int) -> None:
-        """Write everything, in one call if the system allows it. The bytes after `base` are overwritten next time."""
+        """Write all buffered data, in one call if the system allows. Later writes replace the bytes after `base`."""
         with self._pending.getbuffer() as pending:
             written = 0
             while written < len(pending):
@@ -277,31 +278,31 @@ class _Growing:
         self.begin_at(base)
 
     def close(self) -> None:
-        """Close it. Idempotent."""
+        """Close the file. Idempotent."""
         if self._fd >= 0:
             os.close(self._fd)
         self._fd = -1
 
 
 def _writer(file: _Growing) -> zipfile.ZipFile:
-    # It calls `tell`, `seek`, `write` and `flush`, and neither reads nor closes the file.
+    # ZipFile calls `tell`, `seek`, `write` and `flush`, and neither reads nor closes the file.
     return zipfile.ZipFile(cast("IO[bytes]", file), "w", zipfile.ZIP_DEFLATED, compresslevel=1)
 
 
-# ---------------------------------------------------------------------- what a log says about its run
+# ---------------------------------------------------------------------- a log's data about its run
 
 
 def log_name(run: RecordedRun) -> str:
-    """Return the file name of a run's log, from which Inspect takes the time, the task and an id."""
+    """Return the file name of a run's log. Inspect reads the time, the task and an id from this name."""
     began = datetime.fromisoformat(moment(_began(run))).astimezone().isoformat(timespec="seconds")
     parts = (began.replace(":", "-"), _task(run), _id(run))
     return "_".join(re.sub(r"[^\w.+-]|_", "-", part) for part in parts) + ".eval"
 
 
 def _began(run: RecordedRun) -> float:
-    """Return when the run began, in seconds since the epoch."""
+    """Return the time when the run began, in seconds since the epoch."""
     started: Any = run.about.get("started")
-    with suppress(TypeError, ValueError, OverflowError):  # none, or no time
+    with suppress(TypeError, ValueError, OverflowError):  # missing, or not a time
         return datetime.fromisoformat(started).timestamp()
     known = [row.started for row in run.rows.values() if row.started is not None]
     return min(known, default=0.0)
@@ -313,7 +314,7 @@ def _task(run: RecordedRun) -> str:
 
 
 def _id(run: RecordedRun) -> str:
-    """Return an id that the run's log always has: of its configuration, and of its place."""
+    """Return an id made from the run's configuration and place, the same each time the log is made."""
     return f"{run.about.get('configuration_hash', '')}{zlib.crc32(str(run.records.resolve()).encode()):08x}"
 
 
@@ -335,7 +336,7 @@ def _specification(run: RecordedRun) -> Json:
         "metadata": {key: about[key] for key in ("seed", "concurrency") if about.get(key) is not None}
         | {key: configuration[key] for key in ("backend", "profile", "isolation") if configuration.get(key)},
         "scorers": [{"name": "reward"}],
-        # A model wrote most of it: the viewer shows it as plain text, never as HTML or a link.
+        # A model wrote most of the text, so the viewer shows all text as plain text, never as HTML or a link.
         "viewer": {"trust_content": False, "task_samples_view": _LIST},
     }
 
@@ -347,7 +348,7 @@ _LIST = {
     "multiline": False,
     "columns": [{"id": name, "visible": name not in _EMPTY} for name in (*_SHOWN, *_EMPTY)],
 }
-"""The list of samples: the reward and the error are seen first, and what is always empty is hidden."""
+"""The columns of the list of samples: reward and error come first, and columns that are always empty are hidden."""
 
 
 def _plan(run: RecordedRun) -> Json:
@@ -357,7 +358,7 @@ def _plan(run: RecordedRun) -> Json:
 
 
 def _header(run: RecordedRun, rows: list[Row]) -> Json:
-    """Return the end of a log: the run's outcome."""
+    """Return the header that ends a finished log, with the run's outcome."""
     figures, items = totals(rows), by_item(rows)
     specification = _specification(run)
     specification["dataset"] |= {"samples": len(items), "sample_ids": list(items)}
@@ -400,7 +401,7 @@ def _header(run: RecordedRun, rows: list[Row]) -> Json:
 
 
 def _complete(run: RecordedRun) -> bool:
-    """Return whether the run came to its end: every rollout was tried. A file of records alone is taken as it is."""
+    """Return whether every rollout of the run was tried. A file of records without a run's folder is complete."""
     if not run.about:
         return True
     with suppress(OSError, ValueError, AttributeError), open_to_read(run.records.parent / SUMMARY) as file:

@@ -1,4 +1,4 @@
-"""A record as a sample of Inspect's log format: messages, events in spans, the score, and an error apart from it."""
+"""A record as a sample of Inspect's log format: messages, events in spans, and the score or the error."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hermes_core.records.plain_text import arguments_of, failure_name, list_text
 Json = dict[str, Any]
 
 MAX_TEXT = 1 << 16
-"""Maximum number of characters of one text in a log. Browsers can't show many longer ones."""
+"""Maximum number of characters of one text in a log. Browsers can't show many longer texts."""
 
 LISTED = 300
 """Maximum number of characters of a text in the list of samples, which a viewer loads as a whole."""
@@ -24,10 +24,10 @@ INLINE = 80
 """Maximum number of characters of a verifier's list or object that is written in one line."""
 
 NOT_BEGUN = "(the rollout ended before its conversation began)"
-"""The prompt of a rollout without messages, such as one whose setup failed, in the list of samples."""
+"""In the list of samples, the prompt of a rollout without messages, such as one whose setup failed."""
 
 _ATTACHED_FROM = 200
-"""From this length on, a text of events is kept once per sample, as an attachment."""
+"""Minimum number of characters from which a text in events is kept once per sample, as an attachment."""
 
 _SPANS = {"acquire": "init", "setup": "init", "agent": "solver", "verify": "scorer", "release": "cleanup"}
 """The type of the span of each stage. (The viewer folds spans of type `agent`.)"""
@@ -48,12 +48,12 @@ _CONFIG = frozenset({"temperature", "top_p", "top_k", "max_tokens", "seed", "fre
 
 
 def sample(record: Mapping[str, Any], epoch: int, began: float) -> Json:
-    """Return the sample of a record of the current version. If a part of a message or a tool's schema is not as an
-    endpoint would send it, the sample has no conversation.
+    """Return the sample of a record of the current version. If a message or a tool's schema has a form that no endpoint
+    would send, the sample has no conversation.
 
     Args:
-        epoch: the number of the rollout among those of its item, from 1.
-        began: when the rollout began, in seconds since the epoch, if the record does not say.
+        epoch: the number of the rollout within its item, from 1.
+        began: start of the rollout, in seconds since the epoch, for a record without this time.
     """
     try:
         return _Sample(record, epoch, began).value()
@@ -65,7 +65,7 @@ _SAID = ("messages", "message_times", "turns", "calls", "tool_schemas")
 
 
 def summary(sample: Mapping[str, Any]) -> Json:
-    """Return what the list of samples shows."""
+    """Return a sample's entry in the list of samples."""
     asked = next((message["content"] for message in sample["input"] if message["role"] == "user"), NOT_BEGUN)
     error, limit = sample.get("error"), sample.get("limit")
     scores = sample["scores"]
@@ -87,7 +87,7 @@ def summary(sample: Mapping[str, Any]) -> Json:
 
 
 class _Sample:
-    """Makes one sample. Texts of events that are not short are kept once, in `attachments`."""
+    """Makes one sample. Longer texts of events are kept once, in `attachments`."""
 
     def __init__(self, record: Mapping[str, Any], epoch: int, began: float) -> None:
         self.record = record
@@ -97,7 +97,7 @@ class _Sample:
         self.events: list[Json] = []
         self.messages = [_message(message, index, record["model"]) for index, message in enumerate(record["messages"])]
         self.attached = [self._attach(message) for message in self.messages]
-        """The messages as events name them."""
+        """The messages that events refer to."""
         self.summaries = {turn["message"]: turn for turn in record["turns"] if turn["compacted"]}
         self.contexts = contexts(self.messages, self.summaries)
         stages = [(stage, record["timings"].get(f"{stage}_s")) for stage in _SPANS]
@@ -136,7 +136,7 @@ class _Sample:
         }
 
     def _scores(self) -> Json | None:
-        """Return the reward as a score; None without one. A failure is an error, and never a score."""
+        """Return the reward as a score; None without a reward. A failure is an error, and never a score."""
         record = self.record
         if record["reward"] is None:
             return None
@@ -192,7 +192,7 @@ class _Sample:
         )
 
     def _events_of(self, stage: str, begin: float, end: float) -> Iterator[tuple[float, Json]]:
-        """Yield the events of a stage, each with when it began."""
+        """Yield the events of a stage, each after the time when it began."""
         for ran in self.record["sandbox_commands"]:
             if ran["stage"] == stage:
                 yield self._within(ran["started"], begin, end), self._sandbox(ran)
@@ -210,7 +210,7 @@ class _Sample:
 
     @staticmethod
     def _within(at: float | None, begin: float, end: float) -> float:
-        """Return when an event began, in its stage's time; the stage's beginning if that is not known."""
+        """Return the time when an event began, moved into its stage's time; the stage's beginning if `at` is None."""
         return min(max(at, begin), end) if at else begin
 
     def _event(self, index: int, message: Json, begin: float, end: float) -> Iterator[tuple[float, Json]]:
@@ -222,7 +222,7 @@ class _Sample:
         yield self._within(started, begin, end), {**make(index, message), **done, **took}
 
     def _model(self, index: int, message: Json) -> Json:
-        """Return the event of a model's answer. It names the conversation's messages before it, and has no copy."""
+        """Return the event of a model's answer, which refers to the earlier messages instead of copying them."""
         turn: Json = next((turn for turn in self.record["turns"] if turn["message"] == index), {})
         model = turn.get("model") or self.record["model"] or self.record["agent"]
         sampling = turn.get("sampling") or {}
@@ -233,7 +233,7 @@ class _Sample:
             "model": model,
             "input": [],
             "input_refs": self._seen(index),
-            # The tools are the same in each turn: naming them once keeps the log small.
+            # The tools are the same in each turn, and are listed once to keep the log small.
             "tools": [_tool_info(schema) for schema in self.record["tool_schemas"]] if first else [],
             "tool_choice": "auto",
             "config": {key: value for key, value in sampling.items() if key in _CONFIG},
@@ -245,7 +245,7 @@ class _Sample:
         }
 
     def _seen(self, index: int) -> list[list[int]]:
-        """Return which messages the model saw before this answer, as ranges."""
+        """Return the messages that the model saw before this answer, as ranges of indices."""
         context: list[int] = next((each for each in self.contexts if index in each), [])
         seen = [each for each in context if each < index]
         begins = [each for each in seen if each - 1 not in seen]
@@ -277,7 +277,7 @@ class _Sample:
         return event
 
     def _arguments_of(self, call_id: str, before: int) -> Any:
-        """Return the arguments of a call of a record that does not list its calls."""
+        """Return a call's arguments from the messages, for a record that does not list its calls."""
         for message in reversed(self.record["messages"][:before]):
             for call in message.get("tool_calls") or ():
                 if call.get("id") == call_id:
@@ -307,7 +307,7 @@ class _Sample:
         return value
 
     def _text(self, text: str) -> str:
-        """Return a text that is not long, or a reference to the attachment that has it."""
+        """Return a short text itself; for a long text, return a reference to an attachment with this text."""
         if len(text) < _ATTACHED_FROM:
             return text
         text = shorten(text)
@@ -323,11 +323,11 @@ _METADATA = frozenset(
         *("tokens_refused", "cut"),
     )
 )
-"""The keys of a record that are a sample's metadata."""
+"""The keys of a record that go into a sample's metadata."""
 
 
 def shorten(text: str) -> str:
-    """Return a text that a browser can show: the beginning and the end of a very long one."""
+    """Return a text short enough for a browser: of a very long text, the beginning and the end."""
     if len(text) <= MAX_TEXT:
         return text
     half = MAX_TEXT // 2
@@ -335,7 +335,7 @@ def shorten(text: str) -> str:
 
 
 def details_text(details: Mapping[str, Any]) -> str:
-    """Return a verifier's details as text: a line for each, its texts as they are."""
+    """Return a verifier's details as text: a line for each detail, with texts unquoted."""
     texts = {name: _detail_text(value) for name, value in details.items()}
     return shorten("\n".join(f"{name}:\n{text}" if "\n" in text else f"{name}: {text}" for name, text in texts.items()))
 
@@ -380,7 +380,7 @@ def _tool_call(call: Mapping[str, Any]) -> Json:
 
 
 def _arguments(written: Any) -> tuple[Json, str | None]:
-    """Return a call's arguments as an object, and the problem if the model did not write an object; else None."""
+    """Return a call's arguments as an object, and a problem: None, or a text if the model did not write an object."""
     arguments = arguments_of(written)
     if arguments is None:
         return {"arguments": shorten(str(written))}, "the arguments are not a JSON object"
@@ -393,7 +393,7 @@ def _choice(message: Json, stopped: str | None) -> Json:
 
 
 def _usage(counts: Mapping[str, Any]) -> Json | None:
-    """Return token counts as Inspect has them: `input_tokens` are those that did not come from the cache."""
+    """Return token counts in Inspect's form, where `input_tokens` excludes tokens from the cache."""
     read, written = counts.get("prompt_tokens") or 0, counts.get("completion_tokens") or 0
     if not read and not written:
         return None
@@ -409,7 +409,7 @@ def _usage(counts: Mapping[str, Any]) -> Json | None:
 
 
 def _tool_info(schema: Mapping[str, Any]) -> Json:
-    """Return a tool as Inspect describes it: of its parameters, what Inspect's own schema has."""
+    """Return a tool in Inspect's form, with those properties of its parameters that Inspect's schema has."""
     function = schema.get("function") or schema
     parameters = function.get("parameters") or {}
     described = parameters.get("properties") or {}

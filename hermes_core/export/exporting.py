@@ -1,4 +1,4 @@
-"""Exports a run: choose rollouts, write them in a format, and describe what was written."""
+"""Exports a run: chooses rollouts, writes them in a format, and describes the result."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hermes_core.export.selection import ExportFilters, Selection, open_run, sel
 from hermes_core.records.jsonable import Redact
 
 _OF_PAIRS = {"solved": False, "unsolved": False, "min_reward": None, "max_reward": None, "per_item": None}
-"""Conditions for pairs and for the better rollout of each. They are left to `pair_up`."""
+"""Conditions on pairs, and on the better rollout of a pair. `pair_up` checks them."""
 
 
 def export_run(
@@ -31,8 +31,8 @@ def export_run(
 ) -> Export:
     """Write the rollouts of a run in another format, with a dataset card. Blocking.
 
-    Records are read one at a time, so the memory that is used does not grow with them. The folder appears when it is
-    complete, or not at all.
+    Records are read one at a time, so memory use does not grow with their size. The folder appears when it is complete,
+    or not at all.
 
     Args:
         run: the run's folder, or a file of records. Of a run that is not over, the rollouts so far are exported.
@@ -40,8 +40,8 @@ def export_run(
         out_dir: the folder to make.
         parquet: write Parquet instead of JSONL.
         licence: the licence that the card names.
-        redact: removes secrets from every text, in addition to those that were removed when the run was recorded;
-            `Settings.redactor()` gives one.
+        redact: removes secrets from every text, in addition to those removed when the run was recorded; use
+            `Settings.redactor()`.
 
     Raises:
         UnknownNameError: there is no such format.
@@ -80,11 +80,11 @@ def _nothing_to_export(selection: Selection, to: str) -> UsageError:
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """Yield a folder to fill, which gets its name when all went well. Otherwise nothing is left of it.
+    """Yield a temporary folder to fill. It is renamed to `path` if the block succeeds, and removed otherwise.
 
     Raises:
         UsageError: the path exists, or no folder can be made there.
-        OutputError: a file in it could not be written.
+        OutputError: a file in the folder could not be written.
     """
     if path.exists() or path.is_symlink():
         raise UsageError(f"{path} exists already", hint="choose another folder with --out, or remove it first")

@@ -1,4 +1,4 @@
-"""The formats of an export: what each can hold, and what writes it."""
+"""The formats of an export: for each, the records that it can hold, and the function that writes it."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from hermes_core.records.summary import Tally
 
 @dataclass(frozen=True)
 class Format:
-    """One format. It is either a table, with `columns` and `rows`, or a folder of files, which `write` fills."""
+    """One format: either a table, with `columns` and `rows`, or a folder of files, which `write` fills."""
 
     refuses: Refuses
-    """Tells which records it can't hold."""
+    """Returns the reason why the format can't hold a record, or None."""
     columns: Columns | None = None
     rows: Callable[..., Iterable[TableRow]] | None = None
-    """Gets the selection, and a record or both records of a pair."""
+    """Called with the selection, and with a record or both records of a pair; returns the rows."""
     write: Callable[[Selection, Path], int] | None = None
     failures: tuple[str, ...] = (NO_FAILURE,)
-    """The kinds of failure that are exported unless others are asked for."""
+    """The kinds of failure that are exported unless the filters name some."""
     pairs: bool = False
     """Whether a row is made of several rollouts of a group."""
 
@@ -41,7 +41,7 @@ class Format:
         """Check that the format can be written in this way.
 
         Raises:
-            UsageError: it is no table, or pyarrow is missing.
+            UsageError: Parquet is asked for, and the format is no table or pyarrow is missing.
         """
         if parquet and self.columns is None:
             raise UsageError("this format is a folder of files, not a table", hint="leave out --parquet")
@@ -49,8 +49,8 @@ class Format:
             check_parquet()
 
     def write_to(self, folder: Path, selection: Selection, *, parquet: bool) -> int:
-        """Write the selection, and return the number of rows or files of rollouts. What the format can't hold is left
-        out of the selection."""
+        """Write the selection, and return the number of rows or of rollouts' files. Rollouts that the format can't hold
+        are left out of the selection."""
         if self.write is not None:
             return self.write(selection, folder)
         assert self.columns is not None and self.rows is not None
@@ -65,7 +65,7 @@ def _write_atif(selection: Selection, folder: Path) -> int:
     def write(record: Record) -> int:
         text = json_text(atif.trajectory(record)) + "\n"
         name = harbor.plain_name(record.trajectory_id)
-        if name != record.trajectory_id:  # which would not be the name of a file in this folder
+        if name != record.trajectory_id:  # this id can't be a file's name as it is
             name += f"-{hashlib.sha256(record.trajectory_id.encode()).hexdigest()[:8]}"
         (folder / f"{name}.json").write_text(text)
         return 1
@@ -74,7 +74,7 @@ def _write_atif(selection: Selection, folder: Path) -> int:
 
 
 def _write_eval(selection: Selection, folder: Path) -> int:
-    """Write a log for Inspect. It is made from a run of the chosen records, which is removed afterwards."""
+    """Write a log for Inspect, made from a temporary run with the chosen records."""
     with TemporaryDirectory(prefix=".", dir=folder) as beside:
         chosen = Path(beside) / selection.run.name
         chosen.mkdir()

@@ -26,7 +26,7 @@ _EXCEPTIONS = {
     FailureKind.VERIFIER: "VerifierError",
     FailureKind.CANCELLED: "CancelledError",
 }
-"""The name of the exception that stands for a kind of failure."""
+"""The name of the exception that represents a kind of failure."""
 
 _LONGEST_NAME = 80
 
@@ -38,7 +38,7 @@ def write_job(selection: Selection, folder: Path) -> int:
     def write(recorded: Record) -> int:
         record = replace(recorded, model=recorded.model or model)
         name = trials.name(record)
-        files = _trial(name, record)  # make all files before the first is written
+        files = _trial(name, record)  # before anything is written, as this may raise
         for part in (folder / name, folder / name / "agent", folder / name / "verifier"):
             part.mkdir()
         for path, data in files.items():
@@ -53,14 +53,14 @@ def write_job(selection: Selection, folder: Path) -> int:
 
 
 def _model(configuration: Mapping[str, Any]) -> str | None:
-    """Return the model of the run, or None if there are several. The record of a rollout whose agent never began names
-    no model, and would be in an evaluation of its own."""
+    """Return the model of the run, or None if there are several. It stands in for the missing model in the record of a
+    rollout whose agent never began; otherwise this rollout would be in an evaluation of its own."""
     settings = configuration.get("agent_settings") or {}
     return None if settings.get("models") else settings.get("model")
 
 
 class _Trials:
-    """The trials of a job so far: their names, and what its result counts."""
+    """The trials of a job so far: their names, and the counts for the job's result."""
 
     def __init__(self, job: str) -> None:
         self.job = job
@@ -72,7 +72,7 @@ class _Trials:
         self._ended: float | None = None
 
     def name(self, record: Record) -> str:
-        """Return a name for a rollout's folder that no other has: the item's, made safe, and the rollout's number."""
+        """Return a unique name for a rollout's folder: the item's id without unsafe characters, and a number."""
         plain = plain_name(record.item_id)
         name = f"{plain}__{record.rollout_index}"
         if name in self._names:
@@ -130,12 +130,12 @@ def _eval(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def plain_name(text: str) -> str:
-    """Return a text as a file's name: no path, and not hidden. Two texts may have the same."""
+    """Return a file name made from a text: no path, and not hidden. Different texts may get the same name."""
     return re.sub(r"[^\w.-]+", "-", text, flags=re.ASCII).strip(".-")[:_LONGEST_NAME] or "item"
 
 
 def _trial(name: str, record: Record) -> dict[str, bytes]:
-    """Return the files of a trial. Raise ValueError if they can't hold the record."""
+    """Return the contents of a trial's files by path. Raise ValueError if the format can't hold the record."""
     configuration = {"task": {"path": f"tasks/{record.item_id}"}, "trial_name": name, "agent": {"name": record.agent}}
     texts = {
         "config.json": _json(configuration),
@@ -155,7 +155,7 @@ def _trial(name: str, record: Record) -> dict[str, bytes]:
 
 
 def _verifier_output(record: Record) -> str:
-    """Return the details of the reward, then what the verification ran and wrote."""
+    """Return a text with the details of the reward, then the verification's commands and their output."""
     ran = [
         f"$ {command.command}\n{command.output}\n[exit code {command.exit_code}]\n"
         for command in record.sandbox_commands
@@ -204,7 +204,7 @@ def _result(name: str, record: Record, configuration: Mapping[str, Any]) -> dict
 
 
 def _spans(record: Record) -> dict[str, dict[str, str | None]]:
-    """Return when each stage began and ended. The record has their lengths, and they follow each other."""
+    """Return the start and end of each stage, computed from the stages' durations, as stages follow each other."""
     if record.started is None:
         return {}
     spans, began = {}, record.started

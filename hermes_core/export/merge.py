@@ -1,4 +1,4 @@
-"""Joins runs into one: the same folder as a run writes, with every rollout once."""
+"""Joins runs into a folder like that of a single run, with every rollout once."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from hermes_core.records.summary import Tally
 
 @dataclass(frozen=True)
 class Merge:
-    """What a merge did."""
+    """The outcome of a merge."""
 
     out_dir: str
     runs: int
     rollouts: int
     repeated: int
-    """Number of rollouts that were left out, because an earlier run has the same one (the same trajectory id)."""
+    """Number of rollouts left out because an earlier run has a rollout with the same trajectory id."""
     renumbered: int
-    """Number of rollouts with another rollout index than before, because an earlier run has one with that index."""
+    """Number of rollouts that got a new rollout index because an earlier run uses theirs."""
     renamed: int
-    """Number of items with another id than before, because an earlier run has another item with that id."""
+    """Number of items that got a new id because an earlier run has a different item with theirs."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the outcome as JSON values."""
@@ -40,8 +40,9 @@ class Merge:
 def merge_runs(runs: Sequence[str | Path], out_dir: str | Path, *, redact: Redact | None = None) -> Merge:
     """Join runs into a new one, which can be exported and viewed like any other. Blocking.
 
-    Rollouts of the same item get further rollout indexes, and stay in the item's group. Two items are the same if their
-    ids, environments and prompts are. Another item with an id that is taken gets the id `ITEM@RUN`.
+    If several runs have rollouts of the same item, those of later runs get further rollout indexes, and stay in the
+    item's group. Items are the same if their ids, environments and prompts are equal. A different item with an id that
+    is taken gets the id `ITEM@RUN`.
 
     Args:
         runs: the folders of the runs, or files of records. Of runs that are not over, the rollouts so far are joined.
@@ -79,7 +80,7 @@ def merge_runs(runs: Sequence[str | Path], out_dir: str | Path, *, redact: Redac
 
 
 class _Numbering:
-    """Gives each rollout an item id and a rollout index that no other has. Remembers a few small values per rollout."""
+    """Gives each rollout a unique pair of item id and rollout index. Keeps a few small values per rollout."""
 
     def __init__(self) -> None:
         self.repeated = 0
@@ -91,7 +92,7 @@ class _Numbering:
         self._taken: dict[str, set[int]] = {}
 
     def place(self, run: str, candidate: Candidate, record: Record) -> Record | None:
-        """Return the record with its new item id and index; None if the same rollout came before."""
+        """Return the record with its new item id and index; None if an earlier run had the same rollout."""
         if record.trajectory_id in self._seen:
             self.repeated += 1
             return None
@@ -110,7 +111,7 @@ class _Numbering:
         return replace(record, item_id=item_id, group=group, rollout_index=index)
 
     def _item(self, run: str, record: Record, prompt: bytes | None) -> str:
-        """Return the id for the record's item. A rollout that failed before its prompt belongs to any prompt."""
+        """Return the id for the record's item. A rollout that failed before it had a prompt fits any prompt."""
         known = self.renamed.get((run, record.environment, record.item_id, prompt or b""))
         if known is not None:
             return known
@@ -123,7 +124,7 @@ class _Numbering:
         return item_id
 
     def _is_same(self, item_id: str, environment: str, prompt: bytes | None) -> bool:
-        """Return whether this is the item of that id; one that was not there is from now on."""
+        """Return whether this is the item with this id. An id that no item has yet is assigned to this item."""
         its_environment, its_prompt = self._items.setdefault(item_id, (environment, prompt))
         if its_prompt is None and prompt is not None and its_environment == environment:
             self._items[item_id] = (environment, prompt)
@@ -132,7 +133,7 @@ class _Numbering:
 
 
 def _about(readers: Sequence[RecordedRun], counts: Sequence[int]) -> dict[str, Any]:
-    """Return the content of `run.json`: what all runs agree on, and each run's own."""
+    """Return the content of `run.json`: the values on which all runs agree, and each run's own values."""
     configurations = [reader.configuration for reader in readers]
     configuration = _common(configurations)
     first = readers[0].about
@@ -157,7 +158,7 @@ def _about(readers: Sequence[RecordedRun], counts: Sequence[int]) -> dict[str, A
 
 
 def _common(values: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return a mapping with the keys of the first; a value is None unless all have the same."""
+    """Return a mapping with the keys of the first mapping; the value of a key is None unless it is equal in all."""
     return {
         key: value if all(other.get(key) == value for other in values) else None for key, value in values[0].items()
     }

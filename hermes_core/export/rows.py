@@ -1,4 +1,4 @@
-"""Rows for training: one for a conversation (`openai`, `trl`), for a sequence of tokens, or for a pair of a group."""
+"""Rows for training: one for each conversation (`openai`, `trl`), sequence of tokens, or pair of rollouts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _ABOUT: Columns = {
 
 
 def _about(record: Record) -> dict[str, Any]:
-    """Return the columns that tell which rollout a row is from, and how it ended."""
+    """Return the columns that identify a row's rollout, and those with its outcome."""
     return {name: getattr(record, name) for name in _ABOUT} | {"failure": record.failure and str(record.failure.kind)}
 
 
@@ -48,7 +48,7 @@ def _messages_with(arguments: Kind) -> Kind:
 
 
 def without_answer(record: Record) -> str | None:
-    """Refuse a rollout in which the model said nothing."""
+    """Return the reason to leave out a rollout in which the model gave no answer; else None."""
     return None if prompt_length(record.messages) < len(record.messages) else "no answer"
 
 
@@ -58,7 +58,7 @@ OPENAI: Columns = {"messages": _messages_with("string"), "tools": JSON, **_ABOUT
 
 
 def openai_rows(selection: Selection, record: Record) -> Iterator[TableRow]:
-    """Yield each conversation as it goes over the wire: the arguments of a call are JSON text."""
+    """Yield each conversation in the form of API requests: the arguments of a call are JSON text."""
     for messages in conversations(record):
         wire = [_wire(message) for message in messages]
         yield {"messages": wire, "tools": list(record.tool_schemas), **_about(record)}
@@ -78,8 +78,8 @@ TRL: Columns = {"messages": _messages_with(JSON), "tools": "string", **_ABOUT}
 
 
 def trl_rows(selection: Selection, record: Record) -> Iterator[TableRow]:
-    """Yield each conversation as chat templates want it: the arguments of a call are an object. What the model wrote
-    instead of one is text.
+    """Yield each conversation in the form for chat templates: the arguments of a call are an object, or text if the
+    model did not write an object.
 
     `tools` is JSON text, because Arrow would give the schema of each tool the keys of all others.
     """
@@ -138,7 +138,7 @@ def token_rows(selection: Selection, record: Record) -> Iterator[TableRow]:
 
 
 def without_tokens(record: Record) -> str | None:
-    """Refuse a rollout without exact tokens."""
+    """Return the reason to leave out a rollout without exact tokens; else None."""
     if record.sequences:
         return None
     return f"no exact tokens: {record.tokens_refused}" if record.tokens_refused else "no exact tokens"
@@ -163,8 +163,8 @@ PREFERENCE: Columns = {
 
 
 def preference_rows(selection: Selection, better: Record, worse: Record) -> Iterator[TableRow]:
-    """Yield the row of a pair. In the worse one, the names of its own slot are replaced by those of the better one's
-    slot: otherwise a model could tell the worse one by names that are not in the prompt."""
+    """Yield the row of a pair. In the worse rollout, the names of its slot are replaced by those of the better one's:
+    otherwise a model could recognize the worse rollout by names that are not in the prompt."""
     length = prompt_length(better.messages)
     rename = _renaming(worse.messages[:length], better.messages[:length])
     yield {
@@ -183,7 +183,7 @@ def preference_rows(selection: Selection, better: Record, worse: Record) -> Iter
 
 
 def _renaming(theirs: Sequence[Message], ours: Sequence[Message]) -> Callable[[str], str]:
-    """Return a function that replaces in a text what differs between two prompts: their part by ours."""
+    """Return a function that replaces in a text, where two prompts differ, the names in `theirs` by those in `ours`."""
     found = [
         [name for message in prompt for name in what_differs(text_of(message["content"]))] for prompt in (theirs, ours)
     ]
@@ -195,7 +195,7 @@ def _renaming(theirs: Sequence[Message], ours: Sequence[Message]) -> Callable[[s
 
 
 def without_reward(record: Record) -> str | None:
-    """Refuse a rollout without a reward, for pairs."""
+    """Return the reason to leave a rollout without a reward out of pairs; else None."""
     return "no reward" if record.reward is None else without_answer(record)
 
 

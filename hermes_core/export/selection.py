@@ -22,7 +22,7 @@ from hermes_core.records.store import read_run
 T = TypeVar("T")
 
 Refuses = Callable[[Record], str | None]
-"""Returns why a format can't hold a record, or None."""
+"""Returns the reason why a format can't hold a record, or None."""
 
 
 class ExportFilters(Filters):
@@ -54,7 +54,7 @@ class ExportFilters(Filters):
                 raise UsageError(f"{name} is {limit}", hint="give a number from 1 on, or leave it out")
 
     def refuse_record(self, record: Record) -> str | None:
-        """Return the condition that a record does not meet, among those that can't be checked by its row; or None."""
+        """Return a condition that a record does not meet, or None. Checks only conditions that the row can't decide."""
         if self.has_reasoning and not has_reasoning(record):
             return "no reasoning"
         if self.max_tokens is not None:
@@ -67,14 +67,14 @@ class ExportFilters(Filters):
 
 
 class Candidate(NamedTuple):
-    """What is kept of a record in memory: enough to choose it and to count it."""
+    """The part of a record that is kept in memory: enough to choose and to count it."""
 
     row: Row
     models: tuple[str, ...]
     prompt: bytes
-    """The digest of its prompt, without what differs between rollouts of one task, such as the slot's folder."""
+    """The digest of the prompt, without parts that differ between rollouts of one task, such as the slot's folder."""
     conversation: bytes
-    """The digest of its messages."""
+    """The digest of the messages."""
 
 
 @dataclass
@@ -86,7 +86,7 @@ class Selection:
     left_out: Counter[str] = field(default_factory=Counter)
     """Number of rollouts that are left out, by reason."""
     lost: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    """The rewards of those rollouts, by reason."""
+    """The rewards of the rollouts that are left out, by reason."""
     pairs: list[tuple[Candidate, Candidate]] = field(default_factory=list)
     """Pairs of a better and a worse chosen rollout, for a format of pairs."""
 
@@ -95,8 +95,9 @@ class Selection:
         return (self.run.record(candidate.row) for candidate in self.chosen)
 
     def write_each(self, write: Callable[..., int]) -> int:
-        """Give each chosen record, or both of a pair, to `write`, and return the sum of what it returns. Those that it
-        can't write, because a part of a message or a schema is not as an endpoint would send it, are left out."""
+        """Call `write` with each chosen record, or with both records of a pair, and return the sum of the results.
+        Records that `write` refuses, because a message or a schema has a form that no endpoint would send, are left
+        out."""
         count = 0
         held: list[Candidate] = []
         units: Sequence[tuple[Candidate, ...]] = self.pairs or [(candidate,) for candidate in self.chosen]
@@ -110,7 +111,7 @@ class Selection:
         return count
 
     def keep(self, kept: list[Candidate], reason: str) -> None:
-        """Leave out the other chosen rollouts for this reason."""
+        """Keep only these of the chosen rollouts, and leave out the others for this reason."""
         offsets = {candidate.row.offset for candidate in kept}
         for candidate in self.chosen:
             if candidate.row.offset not in offsets:
@@ -130,30 +131,30 @@ class Selection:
 
     @cached_property
     def items(self) -> dict[str, int]:
-        """Return the items with their numbers, in the order in which they come."""
+        """Return each chosen item's place, from 0, in the order in which items first occur."""
         ids = dict.fromkeys(candidate.row.item_id for candidate in self.chosen)
         return {item_id: number for number, item_id in enumerate(ids)}
 
 
 def open_run(path: Path, redact: Redact | None = None) -> RecordedRun:
-    """Open a run to export it. What is written must say what it was made of, so a folder needs its `run.json`.
+    """Open a run to export it. An export names its source, so a run's folder must have its `run.json`.
 
     Args:
-        path: the run's folder, or a file of records, as the Atropos adapter writes.
+        path: the run's folder, or a file of records such as the Atropos adapter writes.
 
     Raises:
         UsageError: there is no run, or it can't be read.
     """
     if path.is_dir():
         read_run(path)
-    return RecordedRun(path, redact or str)  # which also leaves out tokens that spell a secret removed before
+    return RecordedRun(path, redact or str)  # with any redactor, tokens that spell a removed secret are left out
 
 
 def select(run: RecordedRun, filters: ExportFilters, refuses: Refuses) -> Selection:
-    """Choose rollouts, in the order in which their records were written. Keeps a few small values of each.
+    """Choose rollouts, in the order in which their records were written. Keeps a few small values of each rollout.
 
     Args:
-        refuses: tells which records the format can't hold.
+        refuses: returns the reason why the format can't hold a record, or None.
     """
     filters.check(run)
     selection = Selection(run)
@@ -178,7 +179,8 @@ def select(run: RecordedRun, filters: ExportFilters, refuses: Refuses) -> Select
 
 
 def best_of_each(values: Iterable[T], limit: int, row_in: Callable[[T], Row]) -> list[T]:
-    """Return at most `limit` values of each item: those with the highest rewards, then the first. Their order stays."""
+    """Return at most `limit` values of each item, in unchanged order: those with the highest rewards, among equal
+    rewards the first."""
     by_item: dict[str, list[tuple[float, int]]] = {}
     ordered = list(values)
     for place, value in enumerate(ordered):
@@ -189,7 +191,7 @@ def best_of_each(values: Iterable[T], limit: int, row_in: Callable[[T], Row]) ->
 
 
 def _candidate(run: RecordedRun, row: Row, filters: ExportFilters, refuses: Refuses) -> Candidate | str:
-    """Return a rollout as a candidate, or why it is left out. Its record is read only if its row fits."""
+    """Return a rollout as a candidate, or the reason to leave it out. Its record is read only if its row fits."""
     if reason := filters.refuse(row):
         return reason
     record = run.record(row)
@@ -198,7 +200,7 @@ def _candidate(run: RecordedRun, row: Row, filters: ExportFilters, refuses: Refu
     models = dict.fromkeys(turn.model for turn in record.turns if turn.model)
     prompt = record.messages[: prompt_length(record.messages)]
     return Candidate(
-        row_of(record, row.line, row.offset, row.size),  # anew, because this record has no secrets
+        row_of(record, row.line, row.offset, row.size),  # a new row, because the record's secrets are removed
         models=tuple(models) or ((record.model,) if record.model else ()),
         prompt=digest([{**each, "content": without_what_differs(text_of(each["content"]))} for each in prompt]),
         conversation=digest(record.messages),

@@ -1,4 +1,4 @@
-"""Rows as Hermes Agent's batch runner writes them: ShareGPT conversations with tool calls in XML tags."""
+"""Rows in the form that Hermes Agent's batch runner writes: ShareGPT conversations with tool calls in XML tags."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _SYSTEM = (
     "Each function call should be enclosed within <tool_call> </tool_call> XML tags.\n"
     "Example:\n<tool_call>\n{{'name': <function-name>,'arguments': <args-dict>}}\n</tool_call>"
 )
-"""The system message of every row. The conversation's own is left out, as the batch runner does."""
+"""The system message of every row. The conversation's own system message is left out, as by the batch runner."""
 
 _NO_THOUGHT = "<think>\n</think>\n"
 
@@ -110,7 +110,7 @@ def _signatures(record: Record) -> str:
 
 
 def _answer(message: Message) -> str:
-    """Return an answer's thoughts, text and calls as one text. It always begins with thoughts, if empty ones."""
+    """Return an answer's thoughts, text and calls as one text, which always begins with (possibly empty) thoughts."""
     reasoning, text = text_of(message.get("reasoning_content")), text_of(message["content"])
     answer = f"<think>\n{reasoning}\n</think>\n" if reasoning.strip() else ""
     text = text.replace("<REASONING_SCRATCHPAD>", "<think>").replace("</REASONING_SCRATCHPAD>", "</think>")

@@ -14,20 +14,20 @@ from hermes_core.records.jsonable import json_text
 TableRow = Mapping[str, Any]
 
 Kind = Any
-"""The type of a column: the name of a type in `_TYPES`, a list with the type of its elements, or a mapping with the
-types of its keys."""
+"""The type of a column: the name of a type in `_TYPES`, a list that holds the type of the elements, or a mapping from
+keys to types."""
 
 Columns = Mapping[str, Kind]
 
 Add = Callable[[Iterable[TableRow]], int]
-"""Adds all of these rows and returns their number, or raises ValueError and adds none."""
+"""Adds rows and returns their number, or raises ValueError and adds none of them."""
 
 JSON = "json"
-"""Any value. Parquet keeps it as JSON text, in a column that readers can tell from text."""
+"""The type of any JSON value. Parquet stores it as JSON text, in a column that readers can distinguish from text."""
 
 _ROWS_AT_A_TIME = 32
 _ROW_GROUP_BYTES = 16 << 20
-"""Size in memory from which rows are written as one group of a Parquet file."""
+"""Bytes of rows in memory from which on they are written as one group of a Parquet file."""
 
 
 @contextmanager
@@ -41,7 +41,7 @@ def table(folder: Path, columns: Columns, *, parquet: bool) -> Iterator[Add]:
     with opened as write:
 
         def add(rows: Iterable[TableRow]) -> int:
-            lines = [(row, json_text(row)) for row in rows]  # also for Parquet: whether any reader takes the values
+            lines = [(row, json_text(row)) for row in rows]  # also for Parquet, to refuse invalid values
             for row, line in lines:
                 assert row.keys() == columns.keys(), row.keys() ^ columns.keys()
                 write(row, line)
@@ -136,7 +136,7 @@ def check_parquet() -> None:
 
 
 def _to_arrow(value: Any, kind: Kind) -> Any:
-    """Return a value as Arrow takes it: only the keys of its type, and JSON as text."""
+    """Return a value in the form that Arrow takes: only the keys of its type, and JSON as text."""
     if value is None:
         return None
     if isinstance(kind, list):

@@ -1,1 +1,1 @@
-"""Runs pytest in a slot, and reads what it says of each test."""
+"""Runs pytest in a slot, and reads the outcome of each test."""

@@ -1,17 +1,17 @@
 """Runs chosen pytest tests and reports each outcome. Sent into the sandbox as source; stdlib and pytest, Python >= 3.8.
 
-Two processes, both started with this file's text as an argument, so that nothing lies on a disk:
+Two processes, both started with this file's text as an argument, so that it is in no file of the slot:
 
 - The supervisor never runs anything of the project. It holds the only way back to the driver (its standard output),
   can't be traced or read by processes of the same user, keeps the time, and takes outcomes from a pipe.
 - The test process imports pytest and this reporter before the project's directories become importable, so that nothing
-  in the project can take their place, and then runs the tests. It alone has the pipe's other end. What it needs to send
-  an outcome is bound by then: tests may replace functions of the standard library, and builtins, also for longer than a
-  test, and may close descriptors.
+  in the project can take their place, and then runs the tests. It alone has the pipe's other end. Before it runs tests,
+  it keeps references to every function that it needs for sending outcomes: tests may replace functions of the standard
+  library, and builtins, also for longer than a test, and may close descriptors.
 
-What code under test can still do, as it runs in the same process as pytest, is to change pytest itself in memory, as
-the threat model says. What it can't do is to be counted as passed by dying, by hanging, by writing a file, or by
-printing something: an outcome that did not arrive is a failure, and so is everything if the last word is missing.
+Code under test runs in the same process as pytest, so it can still change pytest itself in memory, as the threat model
+says. But it can't make a test count as passed by dying, by hanging, by writing a file, or by printing something: a test
+whose outcome did not arrive has failed, and all tests have failed if the final message is missing.
 
 Protocol: the driver sends one JSON object (`root`, `import_path`, `args`, `ids`, `doctests`, `timeout_s`, `env`,
 `output_bytes`, `cwd`, `with_parameters`) on standard input and reads two lines: one as soon as the supervisor runs,
@@ -19,7 +19,7 @@ before any test, and the report.
 """
 
 # ruff: noqa: PTH113, PTH118, PTH120, PTH123
-# (pathlib would be another import in each of the two processes)
+# (because pathlib would be another import in each of the two processes)
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ import builtins, sys
 own = {'__name__': '__main__', '__builtins__': dict(vars(builtins))}
 exec(compile(sys.argv[1], '<pytest_report>', 'exec'), own)
 """
-"""The code for `python -c`. The text of this file is its first argument. It has its own builtins, which no test
-replaces."""
+"""The code for `python -c`, with the text of this file as its first argument. Runs this file with a copy of the
+builtins, which tests don't replace."""
 
 PASSED, FAILED, ERROR, SKIPPED, XFAILED, XPASSED, MISSING = "p", "f", "e", "s", "x", "X", "-"
 """One test's outcome as one character of the report's `outcomes`. Only `p` counts as passed."""
@@ -59,7 +59,7 @@ _REPORT_BYTES = 64 << 20
 _LINE_BYTES = 1 << 20
 _EVENTS_EACH, _EVENTS_BESIDE = 10, 1000
 _OOM_KILLS = (
-    ("/proc/vmstat", b"oom_kill "),  # counts for the whole host, if the kernel has it (Linux 4.13)
+    ("/proc/vmstat", b"oom_kill "),  # for the whole host; since Linux 4.13
     ("/sys/fs/cgroup/memory.events", b"oom_kill "),
     ("/sys/fs/cgroup/memory/memory.oom_control", b"oom_kill "),
 )
@@ -67,7 +67,7 @@ _PR_SET_DUMPABLE = 4
 _ROOM, _ROOM_INODES = 1 << 20, 10
 _DESCRIPTORS = 1 << 16
 
-_quoted = json.encoder.encode_basestring_ascii  # of C, so that nothing in it can be replaced
+_quoted = json.encoder.encode_basestring_ascii  # written in C, so tests can't replace a part of it
 
 
 def supervise(source: str) -> int:
@@ -124,10 +124,10 @@ class _TestRun:
             self.process.stdin.write(json.dumps(dict(config, results=results_end)).encode())
             self.process.stdin.close()
         except BrokenPipeError:
-            pass  # it died at once, as the report will say
+            pass  # the process died at once; the report will say so
 
     def watch(self, deadline: float) -> None:
-        """Read until the final message has arrived, the process has ended, or the deadline has passed."""
+        """Read the pipes until the final message has arrived, the process has ended, or the deadline has passed."""
         readers = {self._events: self.results.add, self._printed: self.output.add}
         with selectors.DefaultSelector() as selector:
             for descriptor in readers:
@@ -138,7 +138,7 @@ class _TestRun:
                 if now >= deadline:
                     self.timed_out = True
                     return
-                ended = self.process.poll() is not None  # before the last reading, so that nothing is missed
+                ended = self.process.poll() is not None  # before the last read, which then misses nothing
                 for key, _ in selector.select(0 if ended else min(0.05, deadline - now)):
                     if not _read_available(key.fd, readers[key.fd]):
                         selector.unregister(key.fd)
@@ -185,8 +185,8 @@ class Results:
     Attributes:
         outcomes: one character for each test.
         texts: the place and the end of the traceback, for the first failures.
-        facts: `pytest`, its version; `status`, its exit status, which is the final message; `broken`, why it can't
-            start.
+        facts: `pytest`: its version; `status`: its exit status, which is the final message; `broken`: the reason why
+            it can't start.
     """
 
     def __init__(self, tests: int) -> None:
@@ -267,7 +267,7 @@ def _disk_is_full(path: str) -> bool:
 
 
 def _oom_kills() -> list[int]:
-    """Return how many processes the kernel has killed for lack of memory so far, from each counter that can be read."""
+    """Return, from each readable counter, the number of processes that the kernel has killed for lack of memory."""
     counts = []
     for path, word in _OOM_KILLS:
         try:
@@ -279,8 +279,8 @@ def _oom_kills() -> list[int]:
 
 
 def _read_available(descriptor: int, take: Callable[[bytes], None], most: int = 1 << 22) -> bool:
-    """Pass on the available data, up to a limit, because others may keep writing. Return False at the end of the
-    stream."""
+    """Pass the available data to `take`, up to about `most` bytes, because writers may go on without end. Return False
+    at the end of the stream."""
     while most > 0:
         try:
             data = os.read(descriptor, 1 << 16)
@@ -355,16 +355,17 @@ def run_tests() -> None:
         _exit(0)
     try:
         reporter.status = pytest.main(_arguments(config), plugins=[_as_plugin(reporter, pytest)])
-    except Exception:  # a descriptor that a test has closed, for example
+    except Exception:  # for example, because a test has closed a descriptor
         if reporter.status is None:
             raise
-    _flush()  # before the status, after which nobody reads on
+    _flush()  # before the status, because nobody reads the output after it
     reporter.send(status=int(reporter.status))
     _exit(0)
 
 
 def _out_of_reach(descriptor: int) -> int:
-    """Move a descriptor above all that a test can open, and may close in one go; no other program gets it."""
+    """Move a descriptor to a number above all that a test can open and may close in one go. Programs that tests start
+    do not inherit it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
@@ -376,7 +377,7 @@ def _out_of_reach(descriptor: int) -> int:
 
 
 def _flush() -> None:
-    """Print what is still held back: what pytest says of an error of its own comes last."""
+    """Flush the output streams: pytest's message on an internal error comes last."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -385,7 +386,7 @@ def _flush() -> None:
 
 
 def _arguments(config: dict[str, Any]) -> list[str]:
-    """Return the caller's arguments, and those that make node ids relative to the root. No others: they could affect
+    """Return the caller's arguments, and those that make node ids relative to the root. Any other argument could affect
     tests."""
     return [*config["args"], "--rootdir=" + config["root"]]
 
@@ -422,20 +423,21 @@ class Reporter:
             self._finder: Any = doctest.DocTestFinder
 
     def _file(self, node_id: str) -> str:
-        """Return the existing file of a test, or an empty string. Its path may contain anything that a name may."""
+        """Return the existing file of a test, or an empty string. The path may have any character of file names."""
         parts = node_id.split("::")
         paths = ("::".join(parts[:end]) for end in range(1, len(parts) + 1))
         return next((path for path in paths if os.path.isfile(os.path.join(self.root, path))), "")
 
     def _arguments(self) -> list[str]:
-        """Return what names the files to pytest: the nearest directory above a file whose path pytest would misread."""
+        """Return pytest's arguments for the files: a file's path, or its nearest directory whose path pytest reads
+        correctly."""
         named = [*dict.fromkeys(map(_readable, self.files))]
         above = [path and path + "/" for path in named if path not in self.files]
         named = [path for path in named if not any(path.startswith(each) and path != each for each in above)]
         return [os.path.join(self.root, path) if self.cwd or not path else path for path in named]
 
     def send(self, **event: Any) -> None:
-        """Send one event of texts and numbers. A forked child of the test process sends none."""
+        """Send one event, whose values are texts and numbers. Does nothing in a forked child of the test process."""
         if getpid() != self._pid:
             return
         fields = [
@@ -446,7 +448,7 @@ class Reporter:
             data = data[write(self._results, data) :]
 
     def index_of(self, node_id: str) -> int | None:
-        """Return the place of a test among the wanted ones, or None."""
+        """Return the index of a test among the wanted tests, or None."""
         index = self.ids.get(node_id)
         if index is None and self._with_parameters:
             return next((index for plain, index in self.ids.items() if node_id.startswith(plain + "[")), None)
@@ -458,8 +460,8 @@ class Reporter:
         sys.path[:] = self.import_path + [entry for entry in sys.path if entry not in self.import_path]
 
     def pytest_cmdline_main(self, config: Any) -> None:
-        """Run all tests in order in one process. Options can't ensure this: those of a plugin that is not loaded end
-        pytest."""
+        """Make pytest run all tests in order in one process. Command-line options can't do this, because pytest refuses
+        options of plugins that are not loaded."""
         config.option.maxfail = 0
         if hasattr(config.option, "stepwise"):
             config.option.stepwise = config.option.stepwise_skip = False
@@ -471,20 +473,20 @@ class Reporter:
             config.option.tx = []
 
     def pytest_configure(self, config: Any) -> None:
-        """Collect the wanted files, whatever the configuration collects by default."""
+        """Make pytest collect the wanted files, even if the configuration would not collect them."""
         config.args = self._named
         if hasattr(config, "ArgsSource"):
             config.args_source = config.ArgsSource.ARGS
-        if self.cwd:  # only now: without arguments, pytest takes its configuration from the current directory
+        if self.cwd:  # not earlier: without arguments, pytest looks for its configuration in the current directory
             chdir(self.cwd)
 
     def pytest_ignore_collect(self, collection_path: Any) -> bool | None:
-        """Collect nothing beside the wanted files, where a directory stands for them."""
+        """Ignore files that are not wanted, below a directory that is an argument in place of a file."""
         path = str(collection_path)
         return True if self._leads and path not in self._leads and not path.endswith("/__init__.py") else None
 
     def pytest_pycollect_makemodule(self, module_path: Any) -> Iterator[None]:
-        """Look for no tests in a source file that was named only for its doctests."""
+        """Look for no tests in a source file that is wanted only for its doctests."""
         made = yield
         if str(module_path) in self._only_doctests:
             made.force_result(None)  # type: ignore[attr-defined]
@@ -511,7 +513,7 @@ class Reporter:
             self._explain(report)
 
     def pytest_sessionfinish(self, exitstatus: int) -> None:
-        """Note how the tests ended. After this, pytest only tidies up."""
+        """Note the exit status of the tests. After this hook, pytest only tidies up."""
         self.status = exitstatus
 
     def pytest_runtest_logreport(self, report: Any) -> None:
@@ -526,12 +528,12 @@ class Reporter:
     def _explain(self, report: Any) -> None:
         try:
             self.send(where=report.nodeid[:_WHERE_CHARS], text=report.longreprtext[-_TEXT_CHARS:])
-        except Exception:  # pytest makes the text with what the test may have replaced
+        except Exception:  # pytest makes the text with functions that the test may have replaced
             pass
 
 
 def _readable(path: str) -> str:
-    """Return the path, or the nearest one above it, that pytest takes for a path."""
+    """Return the path, or its nearest parent, that pytest does not misread as something other than a path."""
     while "[" in path or "::" in path:
         path = os.path.dirname(path)
     return path
@@ -542,7 +544,7 @@ def _parts(path: str) -> list[str]:
 
 
 def _finding(docstrings: dict[str, tuple[str, int]]) -> Callable[..., list[Any]]:
-    """Return a `DocTestFinder.find` for these examples that uses the names of the searched module."""
+    """Return a replacement for `DocTestFinder.find` that finds these examples, with the searched module's names."""
 
     def find(finder: Any, module: Any, *_: Any, **__: Any) -> list[Any]:
         names = {"__name__": "__main__", **vars(module)}
@@ -555,10 +557,10 @@ def _finding(docstrings: dict[str, tuple[str, int]]) -> Callable[..., list[Any]]
 
 
 class _Later:
-    """Finds the project's modules if nothing else provides them (`-p project.plugin`), but no distributions.
+    """An import finder for the project's modules (`-p project.plugin`) that finds no distributions; asked last.
 
-    If the project's directories were on `sys.path`, they would be searched for entry points, and anyone can write such
-    a file.
+    If the project's directories were on `sys.path`, pytest would load plugins from entry points there, and any user of
+    the slot can write a file of entry points.
     """
 
     def __init__(self, import_path: list[str]) -> None:
@@ -569,10 +571,10 @@ class _Later:
 
 
 def _outcome(report: Any) -> str | None:
-    """Return the outcome that one phase of a test decides, or None."""
+    """Return the outcome if this phase of a test decides it; else None."""
     if report.failed:
         return FAILED if report.when == "call" else ERROR
-    if hasattr(report, "context"):  # a subtest decides nothing else: its test's own report follows
+    if hasattr(report, "context"):  # a subtest: apart from its failure, the test's own report decides
         return None
     expected_to_fail = hasattr(report, "wasxfail")
     if report.skipped:
@@ -583,7 +585,7 @@ def _outcome(report: Any) -> str | None:
 
 
 def _as_plugin(reporter: Reporter, pytest: Any) -> Reporter:
-    """Return the reporter with its hooks marked. This is done late, because the marks are pytest's."""
+    """Return the reporter with its methods marked as hooks: late, because the marks need pytest to be imported."""
     kind = type(reporter)
     pytest.hookimpl(tryfirst=True)(kind.pytest_load_initial_conftests)
     pytest.hookimpl(tryfirst=True)(kind.pytest_cmdline_main)

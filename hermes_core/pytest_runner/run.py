@@ -17,7 +17,7 @@ from hermes_core.rollout.starvation import watch_for_starvation
 from hermes_core.sandbox.commands import CommandResult, SlotCommands
 
 GRACE_S = 15.0
-"""Additional seconds for the supervisor, after the tests' own time, to end the tests and to report."""
+"""Seconds that the supervisor has, in addition to the tests' time, to end the tests and to report."""
 
 OUTPUT_KEPT = 8000
 """Number of bytes kept from the end of pytest's own output."""
@@ -59,19 +59,19 @@ class PytestReport:
     outcomes: Mapping[str, str]
     """Maps node ids to `passed`, `failed`, `error`, `skipped`, `xfailed`, `xpassed` or `missing`."""
     texts: Sequence[tuple[str, str]] = ()
-    """Node id (or file) and the end of the traceback, for the first failures."""
+    """For each of the first failures, the node id (or file) and the end of the traceback."""
     output: str = ""
     """The end of the output of pytest and the tests."""
     pytest_version: str | None = None
     pytest_status: int | None = None
     duration_s: float = 0.0
     disturbance: str | None = None
-    """What was killed with SIGKILL while the tests ran, or which resource ran out, in words, if known. The tests
-    themselves can cause this, and so can a neighbour or an overloaded host."""
+    """A text that names a process killed with SIGKILL, or a resource that ran out, while the tests ran; None if nothing
+    is known. The tests themselves can cause this, and so can a neighbour or an overloaded host."""
 
     @property
     def complete(self) -> bool:
-        """Return whether pytest finished. If not, don't trust any outcome."""
+        """Return whether pytest finished. If it did not, trust no outcome."""
         return self.status is ReportStatus.FINISHED
 
     def passed(self, node_id: str) -> bool:
@@ -95,25 +95,26 @@ async def run_pytest(
 ) -> PytestReport:
     """Run exactly these tests in the slot, all in one pytest session, and report each of them.
 
-    Node ids travel as data, so they may contain anything. The tests are not run if the interpreter or pytest is not as
-    expected. After that check, everything that goes wrong is caused by the tests and is in the report.
+    Node ids travel as data, so they may contain any characters. The interpreter and pytest are started before any code
+    of the project runs. From then on, every problem counts as caused by the tests and is in the report.
 
     Args:
         node_ids: as pytest prints them, relative to `root`.
-        python: the interpreter of a virtual environment with pytest, which the slot can't write.
+        python: the interpreter of a virtual environment with pytest, to which the slot must not be able to write.
         root: absolute path of the project in the slot.
         timeout_s: seconds for all tests together.
-        import_path: absolute directories that come first in `sys.path`, once pytest and its plugins are loaded.
+        import_path: absolute directories to put first in `sys.path`, after pytest and its plugins are loaded.
         args: additional arguments for pytest; none may name a file to collect.
         env: additional environment variables of the tests.
-        doctests: for node ids that are doctests of modules, the docstring with the examples and its line number, from
-            0; the docstring of the module itself is ignored.
+        doctests: for node ids of modules' doctests, a docstring with the examples and its line number, from 0. It
+            replaces the module's own docstring.
         cwd: the directory in which the tests run; None is `root`.
-        with_parameters: whether a node id without parameters stands for that test with any. Its outcome is the worst.
+        with_parameters: whether a node id without parameters stands for the test with all parameters. Its outcome is
+            then the worst of theirs.
 
     Raises:
         VerifierError: the interpreter or pytest could not be started, before any code of the project ran.
-        Disturbed: the same, because the supervisor was killed or no process could be started.
+        Disturbed: the same, if the supervisor was killed or no process could be started.
     """
     node_ids = list(node_ids)
     config = {
@@ -185,13 +186,13 @@ _SAID = (ReportStatus.FINISHED, ReportStatus.CUT, ReportStatus.TIMED_OUT)
 
 
 def _read_status(answer: Mapping[str, Any]) -> ReportStatus | None:
-    """Return how the run ended according to the report; None if the report is not valid."""
+    """Return the report's own statement of how the run ended; None if the report is not valid."""
     word = answer.get("report")
     return ReportStatus(word) if word in _SAID else None
 
 
 def _disturbance(status: ReportStatus, answer: Mapping[str, Any]) -> str | None:
-    """Return a disturbance of the tests that a process outside may have caused, in words; or None."""
+    """Return a text on a disturbance of the tests that a process outside them may have caused; or None."""
     if status is ReportStatus.CUT and answer.get("exit_code") == -signal.SIGKILL:
         return "the test process was killed"
     if answer.get("oom_kills"):
