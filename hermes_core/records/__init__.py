@@ -1,1 +1,1 @@
-"""What a rollout leaves behind: its record, the folder of a run, sequences of tokens, summaries."""
+"""The stored results of rollouts: records, the folder of a run, sequences of tokens, summaries."""

@@ -1,4 +1,4 @@
-"""What the formats need to know about a recorded conversation: texts, reasoning, tool calls, tokens."""
+"""Reads texts, reasoning, tool calls and token counts from recorded conversations, for the formats of exports."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _call(call: Mapping[str, Any], function: Mapping[str, Any]) -> dict[str, Any
 
 
 def conversations(record: Record) -> list[list[Message]]:
-    """Return what the model saw and answered: the whole conversation, or several if it went on from summaries."""
+    """Return the conversations as the model saw them: the whole one, or several if the agent went on from summaries."""
     summaries = [turn.message for turn in record.turns if turn.compacted]
     parts = [[record.messages[index] for index in part] for part in contexts(record.messages, summaries)]
     return [part for part in parts if prompt_length(part) < len(part)]
@@ -52,7 +52,7 @@ def prompt_length(messages: Sequence[Message]) -> int:
 def token_count(record: Record) -> int | None:
     """Return the length of the whole conversation in tokens; None if it is not known.
 
-    It is that of the longest exact sequence, or else what the endpoint counted for the last answer.
+    This is the length of the longest exact sequence, or else the endpoint's token count for the last answer.
     """
     if record.sequences:
         return max(len(sequence.tokens) for sequence in record.sequences)
@@ -86,7 +86,8 @@ def _calls_in_messages(messages: Sequence[Message]) -> Iterator[CallRecord]:
 
 
 def _error_in(answer: str) -> CallError | None:
-    """Return the error that a tool's answer reports. With an exit code, it is the answer of a command that ran."""
+    """Return the error that a tool's answer reports, or None. An answer with an exit code reports none: its command
+    ran."""
     value = parse_container(answer)
     if not isinstance(value, dict) or not value.get("error") or value.get("exit_code") is not None:
         return None

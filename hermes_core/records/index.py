@@ -28,25 +28,25 @@ from hermes_core.records.summary import SOLVED
 from hermes_core.records.tokens import SPELT
 
 FORMAT = 5
-"""The version of the index file. An index of another version is made again."""
+"""The version of the index file. An index file of another version is replaced by a new one."""
 
 MESSAGE_SHOWN = 400
-"""Maximum number of characters of a failure's message in a row. The record has all of it."""
+"""Maximum number of characters of a failure's message in a row. The record has the whole message."""
 
 ERROR_SHOWN = 120
-"""The same for the message of a tool's error."""
+"""Maximum number of characters of a tool error's message in a row."""
 
 _VARYING = re.compile(r"(?<!\w)'[^']*'(?!\w)|\"[^\"]*\"|[^\s/]*/\S*|\d+")
 """The parts that differ between errors of the same kind: quoted values, paths and numbers."""
 
 _TAIL = 4096
-"""The number of bytes before the end of what was indexed that must be unchanged for the index to be used."""
+"""Number of bytes at the end of the indexed part of the records that must be unchanged for the index to be valid."""
 
 _BUFFER = 1 << 18
-"""Bytes to read at a time when all lines are read. Lines are longer than Python's own buffer."""
+"""Bytes to read at a time when all lines are read, because lines are longer than Python's default buffer."""
 
 LIMITS = frozenset({"max_turns", "length", "context_length", "time_limit"})
-"""The stop reasons that are limits: the agent was stopped, and did not stop by itself."""
+"""The stop reasons of an agent that reached a limit, and did not stop by itself."""
 
 
 class ToolUse(NamedTuple):
@@ -59,14 +59,14 @@ class ToolUse(NamedTuple):
     errors: Mapping[str, int]
     """Number of failed calls by message, as `error_of` returns it."""
     exits: Mapping[str, int]
-    """Number of commands with a non-zero exit by exit code. Their calls did not fail: tests that fail exit so, too."""
+    """Number of commands with a non-zero exit, by exit code. These calls did not fail: failing tests exit so, too."""
 
 
 class Row(NamedTuple):
-    """One rollout: what tables show, and where its record is."""
+    """One rollout: the values that tables show, and the place of its record."""
 
     line: int
-    """Its line in the file of records, from 1."""
+    """The line number of its record in the file of records, from 1."""
     offset: int
     size: int
     trajectory_id: str
@@ -99,7 +99,7 @@ class Row(NamedTuple):
 
     @property
     def key(self) -> tuple[str, str, int]:
-        """Return what identifies the rollout in its run."""
+        """Return the values that identify the rollout in its run: item id, group and rollout index."""
         return self.item_id, self.group, self.rollout_index
 
     @property
@@ -114,15 +114,15 @@ class Row(NamedTuple):
 
 
 class RecordedRun:
-    """The rows of a run, and its records one at a time. The file of records stays open, so that a record is what its
-    row says also after a resumed run has replaced the file.
+    """The rows of a run, and access to its records one at a time. The file of records stays open, so that records still
+    match their rows after a resumed run has replaced the file.
 
     Args:
         path: the folder of a run, or a file of records.
-        redact: removes secrets from every text of `about` and of the records. Rows have them as they were written.
+        redact: removes secrets from every text of `about` and of the records, but not from rows.
 
     Raises:
-        UsageError: there are no records, or a line is not a record, or was written by a newer version.
+        UsageError: there are no records, or a line is not a record or was written by a newer version.
     """
 
     def __init__(self, path: Path, redact: Redact | None = None) -> None:
@@ -131,7 +131,7 @@ class RecordedRun:
         self.rows: dict[tuple[str, str, int], Row] = {}
         """The last record of each rollout, in the order in which rollouts were first written."""
         self.close: Callable[[], object] = lambda: None
-        """Closes the file. It is closed also when the run is no longer used."""
+        """Closes the file; called automatically when this object is garbage-collected."""
         self._redact = redact
         self._lines = self._end = self._tail = 0
         self._stamp = (0, 0)
@@ -147,7 +147,8 @@ class RecordedRun:
 
     @property
     def about(self) -> dict[str, Any]:
-        """Return the run's settings and versions (`run.json`); empty if there are none, as for a file of records."""
+        """Return the content of `run.json`, such as settings and versions; empty without such a file, as for a single
+        file of records."""
         try:
             about = read_run(self.records.parent) if self.records.name == TRAJECTORIES else {}
         except UsageError:
@@ -165,10 +166,10 @@ class RecordedRun:
         return self._lines - len(self.rows)
 
     def refresh(self) -> bool:
-        """Read what was appended since the last time.
+        """Read the records that were appended since the last time.
 
-        Returns whether the earlier rows still hold. They do not if a resumed run has rewritten the file; then it was
-        read again from the beginning.
+        Returns whether the earlier rows are still valid. If a resumed run has rewritten the file, they are not, and the
+        file is read again from the beginning.
         """
         self._open()
         status = os.fstat(self._file.fileno())
@@ -190,25 +191,25 @@ class RecordedRun:
         """Return the record of a rollout.
 
         Raises:
-            UsageError: the line is not a record. (The row needed only a part of it.)
+            UsageError: the line is not a record. (Only a part of the line was read for the row.)
         """
         line = os.pread(self._file.fileno(), row.size, row.offset)
         return record_in(line, self._place(row.line), self._clean)
 
     def checksum(self, end: int) -> int:
-        """Return a checksum of the last bytes before `end`: the same for as long as the records only grow."""
+        """Return a checksum of the last bytes before `end`. It stays the same while records are only appended."""
         begin = max(0, end - _TAIL)
         return zlib.crc32(os.pread(self._file.fileno(), end - begin, begin), end)
 
     def sha256(self) -> str:
-        """Return the hash of the records that were read."""
+        """Return the hash of the part of the file that was read."""
         hashed = hashlib.sha256()
         for begin in range(0, self._end, _BUFFER):
             hashed.update(os.pread(self._file.fileno(), min(_BUFFER, self._end - begin), begin))
         return hashed.hexdigest()
 
     def _open(self) -> None:
-        """Open the file that is at the path now, instead of the one that was."""
+        """Close the old file, and open the file that is at the path now."""
         try:
             file = open_to_read(self.records, _BUFFER)
         except OSError as error:
@@ -218,7 +219,7 @@ class RecordedRun:
         self.close = weakref.finalize(self, file.close)
 
     def _read_on(self) -> bool:
-        """Take in the whole lines after those that were read; return whether there are any."""
+        """Read the complete lines after those read so far. Return whether there are any."""
         begin = self._end
         self._file.seek(begin)
         for line in self._file:
@@ -235,8 +236,8 @@ class RecordedRun:
         return f"{self.records}, line {line}"
 
     def _clean(self, value: dict[str, Any]) -> dict[str, Any]:
-        """Return a record's values without secrets. If one was in its texts, now or when it was recorded, its tokens
-        would spell it, so they are left out."""
+        """Return a record's values without secrets. If a secret is removed from its texts here, or was removed when it
+        was recorded, its tokens are left out, because they would spell the secret."""
         if self._redact is None:
             return value
         tokens = {key: value[key] for key in _TOKENS if key in value}
@@ -254,7 +255,7 @@ class RecordedRun:
         return self.records.with_name(f".{self.records.name}.index")
 
     def _load(self) -> None:
-        """Take over the rows of the index file, if they are of the records that are here now."""
+        """Use the rows of the index file, if they were made from the present records."""
         with contextlib.suppress(OSError, ValueError), open_to_read(self._index_path) as index:
             held = _index_form().validate_json(index.read())
             fits = held.format == FORMAT and held.fits(os.fstat(self._file.fileno()))
@@ -264,7 +265,7 @@ class RecordedRun:
                 self._end, self._tail = held.end, held.tail
 
     def _save(self) -> None:
-        """Write the index file. Without the right to write it, the run is read again the next time."""
+        """Write the index file. If this is not permitted, the records are read again the next time."""
         beside = self._index_path.with_suffix(f".{os.getpid()}")
         changed = os.fstat(self._file.fileno()).st_mtime_ns
         held = _Index(FORMAT, self._end, self._tail, changed, list(self.rows.values()))
@@ -278,21 +279,21 @@ class RecordedRun:
 
 
 _TOKENS = ("sequences", "tokens", "masks", "logprobs")
-"""The keys of a record that hold tokens, in any version."""
+"""The keys that hold tokens in a record of any version."""
 
 _REDACTED = "[redacted: "
-"""What a `Redactor` writes before the name of a secret."""
+"""The beginning of the text that a `Redactor` writes in place of a secret, before the secret's name."""
 
 
 def records_of(path: Path) -> Path:
-    """Return the file of records of a run: the one in its folder, or `path` itself."""
+    """Return the file of records for a path: the file in the run's folder, or `path` itself if it is no folder."""
     return path / TRAJECTORIES if path.is_dir() else path
 
 
 @contextlib.contextmanager
 def _without_collection() -> Iterator[None]:
-    """Collect no garbage in the block. Rows have no cycles, and the collector would take longer to look at them than it
-    takes to make them."""
+    """Turn garbage collection off in the block. Rows have no cycles, and the collector would take longer to check them
+    than it takes to make them."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -312,7 +313,7 @@ class _Index(NamedTuple):
     rows: list[Row]
 
     def fits(self, records: os.stat_result) -> bool:
-        """Return whether the rows can be of this file: it has grown since, or is unchanged, and has them all."""
+        """Return whether the rows can belong to this file: it is unchanged or larger, and the rows are within `end`."""
         unchanged = self.end == records.st_size and self.changed == records.st_mtime_ns
         within = all(0 <= row.offset <= row.offset + row.size <= self.end for row in self.rows)
         return within and (unchanged or self.end < records.st_size)
@@ -324,7 +325,7 @@ def _index_form() -> TypeAdapter[_Index]:
 
 
 def row_of(record: Record, line: int, offset: int, size: int) -> Row:
-    """Return the row of a record, of which the outline is enough if it is of version 2 or later."""
+    """Return the row of a record. For version 2 or later, the record can be an outline (see `parse_outline`)."""
     failure, usage, started, ended = record.failure, record.usage, record.started, record.ended
     spent = sum(filter(None, record.timings.values()))
     seconds = spent if started is None or ended is None else ended - started
@@ -375,7 +376,7 @@ def _one_more(counts: Mapping[str, int], name: str) -> dict[str, int]:
 
 
 def error_of(error: CallError) -> str:
-    """Return a text for a failed call's error that is the same for errors of the same kind: the first line without the
-    hint, and without quoted values, paths and numbers."""
+    """Return a text that is equal for errors of the same kind: the first line of a failed call's error, without the
+    hint, quoted values, paths and numbers."""
     first = error.message.strip().partition("\n")[0].partition(" (")[0]
     return _VARYING.sub("…", first[:MESSAGE_SHOWN])[:ERROR_SHOWN] or str(error.kind)

@@ -1,4 +1,4 @@
-"""Turn any value into plain JSON, without secrets and with long texts cut; and write lines of JSON."""
+"""Turns any value into plain JSON, without secrets and with long texts cut; reads and writes JSON text."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from typing import Any
 from pydantic_core import from_json
 
 MAX_TEXT = 1 << 20
-"""Maximum number of characters of one string in a record. Longer strings are cut and named in `cut`."""
+"""Maximum number of characters of one string in a record. Longer strings are cut, and `cut` lists their names."""
 
 MAX_PATCH = 64 << 20
 """Maximum number of characters of a patch in a record. A longer patch is left out, because half a patch is useless."""
 
 MAX_FIELD, MAX_FIELDS = 4000, 32_000
-"""Maximum number of characters of one field of an item in a record, and of all of them."""
+"""Maximum number of characters of one field of an item in a record, and of all such fields together."""
 
 MAX_DEPTH = 64
 """Maximum depth of a nested value in a record."""
@@ -29,7 +29,7 @@ Redact = Callable[[str], str]
 
 
 def redact_value(value: Any, redact: Redact) -> Any:
-    """Return JSON values without secrets. Unlike `plain`, it cuts nothing."""
+    """Return JSON values without secrets. Unlike `plain`, this function cuts no text."""
     if isinstance(value, str):
         return redact(value)
     if isinstance(value, dict):
@@ -40,16 +40,16 @@ def redact_value(value: Any, redact: Redact) -> Any:
 
 
 def json_line(value: Any) -> bytes:
-    """Return one line of a JSONL file. It is pure ASCII, so that no reader takes one of its characters for a line
+    """Return one line of a JSONL file. The line is pure ASCII, so that no reader takes one of its characters for a line
     end."""
     return json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode("ascii") + b"\n"
 
 
 def json_text(value: Any, *, indent: int | None = None) -> str:
-    """Return a value as JSON text that every reader takes.
+    """Return a value as JSON text that every JSON parser accepts.
 
     Raises:
-        ValueError: it has a number that is not finite, half a surrogate pair, or more than about 200 levels.
+        ValueError: the value has a number that is not finite, half a surrogate pair, or more than about 200 levels.
     """
     try:
         text = json.dumps(value, allow_nan=False, indent=indent, separators=None if indent else (",", ":"))
@@ -60,11 +60,11 @@ def json_text(value: Any, *, indent: int | None = None) -> str:
 
 
 def json_value(text: bytes) -> Any:
-    """Return the value of JSON text, in a third of the time that `json` takes. Numbers that are not finite become text,
-    and halves of surrogate pairs `?`.
+    """Return the value of JSON text, in a third of the time that `json` takes. Numbers that are not finite become text;
+    halves of surrogate pairs become `?`.
 
     Raises:
-        ValueError: it is not JSON, or has more than about 200 levels.
+        ValueError: the text is not JSON, or has more than about 200 levels.
     """
     if not _INFINITE.search(text):
         with suppress(ValueError):
@@ -77,7 +77,7 @@ def json_value(text: bytes) -> Any:
 
 
 _INFINITE = re.compile(rb"[0-9][eE]\+?[0-9]{3,}[,\]}\s]|[0-9]{300}")
-"""What a number may look like that is too large for a float."""
+"""A pattern for numbers that may be too large for a float."""
 
 
 def _finite(digits: str) -> float | str:
@@ -101,10 +101,10 @@ def short_fields(value: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def find_changed_fields(kept: Mapping[str, Any], value: Mapping[str, Any], redact: Redact | None = None) -> list[str]:
-    """Return the names of the fields that have changed since the short fields of a mapping were kept as plain JSON.
+    """Return the names of a mapping's fields that have changed since its `short_fields` were kept as plain JSON.
 
-    Fields that are new, and values that are not plain JSON themselves, are left out: these may have another text in
-    each process.
+    Fields that are new are left out; and so are values that are not plain JSON, because their text may differ from
+    process to process.
     """
     now, clean = short_fields(value), Cleaner(redact)
     return [
@@ -123,10 +123,10 @@ def _is_plain(value: Any) -> bool:
 
 
 def _size(value: Any, most: int) -> int:
-    """Return about how many characters a value has as JSON. The count ends early if there are more than `most`."""
+    """Return about how many characters a value has as JSON. Stops counting at more than `most`."""
     if isinstance(value, (str, bytes)):
         return len(value)
-    size = 8  # of brackets, separators and numbers; it also ends the count of a value that contains itself
+    size = 8  # for brackets, separators and numbers; also makes the count end for a value that contains itself
     if isinstance(value, (Mapping, list, tuple, set, frozenset)):
         for part in (*value, *value.values()) if isinstance(value, Mapping) else value:
             if size > most:
@@ -136,7 +136,7 @@ def _size(value: Any, most: int) -> int:
 
 
 class Cleaner:
-    """Copies values into plain JSON. `cut` names the texts that were cut, and `redactions` counts those that had a
+    """Copies values into plain JSON. `cut` lists the names of cut texts; `redactions` counts texts that had a
     secret."""
 
     def __init__(self, redact: Redact | None) -> None:
@@ -156,14 +156,14 @@ class Cleaner:
             return {name: self(part, f"{path}.{name}", depth + 1) for name, part in named}
         if depth < MAX_DEPTH and isinstance(value, (list, tuple, set, frozenset)):
             return [self(part, f"{path}.{index}", depth + 1) for index, part in enumerate(value)]
-        if isinstance(value, (Mapping, list, tuple, set, frozenset)):  # its text would be nested just as deeply
+        if isinstance(value, (Mapping, list, tuple, set, frozenset)):  # `str(value)` would be nested just as deeply
             return f"[nested more than {MAX_DEPTH} levels deep]"
         if isinstance(value, Real):
             return self(float(value), path)
         return self._text(str(value), path)
 
     def patch(self, patch: str | None) -> str | None:
-        """Return the patch without secrets; None for one that is too long."""
+        """Return the patch without secrets; None for a patch that is too long."""
         if patch is not None and len(patch) > MAX_PATCH:
             self.cut.append(f"patch: {len(patch)} characters, left out")
             return None

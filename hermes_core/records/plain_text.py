@@ -1,4 +1,4 @@
-"""Plain texts of a record: messages and arguments as models and endpoints write them, and what a failure is called."""
+"""Plain texts for records: of messages and arguments as models and endpoints write them, of times, and of failures."""
 
 from __future__ import annotations
 
@@ -18,19 +18,18 @@ _OF_ONE = re.compile(
 
 
 def without_what_differs(text: str) -> str:
-    """Return a text without the parts that differ between equal reports of two rollouts: names of slots, temporary
+    """Return a text without the parts that differ even between equal reports of two rollouts: names of slots, temporary
     folders and rollouts, ports, session ids, times."""
     return _OF_ONE.sub("…", text)
 
 
 def what_differs(text: str) -> list[str]:
-    """Return what `without_what_differs` leaves out, in its order."""
+    """Return the parts that `without_what_differs` leaves out, in their order."""
     return [found[0] for found in _OF_ONE.finditer(text)]
 
 
 def text_of(content: Any) -> str:
-    """Return the text of a message's content, which may also be a list of parts. Parts that are no text are written as
-    JSON."""
+    """Return a message's content as text. If the content is a list of parts, parts that are no text become JSON."""
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, list):
@@ -43,12 +42,12 @@ def text_of(content: Any) -> str:
 
 
 def list_text(values: list[Any]) -> str:
-    """Return the parts of a list as lines of text, also those of lists in it."""
+    """Return the parts of a list, and of lists nested in it, as lines of text."""
     return "\n".join(list_text(part) if isinstance(part, list) else text_of(part) for part in values)
 
 
 def parse_container(text: str) -> dict[str, Any] | list[Any] | None:
-    """Return the JSON object or list that a text is; None if it is neither, or has what not every reader takes."""
+    """Parse a text that is a JSON object or list. Return None for other text, and for JSON that some parsers refuse."""
     try:
         value = json_value(text.encode()) if text.lstrip().startswith(("{", "[")) else None
         json_text(value)
@@ -58,8 +57,8 @@ def parse_container(text: str) -> dict[str, Any] | list[Any] | None:
 
 
 def arguments_of(written: Any) -> dict[str, Any] | None:
-    """Return the arguments of a tool call as they were read when it was made; None if they are no JSON object, or have
-    what not every reader takes, such as a number beyond 64 bits."""
+    """Return a tool call's arguments as they were parsed when the call was made; None if they are no JSON object, or
+    have values that some parsers refuse, such as a number beyond 64 bits."""
     arguments = decode_arguments(written).arguments
     try:
         json.loads(json_text(arguments), parse_int=_of_64_bits)
@@ -75,7 +74,7 @@ def _of_64_bits(digits: str) -> int:
 
 
 def moment(seconds: float) -> str:
-    """Return seconds since the epoch as ISO 8601 in UTC; a time beyond the calendar is its nearest day."""
+    """Return seconds since the epoch as ISO 8601 in UTC; a time beyond the calendar becomes the nearest day in it."""
     return datetime.fromtimestamp(min(max(0.0, seconds), _LAST), UTC).isoformat()
 
 

@@ -1,4 +1,4 @@
-"""The record of a rollout: a type inside, one line of JSON outside. Only this module knows the format of a line."""
+"""The record of a rollout: a class in memory, one line of JSON in files. Only this module knows the line's format."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from hermes_core.sandbox.commands import SandboxImage
 from hermes_core.validation import problem_text
 
 VERSION = 2
-"""The version of the lines that are written. Older versions can be read. A line without `version` has version 1."""
+"""The version of lines that this module writes. It also reads older ones. A line without `version` is of version 1."""
 
 STAGES = ("acquire", "setup", "agent", "verify", "release")
 """The stages of a rollout, in order. `timings` has the seconds of each."""
 
 Times = tuple[float | None, float | None]
-"""When something started and ended, in seconds since the epoch."""
+"""Start and end of something, in seconds since the epoch."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class ToolCalls:
-    """How the model's tool calls ended; see `AgentResult` for each count."""
+    """Counts of the model's tool calls by how they ended; `AgentResult` explains each count."""
 
     attempted: int = 0
     schema_valid: int = 0
@@ -63,11 +63,11 @@ class SandboxCommand:
     started: float
     ended: float
     exit_code: int | None = None
-    """None if it was killed, or could not be run; `output` then says why."""
+    """None if the command was killed or could not be run; `output` then has the reason."""
     output: str = ""
-    """What it wrote, standard error last; cut in the middle if it is long."""
+    """The command's output, standard error last; long output is cut in the middle."""
     bytes_dropped: int = 0
-    """Bytes that it wrote and that are not in `output`."""
+    """Number of bytes of the command's output that are not in `output`."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Record:
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(
         extra="forbid", allow_inf_nan=False, coerce_numbers_to_str=True, arbitrary_types_allowed=True
     )
-    """How lines are checked, also the parts of a record."""
+    """How pydantic checks records and their parts."""
 
     trajectory_id: str
     environment: str
@@ -102,9 +102,9 @@ class Record:
     patch: str | None = None
     messages: Sequence[Message] = ()
     turns: tuple[TurnRecord, ...] = ()
-    """The model's answers, as far as the agent keeps account of them."""
+    """The model's answers, as far as the agent records them."""
     calls: tuple[CallRecord, ...] = ()
-    """The model's tool calls, as far as the agent keeps account of them."""
+    """The model's tool calls, as far as the agent records them."""
     tool_schemas: tuple[Mapping[str, Any], ...] = ()
     """The tools that the model was offered, in the OpenAI function form."""
     sequences: tuple[TokenSequence, ...] = ()
@@ -115,16 +115,16 @@ class Record:
     """How many requests to a token-exact server left something behind, by cause."""
     stop_reason: str | None = None
     timings: Mapping[str, float | None] = field(default_factory=lambda: dict.fromkeys(f"{each}_s" for each in STAGES))
-    """Seconds per stage: `acquire_s`, and so on."""
+    """Seconds of each stage: `acquire_s`, and so on."""
     waited_s: float = 0.0
     """Seconds spent waiting for the endpoint: for its rate limits, and between two attempts."""
     program: Mapping[str, Any] | None = None
-    """How the agent's program ended, if it is one: see `AgentResult.program`."""
+    """For an agent that is a program, how the program ended: see `AgentResult.program`."""
     tool_calls: ToolCalls = field(default_factory=ToolCalls)
     usage: Usage = field(default_factory=Usage)
     """Tokens and cost, summed over all requests."""
     sandbox_commands: tuple[SandboxCommand, ...] = ()
-    """What the environment's hooks ran in sandboxes."""
+    """The commands that the environment's hooks ran in sandboxes."""
     isolation: str | None = None
     """The isolation level that the agent's slot was granted; None if it never got one."""
     image: SandboxImage | None = None
@@ -134,13 +134,14 @@ class Record:
     infra_retries: int = 0
     """Number of restarts of the rollout after infrastructure failures."""
     check_repeated: str | None = None
-    """Why its check was run a second time, or None."""
+    """The reason why the rollout's check was run a second time, or None."""
     cut: tuple[str, ...] = ()
     """The names of the texts that were cut."""
 
     @property
     def message_times(self) -> list[Times | None]:
-        """Return when each message was made: an answer by the model, a tool message by its tool. None for others."""
+        """Return for each message the times of its making: by the model for an answer, by a tool for a tool message.
+        None for other messages."""
         times: list[Times | None] = [None] * len(self.messages)
         parts: tuple[TurnRecord | CallRecord, ...] = (*self.turns, *self.calls)
         for part in parts:
@@ -150,13 +151,13 @@ class Record:
 
     @property
     def weight_versions(self) -> list[str]:
-        """Return the versions of the policy's weights that answered, in the order in which they first did."""
+        """Return the versions of the policy's weights that gave answers, in the order of their first answers."""
         named = (version for turn in self.turns for _, version in [*turn.parts, [0, turn.weight_version]])
         return list(dict.fromkeys(str(version) for version in named if version is not None))
 
     def to_json(self) -> dict[str, Any]:
         """Return the record as a JSON object of version `VERSION`. Long fields come last, so that `parse_outline` can
-        leave them out."""
+        skip them."""
         return {
             "version": VERSION,
             **{name: getattr(self, name) for name in _AS_THEY_ARE},
@@ -192,7 +193,7 @@ class Record:
         """Return the record for a value from `parse_line`.
 
         Raises:
-            ValueError: it is not a record.
+            ValueError: the value is not a record.
         """
         try:
             whole = value if value.get("version", 1) > 1 else _from_version_1(value)
@@ -210,7 +211,7 @@ _AS_THEY_ARE = (
     *("started", "ended", "reward", "tokens_refused", "stop_reason", "waited_s", "isolation"),
     *("infra_retries", "check_repeated"),
 )
-"""Fields that are the same in the type and in the line."""
+"""Fields that are the same in `Record` and in a line."""
 
 
 @cache
@@ -219,10 +220,10 @@ def _adapter() -> TypeAdapter[Record]:
 
 
 def _message(value: Mapping[str, Any]) -> Message:
-    """Return a message that readers can rely on: it has a role, a content, and a list of mappings as calls, if any.
+    """Return a message of a reliable form: with a role and a content, and if it has calls, with a list of mappings.
 
     Raises:
-        TypeError, AttributeError, KeyError, ValueError: it is no message.
+        TypeError, AttributeError, KeyError, ValueError: the value is no message.
     """
     functions = [call.get("function") or {} for call in value.get("tool_calls") or ()]
     if not all(
@@ -236,11 +237,11 @@ _NOTES = {"infra_retries": int, "check_repeated": str, "tokens_refused": str, "c
 """Keys that version 1 has in `details` although they do not come from the verification, with their types."""
 
 _OF_SEQUENCE = ("tokens", "masks", "logprobs")
-"""The lists of a sequence. In version 1, a line with only one sequence has its lists itself."""
+"""The lists of a sequence. In version 1, a line with only one sequence has these lists at its top level."""
 
 
 def _from_version_1(value: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a line of version 1 as a line of version 2. What version 1 did not keep is empty."""
+    """Convert a line of version 1 to version 2. Fields that version 1 does not have are empty."""
     details = dict(value["details"])
     notes = {name: details.pop(name) for name, kind in _NOTES.items() if isinstance(details.get(name), kind)}
     sequences = value.get("sequences", ())
@@ -259,8 +260,8 @@ def parse_line(line: bytes, place: str) -> dict[str, Any]:
         place: the file and line number, for messages.
 
     Raises:
-        ValueError: it is not a JSON object, or incomplete.
-        UsageError: it was written by a newer version.
+        ValueError: the line is not a JSON object, or is incomplete.
+        UsageError: the line was written by a newer version.
     """
     value = json_value(line)
     if not isinstance(value, dict) or not line.endswith(b"\n"):
@@ -269,18 +270,18 @@ def parse_line(line: bytes, place: str) -> dict[str, Any]:
 
 
 _AFTER_OUTLINE = b',"cut":['
-"""The first key that an outline leaves out. In a line of JSON these bytes are always a key, because a text has its
-quotes escaped."""
+"""The first key that an outline leaves out. In a line of JSON these bytes are always a key, because quotes in a text
+are escaped."""
 
 
 def parse_outline(line: bytes, place: str) -> dict[str, Any]:
-    """Return the JSON object of a line like `parse_line`, but empty values after `calls` if the line allows that.
+    """Like `parse_line`, but if possible skip the values after `calls`, which are empty in the result.
 
     This takes a tenth of the time, because a conversation and its tokens are most of a line.
     """
     end = line.find(_AFTER_OUTLINE)
     if end > 0 and line.endswith(b"}\n"):
-        # If the key is one of a nested object, this is not JSON: the outer objects are not closed.
+        # If the key belongs to a nested object, the shortened line is not JSON: the outer objects are not closed.
         with suppress(ValueError):
             return {**_EMPTY, **_of_known_version(json_value(line[:end] + b"}"), place)}
     return parse_line(line, place)

@@ -1,5 +1,5 @@
-"""The files in a run's folder. Somebody else may have made it, so what is read is a file, and no link is written
-through."""
+"""Opens the files in a run's folder. Somebody else may have made the folder, so only regular files are read, and
+symbolic links are not followed for writing."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ _LINK = "it is a link, and no link in a run's folder is written through"
 
 
 def open_to_read(path: Path, buffering: int = -1) -> BinaryIO:
-    """Open a file. A pipe or a device is refused, and not waited for.
+    """Open a regular file. A pipe or a device is refused at once.
 
     Raises:
-        OSError: it can't be read, or is no file.
+        OSError: the path can't be read, or is no regular file.
     """
     return os.fdopen(_file(path, os.O_RDONLY), "rb", buffering)
 
 
 def open_to_write(path: Path, flags: int = 0) -> int:
-    """Open a file, which is made if it is missing, and return its descriptor.
+    """Open a file, made if it is missing, and return its descriptor.
 
     Args:
-        flags: in addition to `O_CREAT`; without an access mode for writing alone.
+        flags: flags of `os.open` in addition to `O_CREAT`. Without an access mode, the file is open for writing only.
 
     Raises:
-        OSError: it can't be written, is no file, or is a link.
+        OSError: the path can't be written, is no regular file, or is a link.
     """
     try:
         return _file(path, flags | (0 if flags & os.O_RDWR else os.O_WRONLY) | os.O_CREAT | os.O_NOFOLLOW)
@@ -52,7 +52,7 @@ def make_folder(path: Path) -> None:
     """Make a folder if it is missing.
 
     Raises:
-        OSError: it can't be made, or is a link.
+        OSError: the folder can't be made, or the path is a link.
     """
     path.mkdir(parents=True, exist_ok=True)
     if path.is_symlink():
@@ -60,27 +60,27 @@ def make_folder(path: Path) -> None:
 
 
 class LineFile:
-    """A file of lines that one program writes. Each line is appended whole, so after `kill -9` at most the last one is
-    torn. Its methods block.
+    """A file of lines that one program writes. Each line is appended in one write, so after `kill -9` at most the last
+    line is incomplete. The methods block.
 
     Args:
-        hint: what to do where it can't be written.
-        flags: as those of `open_to_write`.
+        hint: advice for the error if the file can't be written.
+        flags: as for `open_to_write`.
     """
 
     def __init__(self, path: Path, hint: str, flags: int = 0) -> None:
         self.path = path
         self.size = 0
-        """Its bytes, once it is open."""
+        """The file's size in bytes, once it is open."""
         self._hint = hint
         self._flags = flags | os.O_RDWR | os.O_APPEND
         self._file = -1
 
     def open(self) -> None:
-        """Open it; the first line does so, too.
+        """Open the file; without this call, the first `append` opens it.
 
         Raises:
-            OSError: as `open_to_write` says.
+            OSError: as `open_to_write`.
         """
         self._file = open_to_write(self.path, self._flags)
         self.size = os.fstat(self._file).st_size
@@ -89,7 +89,7 @@ class LineFile:
         """Write a line.
 
         Raises:
-            OutputError: it can't be opened, or the disk is full or fails. The written part of the line is removed.
+            OutputError: the file can't be opened, or the disk is full or fails. A partly written line is removed.
         """
         written = 0
         try:
@@ -108,7 +108,7 @@ class LineFile:
         os.fsync(self._file)
 
     def close(self) -> None:
-        """Close it. Idempotent."""
+        """Close the file. Idempotent."""
         if self._file >= 0:
             os.close(self._file)
         self._file = -1

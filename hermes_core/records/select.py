@@ -1,4 +1,4 @@
-"""Chooses rollouts of a run: by what they came to, by what they did, and by name."""
+"""Chooses rollouts of a run: by their outcomes, by the tools that they called, and by name."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from hermes_core.records.index import LIMITS, RecordedRun, Row
 from hermes_core.records.summary import SOLVED
 
 LEAST_ID = 6
-"""Minimum number of characters of a trajectory's id that name it."""
+"""Minimum number of first characters of a trajectory's id that can stand for the id."""
 
 ANY_FAILURE, NO_FAILURE = "any", "none"
-"""The names of rollouts with and without a failure, among the kinds of failures."""
+"""Names that can stand among the kinds of failures: any failure, and no failure."""
 
 FAILURES = (NO_FAILURE, ANY_FAILURE, *map(str, FailureKind))
-"""What `Filters.failures` can name."""
+"""The values that `Filters.failures` can have."""
 
 
 class Filters(BaseModel):
-    """What a rollout must have come to, and must have done. All conditions must hold.
+    """Conditions on a rollout's outcome and its tool calls. All conditions must hold.
 
     Raises:
         UnknownNameError: there is no such kind of failure.
@@ -61,8 +61,8 @@ class Filters(BaseModel):
             raise UsageError("solved and unsolved can't be asked for together", hint="leave out one of them")
 
     def choose(self, run: RecordedRun) -> list[Row]:
-        """Return the rollouts that meet all conditions. There may be none, for example if none failed. Raise as `check`
-        does."""
+        """Return the rollouts that meet all conditions; possibly an empty list, for example if no rollout failed. Raise
+        as `check` does."""
         self.check(run)
         return [row for row in run.rows.values() if self.refuse(row) is None]
 
@@ -70,7 +70,7 @@ class Filters(BaseModel):
         """Check the names that depend on the run.
 
         Raises:
-            UsageError: a name stands for nothing: it is in no rollout of the run, and can be in none.
+            UsageError: a tool or a stop reason is in no rollout of the run, and is not a known one.
         """
         rows = run.rows.values()
         if rows:
@@ -95,7 +95,7 @@ class Filters(BaseModel):
 
     def refuse_reward(self, reward: float | None) -> str | None:
         """Return the condition that a reward does not meet, or None."""
-        value = math.nan if reward is None else reward  # which is neither at least nor at most any other number
+        value = math.nan if reward is None else reward  # NaN is neither at least nor at most any number
         if (self.solved and not value >= SOLVED) or (self.min_reward is not None and not value >= self.min_reward):
             return "reward too low, or none"
         if (self.unsolved and value >= SOLVED) or (self.max_reward is not None and not value <= self.max_reward):
@@ -138,8 +138,8 @@ def _select(name: str, rows: Sequence[Row], run: RecordedRun) -> list[Row]:
 
 
 def _unknown(name: str, run: RecordedRun) -> UnknownNameError:
-    """Return the error for a name that stands for nothing in the run. If only its index is wrong, the error lists the
-    right ones."""
+    """Return the error for a name that stands for no rollout of the run. If only its index is wrong, the error lists
+    the existing indexes."""
     rows, where = run.rows.values(), f"of {run.path}"
     item_id = name.rpartition("/")[0]
     if numbers := [row.rollout_index for row in rows if row.item_id == item_id]:

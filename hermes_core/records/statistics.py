@@ -1,4 +1,4 @@
-"""Figures over the rows of a run: totals, pass@k, and how items and tools did. Pure functions."""
+"""Figures over the rows of a run: totals, pass@k, and figures by item and by tool. Pure functions."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from hermes_core.records.summary import SOLVED
 
 
 def pass_at_k(scored: int, solved: int, k: int) -> float | None:
-    """Return the probability that at least one of `k` rollouts solves the item: the unbiased estimate from `scored`
-    rollouts, of which `solved` did. None with fewer than `k` rollouts."""
+    """Return the probability that at least one of `k` rollouts solves the item. The unbiased estimate is made from
+    `scored` rollouts with a reward, `solved` of them successful; None if `scored` is less than `k`."""
     return None if scored < k else 1.0 - math.comb(scored - solved, k) / math.comb(scored, k)
 
 
 @dataclass(frozen=True)
 class Totals:
-    """Figures over several rollouts. A rollout without a reward counts in no mean and in no pass@k."""
+    """Figures over several rollouts. Means and pass@k leave out rollouts without a reward."""
 
     rollouts: int
     finished: int
@@ -42,13 +42,13 @@ class Totals:
 
     @property
     def rewarded(self) -> bool:
-        """Return whether the environment seems to give rewards: False if rollouts finished, and none of them has a
-        reward."""
+        """Return whether the environment seems to give rewards: False if rollouts finished and all of them are without
+        one."""
         return bool(self.scored or not self.finished)
 
     @property
     def cost_per_solved(self) -> float | None:
-        """Return the cost of everything per solved rollout; None without a cost or a solution."""
+        """Return the cost of all rollouts divided by the number of solved ones; None without a cost or a solved one."""
         return self.cost / self.solved if self.cost is not None and self.solved else None
 
 
@@ -80,7 +80,7 @@ def _count(names: Iterable[str | None]) -> dict[str, int]:
 
 
 def by_item(rows: Iterable[Row]) -> dict[str, list[Row]]:
-    """Return the rows of each item, items in the order in which they come."""
+    """Return the rows of each item, items in the order in which they first occur."""
     items: dict[str, list[Row]] = {}
     for row in rows:
         items.setdefault(row.item_id, []).append(row)
@@ -88,7 +88,7 @@ def by_item(rows: Iterable[Row]) -> dict[str, list[Row]]:
 
 
 def _counts(rows: Iterable[Row]) -> tuple[int, int]:
-    """Return how many rows have a reward, and how many are solved."""
+    """Return the number of rows with a reward, and the number of solved rows."""
     rewards = [row.reward for row in rows if row.reward is not None]
     return len(rewards), sum(reward >= SOLVED for reward in rewards)
 
@@ -99,13 +99,14 @@ def items_solved(items: Iterable[Sequence[Row]]) -> int:
 
 
 def sizes_of_k(items: Iterable[Sequence[Row]]) -> list[int]:
-    """Return the `k` to show: powers of two up to the number of scored rollouts that items have, and that number."""
+    """Return the values of `k` to show: the largest number of scored rollouts of an item, and smaller powers of two."""
     most = max((sum(row.reward is not None for row in rows) for rows in items), default=0)
     return sorted({*(2**power for power in range(most.bit_length())), most} - {0})
 
 
 def mean_pass_at_k(items: Iterable[Sequence[Row]], k: int) -> tuple[float, int] | None:
-    """Return the mean pass@k over the items with at least `k` scored rollouts, and their number; None without any."""
+    """Return the mean pass@k over the items with at least `k` scored rollouts, and the number of these items; None if
+    there are none."""
     estimates = [
         estimate for scored, solved in map(_counts, items) if (estimate := pass_at_k(scored, solved, k)) is not None
     ]
@@ -114,7 +115,7 @@ def mean_pass_at_k(items: Iterable[Sequence[Row]], k: int) -> tuple[float, int] 
 
 @dataclass
 class ToolTotals:
-    """How the calls of one tool ended, over several rollouts."""
+    """Counts of one tool's calls by how they ended, over several rollouts."""
 
     tool: str
     calls: int = 0

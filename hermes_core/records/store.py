@@ -1,4 +1,4 @@
-"""The output folder of a run: `trajectories.jsonl`, `run.json`, `summary.json`, and what makes a run resumable."""
+"""The output folder of a run: `trajectories.jsonl`, `run.json` and `summary.json`; begins, locks and resumes runs."""
 
 from __future__ import annotations
 
@@ -27,31 +27,31 @@ log = logging.getLogger(__name__)
 
 TRAJECTORIES, RUN, SUMMARY, LOCK = "trajectories.jsonl", "run.json", "summary.json", ".lock"
 RESULTS, TABLE, QUARANTINE = "validation.json", "validation.md", "quarantine.json"
-"""What a validation writes beside its runs: everything, a table for readers, and the items to leave out."""
+"""Files that a validation writes beside its runs: all results, a table for people, and the items to leave out."""
 SUPERSEDED = "superseded.jsonl"
-"""Lines that earlier sessions wrote for rollouts that a resumed session does again."""
+"""The file of records from earlier sessions whose rollouts a resumed session does again."""
 
 Changes = Callable[[str, Mapping[str, Any]], list[str] | None]
-"""Gets an item's id, and what a record has kept of the item. Returns the names of fields that have changed since; None
-if there is no such item."""
+"""Called with an item's id and the fields of the item that a record has kept. Returns the names of fields that have
+changed since; None if there is no such item."""
 
 _NAMED = 5
-"""Number of items that a message names."""
+"""Maximum number of items that a message names."""
 
 
 class OutputFolder:
-    """A run's folder, locked for as long as this is open.
+    """A run's folder, locked for as long as this object is open.
 
-    Each record is one write of one whole line to a file opened for appending, so after `kill -9` at most the last line
-    is incomplete; it is cut off when the run is resumed. Each rollout has one line: those of failed rollouts that a
-    resumed run does again are first moved to `superseded.jsonl`. A run that ends without a record leaves no files.
+    Each record is appended as a whole line in one write, so after `kill -9` at most the last line is incomplete; a
+    resumed run removes an incomplete line. Each rollout has one line: when a resumed run does failed rollouts again,
+    their lines are first moved to `superseded.jsonl`. A run that ends without a record leaves no files.
 
     Args:
         new: whether `path` must not exist yet.
 
     Raises:
-        UsageError: it can't be made or written, or another run writes to it.
-        FileExistsError: it exists, and `new` is set.
+        UsageError: the folder can't be made or written, or another run writes to it.
+        FileExistsError: the folder exists, and `new` is set.
     """
 
     def __init__(self, path: Path, *, new: bool = False) -> None:
@@ -76,10 +76,10 @@ class OutputFolder:
 
     @classmethod
     def begin(cls, parent: Path, name: str) -> OutputFolder:
-        """Make a folder for a run that begins now: `NAME-YYYYMMDD-HHMMSS`, with a number if that exists.
+        """Make a folder for a run that begins now: `NAME-YYYYMMDD-HHMMSS`, then a number if this name is taken.
 
         Raises:
-            UsageError: it can't be made.
+            UsageError: the folder can't be made.
         """
         plain = re.sub(r"[^\w.-]+", "-", name)
         stem = f"{plain}-{datetime.now():%Y%m%d-%H%M%S}"
@@ -93,8 +93,8 @@ class OutputFolder:
 
     @classmethod
     def choose(cls, path: str | Path | None, parent: str | Path | None, name: str) -> OutputFolder | None:
-        """Return the folder at `path`, or a new one in `parent`, or None if neither is given. Raise as `begin` and the
-        class do."""
+        """Return the folder at `path`, or a new folder in `parent`, or None if neither is given. Raise as `begin` and
+        the class do."""
         if path is not None:
             return cls(Path(path))
         return None if parent is None else cls.begin(Path(parent), name)
@@ -102,7 +102,7 @@ class OutputFolder:
     def _take_lock(self) -> bool:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # The previous holder may have removed the file while we waited to open it, so that this would lock nothing.
+            # The previous holder may have removed the file after it was opened here; then the lock protects nothing.
             return os.fstat(self._lock).st_ino == (self.path / LOCK).stat().st_ino
         except OSError:
             return False
@@ -120,19 +120,19 @@ class OutputFolder:
         again: Collection[FailureKind] | None = None,
         changes: Changes | None = None,
     ) -> None:
-        """Start a run here, or continue the one that is here.
+        """Start a run in the folder, or continue the folder's run.
 
         Args:
             configuration: everything that affects the run's records; it must be the same when the run is resumed.
             about: other information for `run.json` (versions, seed, …).
-            tally: gets those of the earlier records that stay.
-            again: failures of these kinds are done again; None is all kinds.
-            changes: compares items with those of the records here that stay; None compares nothing.
+            tally: earlier records that stay are added to it.
+            again: failed rollouts of these kinds are done again; None is all kinds.
+            changes: compares the dataset's items with those in the records that stay; None compares nothing.
 
         Raises:
-            UsageError: there is a run here and `resume` is not set; or it has another configuration, and the differing
-                keys are named; or it has records of items that are not in the dataset, or have changed; or a line in
-                the middle of its records is not a record; or its files can't be written.
+            UsageError: the folder has a run and `resume` is not set; or the run has another configuration, whose
+                differing keys are named; or the run has records of items that are not in the dataset or have changed;
+                or a line in the middle of its records is not a record; or its files can't be written.
         """
         trajectories = self.path / TRAJECTORIES
         try:
@@ -157,7 +157,7 @@ class OutputFolder:
         self._records.append(line)
 
     def sync(self) -> None:
-        """Wait until everything appended is on the disk. Call it in a thread, because it can take a while."""
+        """Wait until all appended lines are on the disk. Call this in a thread, because it can take a while."""
         self._records.sync()
 
     def write_summary(self, summary: RunSummary) -> None:
@@ -165,7 +165,7 @@ class OutputFolder:
         write_json(self.path / SUMMARY, summary.to_dict())
 
     def close(self) -> None:
-        """Close the files and release the lock. A run that was begun here and has no record is removed. Idempotent."""
+        """Close the files and release the lock. Remove a run that was begun here and has no record. Idempotent."""
         self._records.close()
         if self._lock >= 0:
             if not self._records.size:
@@ -174,7 +174,7 @@ class OutputFolder:
         self._lock = -1
 
     def _remove_traces(self) -> None:
-        """Remove what was made here, because no record was written."""
+        """Remove the files and folders that this object made, because no record was written."""
         own = [TRAJECTORIES, RUN, SUMMARY] if self._begun else []
         own += [] if self._had_lock else [LOCK]
         with contextlib.suppress(OSError):
@@ -183,7 +183,7 @@ class OutputFolder:
         self._remove_folders()
 
     def _remove_folders(self) -> None:
-        """Remove the folders that were made for this run, as far as they are empty."""
+        """Remove those folders made for this run that are empty."""
         with contextlib.suppress(OSError):
             for folder in self._made:
                 folder.rmdir()
@@ -207,7 +207,7 @@ class OutputFolder:
         again: Collection[FailureKind] | None,
         changes: Changes | None,
     ) -> None:
-        """Read the records that are here, and keep one line of each rollout that is not done again."""
+        """Read the folder's records, and keep one line for each rollout that is not done again."""
         size = trajectories.stat().st_size
         if (self.path / SUPERSEDED).exists():
             for record in _read(self.path / SUPERSEDED):
@@ -260,8 +260,8 @@ class OutputFolder:
         )
 
     def _keep_only(self, numbers: set[int], trajectories: Path) -> None:
-        """Move the other lines to `superseded.jsonl`. If killed in between, they are in both files until this is done
-        again."""
+        """Keep the lines with these numbers, and move the others to `superseded.jsonl`. If the process is killed
+        meanwhile, the others are in both files until the run is resumed."""
         kept = trajectories.with_name(f".{TRAJECTORIES}.new")
         with (
             os.fdopen(open_to_write(kept, os.O_TRUNC), "wb") as keeping,
@@ -295,7 +295,7 @@ def is_running(path: Path) -> bool:
     """Return whether a run is writing to the folder now."""
     try:
         with open_to_read(path / LOCK) as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # let go at once: a run that begins now must get it
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # freed at once, for runs that begin now
     except BlockingIOError:
         return True
     except OSError:
@@ -304,7 +304,7 @@ def is_running(path: Path) -> bool:
 
 
 def runs_below(path: Path) -> str:
-    """Return a hint for a path that is no run: the runs below it, such as those of a validation."""
+    """Return a hint for a path that is no run: a text with the runs below it, such as those of a validation."""
     inside = sorted(str(place.parent) for place in path.glob(f"*/{TRAJECTORIES}"))
     return f"name a run in it: {', '.join(inside)}" if inside else "name the folder of a run"
 
@@ -313,7 +313,7 @@ def read_run(path: Path) -> dict[str, Any]:
     """Return the folder's `run.json`.
 
     Raises:
-        UsageError: there is none, or hermes-rl did not write it.
+        UsageError: there is no such file, or hermes-rl did not write it.
     """
     try:
         with open_to_read(path / RUN) as file:
@@ -324,7 +324,7 @@ def read_run(path: Path) -> dict[str, Any]:
 
 
 class _Configuration(BaseModel):
-    """What is read of a run's configuration, beside other keys."""
+    """The keys of a run's configuration that are checked here; there are others."""
 
     model_config = ConfigDict(extra="allow", allow_inf_nan=False)
 
@@ -337,7 +337,7 @@ class _Configuration(BaseModel):
 
 
 class _RunFile(BaseModel):
-    """What is read of `run.json`, beside other keys."""
+    """The keys of `run.json` that are checked here; there are others."""
 
     model_config = ConfigDict(extra="allow", allow_inf_nan=False)
 
@@ -354,7 +354,7 @@ def records(path: Path) -> Iterator[Record]:
     """Read the folder's records in the order written, one at a time. An incomplete last line is left out.
 
     Raises:
-        UsageError: the file can't be read, or a line is not a record, or was written by a newer version.
+        UsageError: the file can't be read, or a line is not a record or was written by a newer version.
     """
     trajectories = path / TRAJECTORIES
     try:
@@ -369,15 +369,15 @@ def record_in(
     clean: Callable[[dict[str, Any]], dict[str, Any]] = lambda value: value,
     parse: Callable[[bytes, str], dict[str, Any]] = parse_line,
 ) -> Record:
-    """Return the record in a whole line.
+    """Return the record in a complete line.
 
     Args:
-        place: where the line is, for messages.
-        clean: called with the line's JSON values; returns those to read.
+        place: the file and line number, for messages.
+        clean: called with the line's JSON values; returns the values to use, for example without secrets.
         parse: `parse_line` or `parse_outline`.
 
     Raises:
-        UsageError: it is not a record, or was written by a newer version.
+        UsageError: the line is not a record, or was written by a newer version.
     """
     try:
         return Record.from_json(clean(parse(line, place)))
@@ -393,8 +393,7 @@ def _read(file: Path) -> Iterator[Record]:
 
 
 def read_records(path: Path | str) -> Iterator[dict[str, Any]]:
-    """Read the folder's records as JSON values of this version, even if another version wrote them. Otherwise like
-    `records`."""
+    """Like `records`, but return JSON values. Records of older versions are converted to the current version."""
     return (record.to_json() for record in records(Path(path)))
 
 
@@ -403,7 +402,7 @@ def _no_record(place: str, why: ValueError) -> UsageError:
 
 
 def configuration_hash(configuration: Mapping[str, Any]) -> str:
-    """Return a text that is the same for equal configurations, in any process."""
+    """Return a hash that is the same for equal configurations, in any process."""
     text = json.dumps(configuration, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

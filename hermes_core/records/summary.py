@@ -17,10 +17,10 @@ from hermes_core.records.record import STAGES, Record
 from hermes_core.sandbox.pool.cost import SandboxUsage
 
 Key = tuple[str, int]
-"""Identifies a rollout: item id and rollout index."""
+"""Item id and rollout index, which identify a rollout."""
 
 RATED_FROM_S = 60.0
-"""Minimum seconds of a session for its rate to be meaningful."""
+"""Minimum length of a session in seconds for a meaningful rate."""
 
 SOLVED = 1.0
 """The reward from which a rollout counts as solved."""
@@ -28,8 +28,7 @@ SOLVED = 1.0
 
 @dataclass(frozen=True)
 class RunSummary:
-    """The outcome of a run, `summary.json`. Every count is over the whole folder, including the earlier sessions of a
-    resumed run."""
+    """The outcome of a run, `summary.json`. Every count includes the earlier sessions of a resumed run."""
 
     total: int
     """Number of rollouts of the run."""
@@ -81,7 +80,7 @@ class RunSummary:
 
 
 class Spread:
-    """The distribution of many numbers, in bounded memory: they are counted by their first three digits."""
+    """The distribution of many numbers, in bounded memory: it counts numbers with equal first three digits."""
 
     def __init__(self) -> None:
         self._counts: Counter[float] = Counter()
@@ -94,7 +93,7 @@ class Spread:
         self.largest = max(self.largest, value)
 
     def percentile(self, share: float) -> float:
-        """Return the smallest number that at least this share of the numbers does not exceed, to three digits. At
+        """Return the smallest number, to three digits, such that at least this share of the numbers is not larger. At
         least one number must have been added."""
         rank = max(1, math.ceil(self._counts.total() * share))
         ordered = sorted(self._counts)
@@ -104,20 +103,20 @@ class Spread:
 
 
 class Standing(Protocol):
-    """How far some work is: what a display shows."""
+    """The state of some work, for a display."""
 
     noun: str
-    """The noun for what is counted, such as `rollouts`."""
+    """The noun for the units of work, such as `rollouts`."""
     stage: str
-    """What is being done; empty where it is always the same."""
+    """The name of the current stage; empty for work with a single stage."""
 
     @property
     def done(self) -> int:
-        """Return how many are done."""
+        """Return the number of units of work that are done."""
 
     @property
     def news(self) -> object:
-        """Return a value that changes when there is something new to show, so that the display writes another line."""
+        """Return a value that changes when there is something new to show. The display then writes another line."""
 
     def counts(self, total: int) -> str:
         """Return the figures other than `done`, as text."""
@@ -127,9 +126,9 @@ class Standing(Protocol):
 
 
 class Tally:
-    """Adds up records as they come. A failed rollout counts until a later record of it is added.
+    """Adds up records as they are written. A failed rollout counts until a later record of the same rollout is added.
 
-    It keeps nothing of a rollout that finished in this session, so that a run may have any number of them.
+    Nothing is kept of a rollout that finished in this session, so that a run may have any number of rollouts.
 
     Args:
         window: the number of recent rollouts that `infra_rate` is computed from.
@@ -147,7 +146,7 @@ class Tally:
         self._infra_retries = 0
         self._timings = {stage: Spread() for stage in STAGES}
         self.usage = Usage()
-        """The model's requests, tokens and cost, also of rollouts that were done again."""
+        """The model's requests, tokens and cost, including those of failed rollouts that were done again."""
         self.waited_s = 0.0
         """Seconds that rollouts waited for the endpoint."""
         self.session = 0
@@ -163,7 +162,7 @@ class Tally:
         self._split = 0
 
     def add(self, record: Record, *, earlier: bool = False) -> None:
-        """Add a record; `earlier` if it is from an earlier session, and its rollout is not done again."""
+        """Add a record. `earlier` says that the record is from an earlier session and its rollout is not done again."""
         key = (record.item_id, record.rollout_index)
         if (kind := self._failed.pop(key, None)) is not None:
             self._kinds[kind] -= 1
@@ -200,7 +199,7 @@ class Tally:
         self._started = time.monotonic()
 
     def was_done_before(self, key: Key) -> bool:
-        """Return whether an earlier session did the rollout, and it is not done again."""
+        """Return whether an earlier session did the rollout, and this session does not do it again."""
         return key in self._before
 
     @property
@@ -220,12 +219,12 @@ class Tally:
 
     @property
     def news(self) -> object:
-        """Return how many finished and how many failed."""
+        """Return the number of finished rollouts and the number of failed ones."""
         return self.finished, self.failed
 
     def infra_rate(self, least: int = 10) -> float:
-        """Return the share of recent rollouts that failed because of our infrastructure or the model's; 0 if fewer than
-        `least` ended."""
+        """Return the share of recent rollouts with a failure of the infrastructure, an image or the model's endpoint; 0
+        if fewer than `least` rollouts have ended."""
         return sum(self._recent) / len(self._recent) if len(self._recent) >= least else 0.0
 
     @property
@@ -238,7 +237,7 @@ class Tally:
         return self.session / self.elapsed_s
 
     def left_s(self, total: int) -> float | None:
-        """Return the seconds until all rollouts are done, at this rate; None if it is not known."""
+        """Return the seconds until all rollouts are done at the present rate; None if the rate is not known."""
         left = total - self.done
         if left <= 0:
             return 0.0
@@ -328,7 +327,7 @@ class Progress(Protocol):
         """Begin; `tally` holds the results of earlier sessions."""
 
     def update(self, tally: Standing) -> None:
-        """Show the state. Called whenever it changes, and for rollouts every second."""
+        """Show the state. Called whenever the state changes; for rollouts, also every second."""
 
     def end(self, tally: Standing) -> None:
         """End the display. Called after success and failure."""

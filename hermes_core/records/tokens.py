@@ -1,4 +1,4 @@
-"""The tokens of a trajectory, from the record of a token-exact server, and checks that they can be trained on."""
+"""The tokens of a trajectory, as a token-exact server recorded them, and checks that they can be trained on."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hermes_core.agents.base import MASKED
 __all__ = ["MASKED", "SPELT", "TokenSequence", "Tokens", "tokens_of"]
 
 SPELT = "a secret was removed from the messages, and the tokens spell it"
-"""Why the tokens of a conversation with a secret are left out. A text can be cut; tokens would no longer be exact."""
+"""Why the tokens of a conversation with a secret are left out: without the secret, they would not be exact."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class TokenSequence:
     """Three arrays of one length, not shifted: token ids; masks (the token id if the model wrote it, else -100);
     logprobs.
 
-    Lists would take ten times the memory, for as long as a rollout waits for the others of its group.
+    Arrays take a tenth of the memory of lists, which matters while a rollout waits for the others of its group.
     """
 
     tokens: array[int]
@@ -62,27 +62,29 @@ class Tokens:
     """The sequences of one trajectory; or the reason why there are none."""
 
     sequences: tuple[TokenSequence, ...] = ()
-    """One sequence, or several if the agent left something behind: each path of its conversation that was sampled. An
-    answer that several of them share is trained on in one."""
+    """One sequence for each sampled path of the conversation: several if the agent left a part of it behind. An answer
+    that is in several sequences is trained on in only one of them."""
     refused: str | None = None
-    """Why the server's tokens can't be trained on; None if they can, or if it kept none."""
+    """The reason why the server's tokens can't be trained on; None if they can be, or if the server kept none."""
     forks: Mapping[str, int] = field(default_factory=dict)
-    """How many requests left something behind, by cause (`hermes_core.agents.exact.token_tree.Step`)."""
+    """Number of requests that left a part of the conversation behind, by cause
+    (`hermes_core.agents.exact.token_tree.Step`)."""
 
     @property
     def only(self) -> TokenSequence | None:
-        """Return the only sequence of a trajectory, if it has just one."""
+        """Return the sequence of a trajectory with exactly one sequence; else None."""
         return self.sequences[0] if len(self.sequences) == 1 else None
 
 
 def tokens_of(managed_state: Mapping[str, Any] | None) -> Tokens:
-    """Return the server's tokens after checking them. They are never reconstructed from text.
+    """Check and return the tokens that the server recorded. Tokens are never reconstructed from text.
 
     Args:
         managed_state: `AgentResult.managed_state`. Each of its `nodes` has `tokens`, `masked_tokens` (the token if the
-            model wrote it, else -100) and `logprobs`. A node with `turns`, as those of
-            `hermes_core.agents.exact.agent`, is also checked against what the server sampled; for that the state has
-            `end_tokens`. A node whose `metadata` says that it is not the agent's `own` conversation is left out.
+            model wrote it, else -100) and `logprobs`. A node with `turns`, such as one from
+            `hermes_core.agents.exact.agent`, is also checked against the tokens that the server sampled; this needs
+            `end_tokens` in the state. A node is left out if its `metadata` says that it is not the agent's `own`
+            conversation.
     """
     if managed_state is None:
         return Tokens()
@@ -122,7 +124,7 @@ def _field(node: Any, name: str) -> Sequence[Any]:
 
 
 def _refuse(sequence: TokenSequence) -> str | None:
-    """Return why this can't be trained on, or None."""
+    """Return the reason why the sequence can't be trained on, or None."""
     tokens, masks, logprobs = sequence.tokens, sequence.masks, sequence.logprobs
     if not tokens or not len(tokens) == len(masks) == len(logprobs):
         return f"{len(tokens)} tokens, {len(masks)} masks and {len(logprobs)} logprobs are not one sequence"
@@ -138,17 +140,16 @@ def _refuse(sequence: TokenSequence) -> str | None:
 
 
 def _has_two_ends(last: int, following: int, end_tokens: Collection[int]) -> bool:
-    """Return whether an answer's last token and the next one are the same, or both end an answer and begin nothing.
+    """Return whether an answer is ended twice: its last token and the next one are the same, or both only end answers.
 
-    The text after an answer begins with an end token, unless the answer has one; so the same token twice is one too
-    many.
+    If an answer does not end with an end token, the text after it begins with one. So two in a row are one too many.
     """
     return last == following or (last in end_tokens and following in end_tokens)
 
 
 def _find_change(node: Any, sequence: TokenSequence, state: Mapping[str, Any]) -> str | None:
-    """Return how the sequence differs from what was asked and sampled, turn by turn, or None. Without turns, nothing is
-    checked."""
+    """Compare the sequence, turn by turn, with the tokens that were requested and sampled. Return a text on the first
+    difference, or None. Without turns, nothing is checked."""
     turns = _field(node, "turns")
     if not turns:
         return None
