@@ -1,1 +1,1 @@
-"""What turns a prompt into tool calls until done: the model loop and the baselines `oracle` and `nop`."""
+"""Agents, which work on a prompt with tool calls: the model loop and the baselines `oracle` and `nop`."""

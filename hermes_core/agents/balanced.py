@@ -1,4 +1,4 @@
-"""The agent `model` on several servers. Each rollout stays on the one that was least busy when it began."""
+"""The agent `model` on several servers. Each rollout stays on the server that was least busy when the rollout began."""
 
 from __future__ import annotations
 

@@ -67,8 +67,8 @@ class ToolError:
 
 
 Part = list[int | str | None]
-"""Two values, as JSON has them: a number of tokens, and the version of the policy's weights that sampled them; None if
-the endpoint names none."""
+"""A pair, as JSON has it: a number of tokens, and the version of the policy's weights that sampled these tokens, which
+is None if the endpoint names no version."""
 
 
 @dataclass(frozen=True)
@@ -78,21 +78,22 @@ class TurnRecord:
     message: int
     """The index of the answer in the conversation."""
     model: str | None = None
-    """The model that answered, as the endpoint names it; else the model that was asked for."""
+    """The name that the endpoint gives to the model that answered; else the model that was requested."""
     started: float = 0.0
     """When the request was sent for the first time."""
     ended: float = 0.0
     """When the answer had arrived."""
     waited_s: float = 0.0
-    """Seconds of this time that the request waited for the endpoint: for its rate limit, or between two attempts."""
+    """Seconds between `started` and `ended` in which the request waited for the endpoint's rate limit, or for its own
+    next attempt."""
     prompt_tokens: int = 0
     """Tokens of the conversation before the answer; 0 if the endpoint does not report them."""
     completion_tokens: int = 0
     """Tokens of the answer; 0 if the endpoint does not report them."""
     cached_tokens: int | None = None
-    """How many of `prompt_tokens` came from the endpoint's cache; None if it does not report them."""
+    """How many of `prompt_tokens` came from the endpoint's cache; None if the endpoint does not report this number."""
     reasoning_tokens: int | None = None
-    """How many of `completion_tokens` are reasoning; None if the endpoint does not report them."""
+    """How many of `completion_tokens` are reasoning; None if the endpoint does not report this number."""
     cost: float | None = None
     """Price of the answer in US dollars; None if it is not known."""
     sampling: Mapping[str, Any] = field(default_factory=dict)
@@ -100,13 +101,13 @@ class TurnRecord:
     stop_reason: str | None = None
     """The endpoint's `finish_reason`."""
     weight_version: str | None = None
-    """The version of the policy's weights, as the endpoint names it; None if it names none."""
+    """The version of the policy's weights, as the endpoint names it; None if the endpoint names no version."""
     compacted: bool = False
-    """Whether the answer is a summary. The user's next message repeats the task and has the summary, and the
-    conversation goes on from there. Of all earlier messages, the model then sees only those before the task."""
+    """Whether the answer is a summary. The user's next message repeats the task and contains the summary, and the
+    conversation goes on from this message. Of all earlier messages, the model then sees only those before the task."""
     parts: list[Part] = field(default_factory=list)
-    """The parts of an answer that was broken off and continued, as at an update of the weights: how many of its tokens
-    each has, and the version of the weights that wrote them. Empty for any other answer."""
+    """The parts of an answer that was broken off and continued, for example at an update of the weights: for each part,
+    its number of tokens and the version of the weights that sampled them. Empty for any other answer."""
 
 
 class CallErrorKind(StrEnum):
@@ -140,14 +141,14 @@ _INTERRUPTED = CallError(CallErrorKind.INTERRUPTED, "interrupted before the tool
 
 
 class ToolAnswer(str):
-    """The answer of a tool call to the model, as JSON text, with what the record keeps of the call besides."""
+    """The answer to a tool call, as JSON text for the model, with the error and other facts for the call's record."""
 
     __slots__ = ("bytes_dropped", "error", "exit_code")
 
     error: CallError | None
-    """Why it is an error; None if it is none."""
+    """Why the call failed; None if it did not fail."""
     exit_code: int | None
-    """The exit status of the command that the call ran; None if it ran none, or the command has none."""
+    """The exit status of the command that the call ran; None if it ran no command, or the command has no status."""
     bytes_dropped: int
     """Bytes of the command's output that are missing in the answer."""
 
@@ -165,8 +166,7 @@ class ToolAnswer(str):
 
     @classmethod
     def read(cls, text: str) -> Self:
-        """Return the answer with this JSON text. One with an exit code comes from a command that ran, so it is no
-        error."""
+        """Return the answer with this JSON text. A text with an exit code is no error, because its command ran."""
         if '"error"' not in text and '"exit_code"' not in text:
             return cls(text)
         try:
@@ -204,19 +204,19 @@ class CallRecord:
     started: float | None = None
     """When the call began; None if it never did."""
     ended: float | None = None
-    """When it had been answered; None if it never was."""
+    """When the call had been answered; None if it never was."""
     error: CallError | None = None
-    """None for a call that the tool answered without an error. A command with a non-zero exit status has none; one that
-    its time limit ended has one."""
+    """Why the call failed; None if the tool answered it without an error. A non-zero exit status of a command is no
+    error, but reaching the time limit is one."""
     exit_code: int | None = None
-    """The exit status of the command that the call ran; None if it ran none, or the command has none."""
+    """The exit status of the command that the call ran; None if it ran no command, or the command has no status."""
     bytes_dropped: int = 0
     """Bytes of the command's output that are missing in the answer."""
 
 
 @dataclass
 class Usage:
-    """Token counts from the endpoint, summed over all requests; 0 if it does not report them."""
+    """Token counts that the endpoint reports, summed over all requests; 0 if the endpoint reports none."""
 
     requests: int = 0
     prompt_tokens: int = 0
@@ -238,25 +238,25 @@ class Usage:
 
 @dataclass
 class AgentResult:
-    """What an agent did. It is filled while the agent runs and can be read at any moment.
+    """The result of an agent's work. It is filled while the agent runs and can be read at any moment.
 
     `messages` is always a conversation that an endpoint accepts. A tool call that has not ended yet is already followed
-    by a tool message that says it was interrupted; the real answer replaces it.
+    by a tool message that says that the call was interrupted; the real answer replaces this message.
     """
 
     messages: list[Message] = field(default_factory=list)
     """The whole conversation, including the prompt."""
     model: str | None = None
-    """The model that the agent asks, if it asks one."""
+    """The name of the model that the agent asks; None if it asks no model."""
     turns: list[TurnRecord] = field(default_factory=list)
-    """The model's answers, as far as the agent keeps account of them."""
+    """The model's answers, as far as the agent records them."""
     calls: list[CallRecord] = field(default_factory=list)
-    """The model's tool calls, in the order of `messages`, as far as the agent keeps account of them."""
+    """The model's tool calls, in the order of `messages`, as far as the agent records them."""
     waited_s: float = 0.0
     """Seconds spent waiting for the endpoint: for its rate limits, and between two attempts."""
     managed_state: Mapping[str, Any] | None = None
-    """The token-exact record that the server keeps of this conversation (`server.get_state()`), unchanged; None if it
-    keeps none. Tokens are never reconstructed from text."""
+    """The token-exact record that the server keeps of this conversation (`server.get_state()`), unchanged; None if the
+    server keeps no record. Tokens are never reconstructed from text."""
     turns_used: int = 0
     """Number of answers that the model gave."""
     finished_naturally: bool = False
@@ -270,32 +270,33 @@ class AgentResult:
     tool_calls_schema_valid: int = 0
     """Calls of an existing tool whose arguments needed no repair and passed its schema."""
     tool_calls_executed_ok: int = 0
-    """Calls that the tool answered without an error. A command with a non-zero exit status counts, because that is
-    data, and so does one that its time limit ended."""
+    """Calls that the tool answered without an error. A command that ended with a non-zero exit status or at its time
+    limit counts, too, because its answer is data."""
     tool_calls_exec_error: int = 0
     """Calls that the tool answered with an error, bad arguments included."""
     usage: Usage = field(default_factory=Usage)
     tool_schemas: Sequence[Mapping[str, Any]] | None = None
-    """The tools that the model was offered last, if they are not those of the task: a program has tools of its own."""
+    """The tools that the model was offered last, if the agent is a program with tools of its own; else None, which
+    means the tools of the task."""
     program: Mapping[str, Any] | None = None
-    """How the agent's program ended, if it is one: `exit_code`, `signal`, the end of its `output` and how many
-    `output_bytes` there were, the counts of the `requests` that it made, the `refusal` of the last one that was
-    refused, the names of settings that were `overridden`, and what it said in ACP as `acp`."""
+    """If the agent is a program, how the program ended: `exit_code`, `signal`, the end of its `output` and the number
+    of `output_bytes`, the counts of the `requests` that it made, the `refusal` of the last request that was refused,
+    the names of settings that were `overridden`, and the program's messages in ACP as `acp`."""
 
     def add_turn(self, answer: Message, *, started: float, reasoning: str | None = None, **about: Any) -> range:
         """Add an answer of the model to the conversation and to `turns`, and its tool calls to `calls`.
 
-        Each call gets a tool message that says that it was interrupted; `run_calls` replaces it by the real answer. So
-        the conversation is complete at any moment.
+        Each call gets a tool message that says that the call was interrupted. `run_calls` replaces this message by the
+        real answer. So the conversation is complete at any moment.
 
         Args:
             answer: the assistant's message in the OpenAI form; its content may be missing.
-            started: when it was asked for, in seconds since the epoch.
+            started: when the answer was requested, in seconds since the epoch.
             reasoning: the model's reasoning, for `reasoning_per_turn`.
             about: other fields of the `TurnRecord`, such as `model`, `prompt_tokens` and `completion_tokens`.
 
         Returns:
-            The places of its tool calls in `calls`, for `run_calls`.
+            The indexes of the answer's tool calls in `calls`, for `run_calls`.
         """
         turn = TurnRecord(
             **{"message": len(self.messages), "model": self.model, "ended": time.time(), **about}, started=started
@@ -320,18 +321,19 @@ class AgentResult:
 
 
 Fill = Callable[[SlotCommands, str], Awaitable[None]]
-"""Fills a new, empty directory (given by its absolute path), with the commands of the preparation user."""
+"""Fills a new, empty directory. The arguments are the commands of the preparation user, and the directory's absolute
+path."""
 
 
 @dataclass(frozen=True)
 class AgentSlot:
-    """The slot of a rollout, for an agent that is a program there."""
+    """The slot of a rollout, for an agent that is a program in this slot."""
 
     commands: SlotCommands
-    """The slot's commands, run as the agent's user. They start in the item's working directory."""
+    """The slot's commands, which run as the agent's user and start in the item's working directory."""
     prepare: Callable[[str, Fill], Awaitable[str]]
-    """`await prepare(key, build)` makes a directory once per sandbox and key, which slots can read and not write, and
-    returns its path. That time does not count as the agent's."""
+    """`await prepare(key, build)` returns the path of a directory that slots can read and not write. `build` fills the
+    directory once per sandbox and key. The time that this takes does not count as the agent's."""
 
 
 async def nothing_more() -> Message | None:
@@ -356,25 +358,25 @@ class AgentTask:
     parallel_safe: frozenset[str] = frozenset()
     """Tools whose calls within one turn may run at the same time."""
     seed_key: str | None = None
-    """A key for sampling seeds that identifies this rollout (item and rollout index) and is the same in every run. None
+    """A key for sampling seeds, made of the item and the rollout's index, so that it is the same in every run. None
     means the trajectory id."""
     waiting: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
-    """Use `async with task.waiting():` around each request to a model. That time does not count as the agent's. It has
-    a limit of its own, and `ModelError` is raised when it is exceeded."""
+    """Use `async with task.waiting():` around each request to a model. The time in the block does not count as the
+    agent's. It has a limit of its own, and `ModelError` is raised when this limit is exceeded."""
     follow_up: Callable[[], Awaitable[Message | None]] = nothing_more
-    """Await it when the model is done. It returns the user's next message, with which the conversation goes on, or None
-    at the end. It may check the work and take minutes; that time does not count as the agent's. An agent that does not
-    await it leaves out all parts of its task but the first."""
+    """Await `follow_up()` when the model is done. It returns the user's next message, with which the conversation goes
+    on, or None at the end. It may check the work and take minutes, which do not count as the agent's time. An agent
+    that never awaits it works only on the first part of its task."""
     mcp_tools: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """The tools that come from MCP servers, by server: for each of the server's own names, the name of the tool
-    here."""
+    """The tools of MCP servers: for each server, a mapping from the server's name of a tool to the name that the tool
+    has in `tool_schemas`."""
     skills: str | None = None
-    """The directory in the slot that has the task's skills, for an agent that is a program there."""
+    """The directory in the slot that has the task's skills, for an agent that is a program in the slot."""
     slot: AgentSlot | None = None
-    """The slot, for an agent that is a program there; None if the rollout has none."""
+    """The slot, for an agent that is a program in it; None if the rollout has no slot."""
     result: AgentResult = field(default_factory=AgentResult)
-    """The result in the making: `run` fills and returns this very object. If `run` is cancelled or raises, the caller
-    still has what was said and done so far."""
+    """The result, which `run` fills and returns: this very object. So if `run` is cancelled or raises, the caller still
+    has everything that was said and done before."""
 
 
 @runtime_checkable
@@ -382,19 +384,21 @@ class Agent(Protocol):
     """Base class of agents. An agent works on a task with tool calls until it is done. One agent can run many tasks at
     the same time.
 
-    It is made with an `AgentSettings`. A class with settings of its own names a subclass of that as `config_class`.
+    It is made with an `AgentSettings`. A class with settings of its own names a subclass of `AgentSettings` as
+    `config_class`.
     """
 
     name: str
-    """An agent may also have a `version: str | None`, which the records name, and `in_slot: bool`: that it is a program
-    in the slot, with tools of its own, so that its rollouts have a slot in any case, and none of the run's tools. It
-    gets those of MCP servers if it has `takes_mcp: bool`."""
+    """The agent's name. An agent may have three more attributes: `version: str | None`, which the records name;
+    `in_slot: bool`, which says that the agent is a program in the slot with tools of its own, so its rollouts always
+    have a slot, but none of the run's tools; and `takes_mcp: bool`, which says that such a program gets the tools of
+    MCP servers."""
 
     async def run(self, task: AgentTask) -> AgentResult:
         """Work on one task until done, and return `task.result`.
 
         Raises:
-            ModelError: the endpoint failed; its `result` is `task.result`.
+            ModelError: the endpoint failed; the error's `result` is `task.result`.
             InfraError, StaleSlotError: as the tool handler or `solve` raised them.
         """
         ...
@@ -406,13 +410,13 @@ class Agent(Protocol):
 
 @runtime_checkable
 class CanCheckEndpoint(Protocol):
-    """An agent whose model can be tried out. A run does so before it makes its first sandbox."""
+    """An agent whose model can be checked. A run checks the model before it makes its first sandbox."""
 
     async def check_endpoint(self) -> None:
         """Check that the model can be used.
 
         Raises:
-            ModelError: it can't.
+            ModelError: the model can't be used.
         """
         ...
 
@@ -429,30 +433,30 @@ class InstallableProgram(Protocol):
 
     @property
     def version(self) -> str | None:
-        """Return the version that is fetched, if it is known."""
+        """Return the version that `fetch` fetches; None if it is not known."""
         ...
 
     def describe(self) -> Mapping[str, str | Sequence[str]]:
-        """Return how the program is fetched and run, in words, by topic. Empty texts are not shown."""
+        """Return texts by topic that say how the program is fetched and run. Empty texts are not shown."""
         ...
 
     def check(self) -> Diagnosis:
         """Return whether the driver has the program, or could fetch it.
 
         Raises:
-            ConfigError: there can be no such program on this machine.
+            ConfigError: this machine can't have such a program.
         """
         ...
 
     async def fetch(self, version: str | None = None) -> Path | None:
-        """Fetch the program, unless that was done before. Return its folder on the driver; None if it is never fetched,
-        because it is part of the sandbox.
+        """Fetch the program, unless the driver already has it. Return its folder on the driver; None for a program that
+        is part of the sandbox, and so is never fetched.
 
         Args:
-            version: None is the program's own.
+            version: the version to fetch; None is the version that the program names.
 
         Raises:
-            ConfigError: it can't be had.
+            ConfigError: the program can't be fetched.
         """
         ...
 
@@ -534,8 +538,8 @@ class AgentSettings(EndpointSettings):
 
 
 def find_retyped_settings(kind: type[AgentSettings]) -> list[str]:
-    """Return the fields of `AgentSettings` to which this subclass gives another type. Leaving out None from a type is
-    no difference."""
+    """Return the fields of `AgentSettings` to which this subclass gives another type. A type that only lacks None does
+    not count as another."""
     return [
         name
         for name, field in AgentSettings.model_fields.items()
@@ -544,5 +548,5 @@ def find_retyped_settings(kind: type[AgentSettings]) -> list[str]:
 
 
 def _choices(annotation: Any) -> set[Any]:
-    """Return the types of a union, or the one type."""
+    """Return the types of a union; for any other annotation, the annotation alone."""
     return set(get_args(annotation)) if get_origin(annotation) in (Union, UnionType) else {annotation}

@@ -1,6 +1,6 @@
 """The baseline agents: `oracle` applies the reference solution, `nop` does nothing, and `cheat:NAME` cheats.
 
-They bound every score: a task is sound if `oracle` gets 1.0 and the others get nothing.
+They bound every score: a task is sound if `oracle` gets the reward 1.0 and the others get 0.0.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class _Baseline:
 
 
 class OracleAgent(_Baseline):
-    """Applies the environment's reference solution, to each part of the task. Its reward must be 1.0, or the task is
+    """Applies the environment's reference solution, to each part of the task. If the reward is not 1.0, the task is
     broken."""
 
     name = "oracle"
@@ -36,14 +36,14 @@ class OracleAgent(_Baseline):
         """Apply the reference solution in the agent's slot.
 
         Raises:
-            SetupFailed: it can't be applied. This is the task's fault, because there is no model.
+            SetupFailed: the solution can't be applied. This is the task's fault, because there is no model.
             InfraError, UsageError: as `task.solve` raises them.
         """
         return await _in_each_part(task, task.solve, "the reference solution can't be applied", "fix the task")
 
 
 class NopAgent(_Baseline):
-    """Does nothing. Its reward must be 0.0, or the task is already solved at the start."""
+    """Does nothing. If the reward is not 0.0, the task is already solved at the start."""
 
     name = "nop"
 
@@ -57,7 +57,7 @@ class NopAgent(_Baseline):
 
 
 class CheatAgent(_Baseline):
-    """Does one of the environment's cheats. Its reward must be no higher than that of `nop`.
+    """Does one of the environment's cheats. The reward must be no higher than the reward of `nop`.
 
     Args:
         cheat: the cheat's name.
@@ -72,7 +72,7 @@ class CheatAgent(_Baseline):
         """Cheat in the agent's slot, in each part of the task.
 
         Raises:
-            SetupFailed: the cheat is broken, so it says nothing about the task.
+            SetupFailed: the cheat is broken, so the rollout says nothing about the task.
             InfraError, UsageError: as `task.cheat` raises them.
         """
         if (cheat := task.cheat) is None:
@@ -82,7 +82,11 @@ class CheatAgent(_Baseline):
 
 
 async def _in_each_part(task: AgentTask, work: Callable[[], Awaitable[None]], broken: str, hint: str) -> AgentResult:
-    """Do what the environment provides, in each part of the task. Return the result of an agent that finished.
+    """Await `work` in each part of the task. Return the result of an agent that finished.
+
+    Args:
+        broken: the message of the error if `work` fails.
+        hint: the hint of this error.
 
     Raises:
         SetupFailed: `work` failed.

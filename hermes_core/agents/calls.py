@@ -1,4 +1,4 @@
-"""Runs the tool calls of one conversation, and keeps account of them in the agent's result."""
+"""Runs the tool calls of one conversation, and records them in the agent's result."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ async def run_calls(task: AgentTask, numbers: Iterable[int]) -> list[ToolAnswer]
     """Run tool calls of a task, and return their answers. This is for agents with a loop of their own.
 
     Each answer replaces the call's tool message in the conversation, and `task.result.calls` gets its times, error and
-    exit code. A call of a tool that the task does not have, or with arguments that are not JSON, is answered with an
-    error, and so is one whose tool fails.
+    exit code. A call is answered with an error if the task does not have its tool, if its arguments are not JSON, or if
+    the tool fails.
 
     Args:
         numbers: the calls, as `AgentResult.add_turn` returned them.
 
     Raises:
-        InfraError, StaleSlotError: as the tool handler raised them; they end the rollout.
+        InfraError, StaleSlotError: as the tool handler raised them; these errors end the rollout.
     """
     runner = CallRunner(
         result=task.result,
@@ -66,7 +66,8 @@ class CallRunner:
     """Tools whose calls within one turn may run at the same time."""
 
     async def run(self, calls: Sequence[NumberedCall]) -> list[ToolAnswer]:
-        """Run one turn's calls, together if all of them are safe, else in order, and return their answers.
+        """Run one turn's calls and return their answers. The calls run together if all of their tools are in
+        `parallel_safe`, else in order.
 
         Raises:
             InfraError, StaleSlotError: as the tool handler raised them.
@@ -83,7 +84,7 @@ class CallRunner:
             tasks = [group.create_task(run(*each)) for each in calls]
         if any(
             task.cancelled() for task in tasks
-        ):  # cancelled by the handler itself: a group treats that as an ordinary end
+        ):  # cancelled by the handler itself: a task group takes this for an ordinary end
             raise asyncio.CancelledError
         return [task.result() for task in tasks]
 
@@ -94,7 +95,7 @@ class CallRunner:
         record = result.calls[number] = replace(result.calls[number], started=time.time())
         try:
             answer = await self._answer(call)
-        except BaseException:  # it has no answer, but took the time
+        except BaseException:  # the call has no answer, but it took time
             result.calls[number] = replace(record, ended=time.time())
             raise
         content = result.messages[record.message]["content"] = sayable(answer)
@@ -122,7 +123,7 @@ class CallRunner:
         if call.arguments is None:
             return ToolAnswer.refusal(CallError(CallErrorKind.INVALID_ARGUMENTS, str(call.error)))
         assert self.handler is not None  # there are no valid names without one
-        # Count now, and take it back if the tool refuses the arguments, because a call that is interrupted was valid.
+        # Count the call as valid now, because it may be interrupted, and subtract it if the tool refuses the arguments.
         valid = int(not call.repaired)
         self.result.tool_calls_schema_valid += valid
         try:

@@ -1,7 +1,7 @@
 """The canonical form of a message: the part that stays the same when a program sends a conversation again.
 
 Agents send answers back in forms of their own: arguments of calls without spaces or with sorted keys, an empty text as
-null, marks for a cache. Two messages with the same canonical form say the same.
+null, marks for a cache. Two messages with the same canonical form have the same content.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from hermes_core.agents.replies import sayable
 
 _EXACT = 1 << 53
-"""Programs in JavaScript know whole numbers only up to here."""
+"""The largest magnitude up to which JavaScript, and so programs in JavaScript, can represent every whole number."""
 _SPACE = b" \t\n\r\v\f"
 _THINKING = ("reasoning_content", "reasoning", "thinking")
 """The fields in which messages carry the model's thinking."""
@@ -23,25 +23,25 @@ _THINKING = ("reasoning_content", "reasoning", "thinking")
 
 @dataclass(frozen=True)
 class Canonical:
-    """The canonical form of a message. It can be compared and be a key.
+    """The canonical form of a message, comparable and hashable.
 
-    It has no ids of messages and calls, no marks for caches, and no field that only one dialect knows.
+    It has no ids of messages and calls, no marks for caches, and no field that only one provider's API has.
     """
 
     role: str
     text: str
-    """Its texts, one after the other on lines of their own; an answer's without the space around it."""
+    """The message's texts, joined by line breaks; in the model's answer, without white space at both ends."""
     thinking: str = ""
     calls: tuple[tuple[str, str], ...] = ()
     """The name and the `canonical_arguments` of each call."""
     tool_call_id: str = ""
     """In a tool's message, the id of the call that it answers."""
     images: tuple[tuple[int, str], ...] = ()
-    """For each image or other part that is no text, where in `text` it stands, and its SHA-256."""
+    """For each image or other part that is no text, its position in `text` and its SHA-256."""
 
     @property
     def without_thinking(self) -> Canonical:
-        """Return the message without the model's thinking, as some programs send it back."""
+        """Return the form without the model's thinking, which some programs do not send back."""
         return replace(self, thinking="") if self.thinking else self
 
 
@@ -74,7 +74,7 @@ def digest(forms: Sequence[Canonical], *more: Any) -> str:
 
 def canonical_arguments(written: Any) -> str:
     """Return the arguments of a call as canonical JSON: keys sorted, without spaces, with one form of escapes and
-    numbers. A text that is not JSON is returned unchanged, after a mark that no JSON begins with."""
+    numbers. A text that is not JSON is returned unchanged, after a mark with which no JSON begins."""
     if isinstance(written, str):
         try:
             value = _JSON.decode(written.strip() or "{}")
@@ -89,8 +89,8 @@ def canonical_arguments(written: Any) -> str:
 
 
 def strip_spaces(text: str) -> bytes:
-    """Return a text without white space, which agents may change, so that it can be found in other texts. Bytes take
-    little time and memory, whatever the text is."""
+    """Return a text as UTF-8 without white space, which agents may change, so that the text can be found in others.
+    Searching in bytes takes little time and memory, whatever the text is."""
     return text.encode("utf-8", "surrogatepass").translate(None, _SPACE)
 
 
@@ -109,7 +109,7 @@ def _calls(raw: Any) -> list[tuple[str, str]]:
 
 
 def _content(content: Any) -> tuple[str, tuple[tuple[int, str], ...]]:
-    """Return the text of a content, and its other parts by place and hash."""
+    """Return the text of a message's content, and the position in the text and the hash of each other part."""
     if isinstance(content, str):
         return content, ()
     if not isinstance(content, Sequence) or isinstance(content, bytes):
@@ -126,7 +126,8 @@ def _content(content: Any) -> tuple[str, tuple[tuple[int, str], ...]]:
 
 
 def _other(part: Any) -> str:
-    """Return what identifies a part that is no text: for an image its URL, which may hold the whole image."""
+    """Return an identifying text for a content part that is no text. For an image this is its URL, which may hold the
+    whole image."""
     image = part.get("image_url") if isinstance(part, Mapping) else None
     address = image.get("url") if isinstance(image, Mapping) else image
     return address if isinstance(address, str) else canonical_arguments(part)

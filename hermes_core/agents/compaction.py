@@ -19,10 +19,11 @@ CONTINUED = "You have worked on this before. This is the summary that you wrote 
 """The text between a task and the summary of the work on it."""
 
 LEFT_OUT = "this answer of {characters} characters was left out, because it did not fit into the context: ask for less"
-"""What the model is told in place of a tool's answer that is too long."""
+"""The text for the model in place of a tool's answer that is too long."""
 
 CHARACTERS_PER_TOKEN = 3
-"""Estimate for messages that the model was not sent yet. English text has four; code and logs have fewer."""
+"""Estimate for messages that the model was not sent yet. English text has four characters per token; code and logs have
+fewer."""
 
 _NO_CALLS = CallError(CallErrorKind.FAILED, "no tool is called in a summary")
 
@@ -31,8 +32,8 @@ class Context:
     """The part of a conversation that the model sees: all of it, or what follows its last summary.
 
     Args:
-        result: where the whole conversation is kept. It has the prompt, and nothing else yet.
-        compact_at: number of tokens from which the conversation is summarised; None never does it.
+        result: keeps the whole conversation. At this time, it has only the prompt.
+        compact_at: number of tokens from which the conversation is summarised; None if it never is.
     """
 
     def __init__(self, result: AgentResult, compact_at: int | None) -> None:
@@ -44,20 +45,20 @@ class Context:
         self._begin = 0
 
     def ask(self, message: Message) -> None:
-        """Add the user's next message: the task from now on."""
+        """Add the user's next message, which is the task from now on."""
         self._result.messages.append(message)
         self._task = message
 
     @property
     def messages(self) -> list[Message]:
-        """Return what the model sees."""
+        """Return the messages that the model sees."""
         seen = self._result.messages[self._begin :]
         return [*self._before, *seen] if self._begin else seen
 
     @property
     def can_shrink(self) -> bool:
-        """Return whether a summary can make room: there is something to summarise, and what stays before it is
-        short."""
+        """Return whether a summary can make room: the model has answered since the last summary, and the messages that
+        would stay before a new one are short."""
         turns = self._turns
         return self._compact_at is not None and bool(turns) and self._tokens_before(turns[0]) < self._compact_at
 
@@ -74,7 +75,7 @@ class Context:
         return tokens >= self._compact_at
 
     def leave_out_last_answers(self) -> None:
-        """Replace long answers of the tools in the last turn, which the model has not seen, by a note that says so."""
+        """Replace long answers of tools in the last turn, which the model has not seen, by the note `LEFT_OUT`."""
         last = len(self._result.turns) - 1
         for number, call in enumerate(self._result.calls):
             message = self._result.messages[call.message]
@@ -86,8 +87,8 @@ class Context:
                 message["content"] = note
 
     def go_on_from(self, summary: str) -> None:
-        """Add the message with which the conversation goes on: the task, and a summary of the work on it. The model no
-        longer sees what was before, except for the messages before the task."""
+        """Add the message with which the conversation goes on: the task, and a summary of the work on it. Of earlier
+        messages, the model then sees only those before the task."""
         self._begin = len(self._result.messages)
         self._result.messages.append(continue_from(self._task, summary))
 
@@ -107,7 +108,7 @@ def continue_from(task: Message | None, summary: str) -> Message:
     two user messages in a row.
 
     Args:
-        task: the last message of the prompt; None if that is not the user's.
+        task: the last message of the prompt; None if it is not the user's.
     """
     note = f"{CONTINUED}\n\n{summary}"
     if task is None:
@@ -119,9 +120,9 @@ def continue_from(task: Message | None, summary: str) -> Message:
 
 
 def contexts(messages: Sequence[Message], summaries: Iterable[int]) -> list[list[int]]:
-    """Return the contexts of a recorded conversation, each as the indexes of its messages: one from the beginning up to
-    the first summary, then one from each summary up to the next. A summary is the last message of its context. System
-    messages after a summary replace the prompt's messages before the task.
+    """Return the contexts of a recorded conversation, each as the indexes of its messages. The first context reaches
+    from the beginning to the first summary, and each other context from a summary to the next. A summary is the last
+    message of its context. System messages after a summary replace the prompt's messages before the task.
 
     Args:
         summaries: the indexes of the answers that are summaries (`TurnRecord.compacted`).
@@ -136,7 +137,8 @@ def contexts(messages: Sequence[Message], summaries: Iterable[int]) -> list[list
 
 
 def _after(roles: Sequence[str], summary: int) -> int:
-    """Return where a conversation goes on after a summary: at the user's next message, or at the system's before it."""
+    """Return the index of the message with which a conversation goes on after the message with index `summary`: the
+    user's next message, or the first system message right before it."""
     begin = roles.index("user", summary)
     while roles[begin - 1] == "system":
         begin -= 1

@@ -1,4 +1,4 @@
-"""The agent loop: ask the model, run its tool calls, return the results to it, until it is done."""
+"""The agent loop: ask the model, run its tool calls, and return the results to the model, until the model is done."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ENDS: dict[type[Exception], StopReason] = {
     ConversationRefused: StopReason.REFUSED,
     ResponseTooLarge: StopReason.LENGTH,
 }
-"""Errors that end a conversation that had begun, and are not the server's failure."""
+"""Errors that end a conversation after its first answer, and that are not failures of the server."""
 
 
 class ChatServer(Protocol):
@@ -65,10 +65,11 @@ class SharesModel(Protocol):
 
 @runtime_checkable
 class CanUseModel(Protocol):
-    """The factory of agents that ask a model by themselves, and so can ask that of another agent: a trainer's."""
+    """The factory of agents that call a model themselves, so that another agent, such as a trainer's, can give them its
+    model."""
 
     def on_model(self, settings: Any, model: SharesModel) -> Agent:
-        """Return an agent with these settings that asks this model, and closes it when it is closed.
+        """Return an agent with these settings that asks this model. The agent's `aclose` closes the model, too.
 
         Args:
             settings: an instance of the factory's `config_class`.
@@ -98,7 +99,7 @@ class HermesAgentLoop:
 
     Args:
         server: anything with `await chat_completion(messages=…, tools=…, n=1, temperature=…, …)`. If it also has
-            `get_state()`, that becomes the result's `managed_state`.
+            `get_state()`, the return value becomes the result's `managed_state`.
         tool_schemas: the tools in the OpenAI function form.
         valid_tool_names: the tools that may be called; a call of any other is answered with an error.
         max_turns: maximum number of answers from the model.
@@ -109,7 +110,7 @@ class HermesAgentLoop:
         waiting: entered while waiting for the server, as `AgentTask.waiting`.
         price: what the model's tokens cost; None takes the cost that the server reports.
         compact_at: number of tokens from which the conversation is summarised by the model, and goes on from the
-            summary; None lets it grow until it no longer fits.
+            summary; None lets it grow until it no longer fits the model's context.
         follow_up: awaited when the model is done, as `AgentTask.follow_up`.
     """
 
@@ -179,8 +180,8 @@ class HermesAgentLoop:
             except tuple(_ENDS) as failure:
                 if not self.result.turns_used:
                     raise  # no answer so far: this is a wrong setting, which must not look like a failed task
-                # The server accepted the same conversation with less in it. If this failed the rollout, a model could
-                # write something that makes its bad rollouts be removed from their group.
+                # The server accepted the same conversation when it was shorter. If this error failed the rollout, a
+                # model could provoke it, and so have its bad rollouts removed from their group.
                 reason = _ENDS[type(failure)]
             if reason is StopReason.FINISHED and (message := await self._follow_up()) is not None:
                 context.ask(message)
@@ -190,16 +191,16 @@ class HermesAgentLoop:
 
     @property
     def _can_go_on_after_one(self) -> bool:
-        """Return whether the model may answer after its next answer."""
+        """Return whether the limit of turns allows two more answers of the model."""
         return self.result.turns_used + 1 < self.max_turns
 
     async def _turn(self, context: Context, runner: CallRunner) -> StopReason | None:
-        """Have the model answer, and run its calls. Return why the conversation ends, or None."""
+        """Have the model answer, and run its calls. Return why the conversation ends; None if it goes on."""
         started, waited_s = time.time(), self.result.waited_s
         try:
             reply = await self._ask(context.messages)
         except (ContextLengthExceeded, ConversationRefused) as failure:
-            # Not every endpoint says that a conversation is too long in words that are known here.
+            # An endpoint may refuse a conversation as too long with a message that `is_about_context` does not know.
             self._refusals += isinstance(failure, ConversationRefused)
             if not context.can_shrink or not self._can_go_on_after_one or self._refusals > 1:
                 raise
@@ -211,15 +212,16 @@ class HermesAgentLoop:
         return None
 
     async def _compact(self, context: Context, *, fits: bool = True) -> StopReason | None:
-        """Have the model write a summary from which the conversation goes on. Return why it ends, or None.
+        """Have the model write a summary from which the conversation goes on. Return why the conversation ends; None if
+        it goes on.
 
-        If there is no room for that, the last answers of the tools are left out.
+        If the context has no room for the summary, the last answers of the tools are left out.
 
         Args:
-            fits: whether the conversation may fit as it is.
+            fits: whether to try the conversation with these answers first.
 
         Raises:
-            ContextLengthExceeded: there is no room even then.
+            ContextLengthExceeded: there is no room even without these answers.
         """
         request: Message = {"role": "user", "content": REQUEST}
         started, waited_s = time.time(), self.result.waited_s
@@ -257,7 +259,7 @@ class HermesAgentLoop:
             raise failure from error
 
     async def _completion(self, messages: Sequence[Message]) -> Any:
-        """Return the server's completion, and count the time that it was waited for."""
+        """Return the server's completion, and add the time that the request waited to `waited_s` of the result."""
         with count_waits() as waits:
             try:
                 async with self._waiting():
@@ -271,9 +273,9 @@ class HermesAgentLoop:
         """Add the answer to the result, and return its calls.
 
         Args:
-            started: when the answer was asked for, in seconds since the epoch.
-            waited_s: seconds since `started` that the request waited for its turn at the server.
-            compacted: whether it is a summary from which the conversation goes on.
+            started: when the answer was requested, in seconds since the epoch.
+            waited_s: seconds since `started` in which the request waited for its turn at the server.
+            compacted: whether the answer is a summary from which the conversation goes on.
         """
         result = self.result
         numbers = result.add_turn(
@@ -313,7 +315,7 @@ def _prompt(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
 
 
 def _why_it_ended(reply: ModelReply) -> StopReason:
-    """Return why an answer without tool calls is the last one."""
+    """Return why the conversation ends with this answer, which has no tool calls."""
     if reply.finish_reason == "length":
         return StopReason.LENGTH
     if reply.finish_reason == "content_filter":

@@ -1,4 +1,4 @@
-"""Several agents behind one: each rollout draws the one that works on it."""
+"""An agent made of several others: for each rollout, it draws the agent that works on the rollout's task."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ class MixedAgent:
     """Agents of the same kind with different models.
 
     Args:
-        choices: the agents with their weights; this one closes them.
-        seed: seed of the draws. A draw depends on it and on the task's `seed_key`, so it is the same in every process.
+        choices: the agents with their weights; `aclose` closes all of them.
+        seed: seed of the draws. A draw depends only on this seed and on the task's `seed_key`, so it is the same in
+            every process.
     """
 
     def __init__(self, choices: Sequence[tuple[Agent, float]], seed: int) -> None:

@@ -26,19 +26,19 @@ if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
 SHORT_TOKENS, SHORT_S = 256, 60.0
-"""Maximum tokens and seconds of a short answer. It shows whether the endpoint does not answer, or only the model does
-not come to an end."""
+"""Maximum tokens and seconds of a short answer. If one arrives, the endpoint works, and only the model does not come to
+an end."""
 
 _GATEWAY = frozenset({502, 503, 504})
-"""Statuses that mean that the server behind a gateway is not ready yet. Other failures may only mean that it has no
-such list."""
+"""HTTP statuses that mean that the server behind a gateway is not ready yet. Other failures of a request for the list
+of models may only mean that the server has no list."""
 
 _NO_KEY = "none"  # the SDK needs a key, and would otherwise send OPENAI_API_KEY to any endpoint
 _OF_THE_TRANSFER = frozenset({"content-encoding", "content-length", "transfer-encoding"})
 
 _ROLES = ("system", "user", "assistant", "tool")
 _UNRECORDED = frozenset({"ephemeral_system_prompt", "prefill_messages"})
-"""Settings whose messages are sent and not recorded."""
+"""Settings whose messages are sent to the model and not recorded."""
 
 
 class ExactSettings(AgentSettings):
@@ -114,9 +114,9 @@ class ModelAgent:
         context: the model's context in tokens; None if it is not known.
 
     Raises:
-        ConfigError: no model is named, it is OpenAI's own endpoint and there is no key, or `compact_at` is a share of a
-            context that is not known.
-        UsageError: there is a `tool_call_parser`, which this agent has no use for.
+        ConfigError: no model is named, the endpoint is OpenAI's own and there is no key, or `compact_at` is a share of
+            a context that is not known.
+        UsageError: there is a `tool_call_parser`, which only an `ExactAgent` uses.
     """
 
     name = "model"
@@ -164,7 +164,11 @@ class ModelAgent:
         yield self._server
 
     async def check_endpoint(self) -> None:
-        """Check that the endpoint can be used, if it is this agent's own. Raise as `OpenAIServer.check`."""
+        """Check that this agent's own endpoint can be used. A `server` given by the caller is not checked.
+
+        Raises:
+            ModelError: as `OpenAIServer.check` raises it.
+        """
         if self._owned is not None:
             await self._owned.check()
 
@@ -174,8 +178,8 @@ class ModelAgent:
             await self._owned.aclose()
 
     def _extra_body(self, seed_key: str) -> dict[str, Any]:
-        """Return the settings' `extra_body` with this rollout's own seed: with one seed, a group's rollouts would be
-        equal."""
+        """Return the settings' `extra_body` with a seed for this rollout. With the same seed, all rollouts of a group
+        would be equal."""
         extra = dict(self.settings.extra_body or {})
         if self.settings.seed is not None:
             extra.setdefault("seed", derive_seed(self.settings.seed, seed_key))
@@ -186,7 +190,7 @@ def _compaction_tokens(settings: AgentSettings, context: int | None) -> int | No
     """Return the number of tokens from which a conversation is summarised; None if it never is.
 
     Raises:
-        ConfigError: it is a share of a context that is not known.
+        ConfigError: `compact_at` is a share of a context that is not known.
     """
     limit = settings.compact_at if isinstance(settings, ModelSettings) else None
     if limit is None:
@@ -202,12 +206,12 @@ def _compaction_tokens(settings: AgentSettings, context: int | None) -> int | No
 
 
 def derive_seed(seed: int, key: str) -> int:
-    """Return a sampling seed that depends on both, and is the same in every process: 31 bits, as servers take them."""
+    """Return a sampling seed that depends only on `seed` and `key`: 31 bits, which all servers accept."""
     return int.from_bytes(hashlib.sha256(f"{seed}:{key}".encode()).digest()[:4]) >> 1
 
 
 class _Primed:
-    """A server that is sent messages which are not part of the conversation, and so are not recorded."""
+    """A server that adds messages to each request, which are not part of the conversation, and so are not recorded."""
 
     def __init__(self, server: ChatServer, system: str | None, examples: Sequence[Message]) -> None:
         self._server = server
@@ -216,7 +220,7 @@ class _Primed:
 
     @classmethod
     def of(cls, server: ChatServer, settings: AgentSettings) -> ChatServer:
-        """Return the server, or one that adds what the settings say.
+        """Return the server, wrapped if the settings have messages to add.
 
         Raises:
             UsageError: the server records every token that it is sent.
@@ -234,7 +238,7 @@ class _Primed:
         return cls(server, system, examples)
 
     async def chat_completion(self, *, messages: Sequence[Message], **request: Any) -> Any:
-        """Return one completion of the conversation and what is added to it."""
+        """Return one completion of the conversation with the added messages."""
         begin = 1 if messages and messages[0]["role"] == "system" else 0
         texts = [message["content"] for message in messages[:begin]] + ([self._system] if self._system else [])
         system = [{"role": "system", "content": "\n\n".join(texts)}] if texts else []
@@ -245,11 +249,12 @@ class OpenAIServer:
     """`chat_completion` over an OpenAI-compatible endpoint: one client, limited answers, limited retries.
 
     Connection failures, time-outs, HTTP 408, 409, 425, 429 and 5xx, and answers that are not chat completions are
-    retried by `Endpoint`. It waits as long as `Retry-After` says, or longer each time, at most `max_retry_wait_s`.
+    retried by `Endpoint`, after as long as `Retry-After` says, or after a longer time with each attempt, but after at
+    most `max_retry_wait_s`.
 
     Args:
         settings: the model, its endpoint, the limits and the patience.
-        at_once: maximum number of completions at the same time; more of them wait here.
+        at_once: maximum number of completions at the same time; further requests wait.
     """
 
     def __init__(self, settings: AgentSettings, *, at_once: int = sys.maxsize) -> None:
@@ -282,7 +287,7 @@ class OpenAIServer:
             request: `tools`, `n`, `temperature`, `max_tokens`, `extra_body`, and so on, as the SDK takes them.
 
         Raises:
-            ModelError: the endpoint failed, permanently or too often; says what to do.
+            ModelError: the endpoint failed, permanently or too often; the error says what to do.
             ContextLengthExceeded: the conversation does not fit the model's context.
         """
         sent = sendable(messages)
@@ -297,11 +302,11 @@ class OpenAIServer:
     async def check(self) -> None:
         """Check that the endpoint answers, and accepts the key and the model, within about twice `check_patience_s`.
 
-        It is asked for its models. If that leaves a doubt, it is asked for one token: it may have other names for its
-        models, and may list them for any key.
+        The endpoint is asked for its models. If this list leaves a doubt, the endpoint is asked for one token: it may
+        accept other names than it lists, and may list its models for any key.
 
         Raises:
-            ModelError: it can't be used as it is.
+            ModelError: the endpoint can't be used with these settings.
         """
         patience_s = self.settings.check_patience_s
         names = await self.endpoint.ask(self._models, proves=False, patience_s=patience_s)
@@ -316,14 +321,15 @@ class OpenAIServer:
             raise
         except BadCompletion:
             raise
-        except ModelError:  # its refusal of this request says nothing about others
+        except ModelError:  # a refusal of this request says nothing about other requests
             return
 
     async def _list_models(self) -> object:
         return await self._client.get("/models", cast_to=object)
 
     async def _models(self) -> list[str] | None:
-        """Return the models that the endpoint lists: empty if the key or path may be wrong, None if it has no list."""
+        """Return the names of the models that the endpoint lists: empty if the key or the path may be wrong, None if
+        the endpoint has no list."""
         try:
             async with asyncio.timeout(min(self.settings.request_timeout_s, self.settings.check_patience_s)):
                 answer = await self._list_models()
@@ -349,9 +355,10 @@ class OpenAIServer:
     async def _ask_in_time(self, body: dict[str, Any]) -> Any:
         """Return one completion, or a short, cut one if the model does not come to an end.
 
-        A model could otherwise make its requests fail by never ending, and its bad rollouts would be discarded. So if
-        no length was set, a late answer is requested again in short. If the short one arrives, and the whole one is
-        late again, the model is the reason: the endpoint works.
+        A model could otherwise make its requests fail with endless answers, and its bad rollouts would be discarded. So
+        if no length was set and the answer is late, a short answer is requested. If the short answer arrives, the whole
+        answer is requested again. If the whole answer is late again, the model is the reason, because the endpoint
+        works.
         """
         try:
             return await self._ask_once(body)
@@ -379,10 +386,10 @@ class OpenAIServer:
         async with self._turnstile:  # one request per round of the event loop, even if many rollouts are ready
             await asyncio.sleep(0)
         try:
-            # The client's own limit is per read, so an endpoint that sends slowly would never reach it.
+            # The client's own time limit is for each read, so an endpoint that sends slowly would never reach it.
             async with asyncio.timeout(min(limit_s, self.settings.request_timeout_s)):
-                # Not `chat.completions.create`: it converts the whole conversation through its types each time, which
-                # is most of the work and stalls the event loop (5 ms a request against 2).
+                # `chat.completions.create` would convert the whole conversation through its types each time, which
+                # stalls the event loop: a request takes 5 ms with it, and 2 ms without.
                 completion = await self._client.post("/chat/completions", cast_to=ChatCompletion, body=body)
         except Exception as error:
             if isinstance(error.__cause__, ResponseTooLarge):
@@ -401,7 +408,7 @@ def sendable(messages: Sequence[Message]) -> list[Message]:
     """Return the messages with every tool call well-formed, as endpoints and chat templates require.
 
     The record keeps what the model wrote, including errors. But endpoints that load the arguments of past calls as JSON
-    (such as vLLM) would refuse the whole conversation for it.
+    (such as vLLM) would refuse the whole conversation because of such an error.
     """
     return [_well_formed(message) if message.get("tool_calls") else message for message in messages]
 
@@ -420,11 +427,11 @@ def _well_formed(message: Message) -> Message:
 
 
 def with_cache_marks(messages: Sequence[Message]) -> list[Message]:
-    """Return the messages with Anthropic's marks, which say up to where the endpoint is to keep the prompt in its
-    cache: up to the system message, up to the end of the previous request, and up to the end of this one.
+    """Return the messages with Anthropic's cache marks. Each mark asks the endpoint to cache the prompt up to that
+    place: the system message, the end of the previous request, and the end of this request.
 
-    The mark at the end of the previous request finds what that request left in the cache, also if one turn has more
-    messages than Anthropic searches back.
+    The mark at the end of the previous request finds the prompt that this request left in the cache, even if one turn
+    has more messages than Anthropic searches back.
     """
     answers = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
     marked = {len(messages) - 1, *(index - 1 for index in answers[-1:])}
@@ -433,7 +440,7 @@ def with_cache_marks(messages: Sequence[Message]) -> list[Message]:
 
 
 def _with_mark(message: Message) -> Message:
-    """Return the message with a mark at its last part, if that is a text. An empty text may have none."""
+    """Return the message with a cache mark at its last part, if this part is a text and not empty."""
     content = message.get("content")
     parts = [{"type": "text", "text": content}] if isinstance(content, str) else list(content or ())
     if not parts or not isinstance(parts[-1], Mapping) or not parts[-1].get("text"):
@@ -453,7 +460,7 @@ def _open_client(settings: AgentSettings, learn: Callable[[Mapping[str, str]], N
     limit = settings.max_response_bytes
 
     class BoundedClient(openai.DefaultAsyncHttpxClient):
-        """Reads whole answers, up to the limit, with any encoding and status."""
+        """A client that reads whole answers, up to the size limit, with any encoding and status."""
 
         async def send(self, request: Any, *, stream: bool = False, **options: Any) -> Any:
             response = await super().send(request, stream=True, **options)

@@ -1,4 +1,4 @@
-"""Reads a chat completion, from an SDK object or a plain dict, into the one form that the loop works with."""
+"""Reads a chat completion, which is an SDK object or a plain dict, into a `ModelReply`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from hermes_core.agents.endpoint.errors import BadCompletion, context_exceeded, 
 class ToolCall:
     """One tool call by the model.
 
-    `arguments` is None if they could not be read; `error` then tells the model why, and what to do.
+    `arguments` is None if the text of the arguments could not be read; `error` then tells the model why, and what to
+    do.
     """
 
     id: str
@@ -46,13 +47,13 @@ class ModelReply:
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int | None = None
-    """How many of the prompt's tokens came from the endpoint's cache; None if it does not say."""
+    """How many of the prompt's tokens came from the endpoint's cache; None if the endpoint does not report it."""
     reasoning_tokens: int | None = None
-    """How many of the answer's tokens are reasoning; None if the endpoint does not say."""
+    """How many of the answer's tokens are reasoning; None if the endpoint does not report it."""
     model: str | None = None
     """The model that answered, as the endpoint names it."""
     sampling: Mapping[str, Any] | None = None
-    """The parameters that were sent; None if they are those that were asked for."""
+    """The sampling parameters that were sent; None if they are the requested ones."""
     cost: float | None = None
     """The price of the answer in US dollars, from endpoints that report it, such as OpenRouter."""
     weight_version: str | None = None
@@ -60,7 +61,7 @@ class ModelReply:
     parts: list[Part] = field(default_factory=list)
     """See `TurnRecord.parts`."""
     number: int | None = None
-    """Its number among the answers of a session that keeps their tokens."""
+    """The answer's number in an `ExactSession`, which keeps the tokens of its answers; None for other servers."""
 
     def as_message(self) -> Message:
         """Return the answer in the form for the conversation, including its reasoning."""
@@ -78,12 +79,12 @@ def read_reply(completion: Any, turn: int) -> ModelReply:
     """Return the model's answer in a chat completion.
 
     Args:
-        completion: an SDK object, or a dict of the same shape, of which only the first choice is used; or a
-            `ModelReply`, which is returned unchanged, from a server that parses its model's text itself.
-        turn: the number of this answer; calls without an id get one made from it.
+        completion: an SDK object, or a dict of the same shape; only its first choice is used. A `ModelReply`, which
+            comes from a server that parses its model's text itself, is returned unchanged.
+        turn: the number of this answer. A call without an id gets an id made from this number.
 
     Raises:
-        BadCompletion: it is not a chat completion, has no choices, or was broken off.
+        BadCompletion: `completion` is not a chat completion, has no choices, or was broken off.
     """
     if isinstance(completion, ModelReply):
         return completion
@@ -112,13 +113,13 @@ def read_reply(completion: Any, turn: int) -> ModelReply:
 
 
 def count_tokens(completion: Any) -> int:
-    """Return the tokens of a chat completion and its prompt; 0 if it does not say how many."""
+    """Return the number of tokens of a chat completion and its prompt, as the completion reports it; else 0."""
     usage = get(completion, "usage")
     return sum(count(get(usage, key)) or 0 for key in ("prompt_tokens", "completion_tokens"))
 
 
 class DecodedArguments(NamedTuple):
-    """The arguments of a call, or the error that the model gets: one of the two is None."""
+    """The arguments of a call, or the error that the model gets. The other of these two fields is None."""
 
     arguments: dict[str, Any] | None
     error: str | None
@@ -127,8 +128,8 @@ class DecodedArguments(NamedTuple):
 
 
 def decode_arguments(raw: Any) -> DecodedArguments:
-    """Read a call's arguments: a mapping, JSON text, or JSON text that was encoded again. Nothing means no arguments.
-    Never raises."""
+    """Read a call's arguments: a mapping, JSON text, or JSON text that was encoded again. None and an empty text mean
+    that there are no arguments. Never raises."""
     value, repaired = raw, False
     for encodings in range(3):
         if value is None or (isinstance(value, str) and not value.strip()):
@@ -152,8 +153,8 @@ def decode_arguments(raw: Any) -> DecodedArguments:
 
 
 def sayable(text: str) -> str:
-    """Return the text with U+FFFD for what some endpoint refuses or UTF-8 cannot hold, so that it can be sent and
-    recorded: NUL, control characters from 127 on, lone surrogates, and codes that are no characters."""
+    """Return the text in a form that can be sent and recorded. U+FFFD replaces each code that some endpoint refuses or
+    UTF-8 cannot hold: NUL, control characters from 127 on, lone surrogates, and codes that are no characters."""
     return text if is_sayable(text) else _UNSAYABLE.sub("\ufffd", text)
 
 
@@ -161,7 +162,7 @@ def is_sayable(text: str) -> bool:
     """Return whether `sayable` leaves the text as it is."""
     if text.isascii():  # most texts, and ten times as fast
         return "\0" not in text and "\x7f" not in text
-    # In pieces, so that a thread with a long text does not hold all others up.
+    # Search in pieces, so that a thread with a long text does not block all others.
     return not any(_UNSAYABLE.search(text, begin, begin + _PIECE) for begin in range(0, len(text), _PIECE))
 
 
@@ -177,13 +178,13 @@ def sayable_message(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def get(thing: Any, key: str) -> Any:
-    """Return a field of an SDK object or of a mapping; None if there is none."""
+    """Return a field of an SDK object or of a mapping; None if there is no such field."""
     return thing.get(key) if isinstance(thing, Mapping) else getattr(thing, key, None)
 
 
 def weight_version(*places: Any) -> str | None:
-    """Return the version of the policy's weights, from the first of these parts of an answer that names one; else
-    None."""
+    """Return the version of the policy's weights that the first of these parts of an answer names; None if no part
+    names a version."""
     named = (get(place, "weight_version") for place in places)
     return next((sayable(str(each)) for each in named if isinstance(each, str | int)), None)
 
@@ -202,7 +203,11 @@ def _calls(raw: Any, turn: int, *, cut: bool) -> tuple[ToolCall, ...]:
 
 
 def _call(item: Any, *, cut: bool) -> ToolCall:
-    """Return one call. `cut` says that the answer's length limit fell into it, unless its arguments are complete."""
+    """Return one call.
+
+    Args:
+        cut: whether the answer's length limit may have cut this call off. If the arguments are complete, it did not.
+    """
     function = get(item, "function")
     identifier, given, raw = get(item, "id"), get(function, "name"), get(function, "arguments")
     name = sayable(given) if isinstance(given, str) else ""
@@ -246,7 +251,7 @@ def _text(content: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value with the SDK objects inside it as plain data."""
+    """Return a value in which all SDK objects are replaced by plain data."""
     if hasattr(value, "model_dump"):
         return value.model_dump(exclude_unset=True)
     if isinstance(value, Mapping):
@@ -277,7 +282,7 @@ def _no_constant(name: str) -> NoReturn:
 
 _NO_CHARACTERS = "".join(chr(plane + last) for plane in range(0, 0x110000, 0x10000) for last in (0xFFFE, 0xFFFF))
 _PIECE = 1 << 16
-"""Characters that are looked through at a time."""
+"""Number of characters that `is_sayable` searches at a time."""
 _UNSAYABLE = re.compile(f"[\0\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef{_NO_CHARACTERS}]")
 
 _STRICT = json.JSONDecoder(parse_constant=_no_constant)

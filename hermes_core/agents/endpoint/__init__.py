@@ -1,1 +1,1 @@
-"""One model server: its errors, its rate limits, whether it works, and what it costs."""
+"""One model server: its requests, errors, rate limits and prices, and the checks that it still works."""

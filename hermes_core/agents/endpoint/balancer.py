@@ -1,4 +1,4 @@
-"""Several equal model servers: each user stays on one of them."""
+"""Several equal model servers: each rollout stays on one of them."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class LoadBalancer:
         """Yield the index of the server to use in the block.
 
         Raises:
-            EndpointDown: the block raised it, and all servers are down. If not all are, another `ModelError` is raised
-                instead.
+            EndpointDown: the block raised this error, and all servers are down.
+            ModelError: the block raised `EndpointDown`, but not all servers are down.
         """
         chosen = min(
             range(len(self._users)),
@@ -48,8 +48,8 @@ class LoadBalancer:
 
 
 def should_avoid(circuit: CircuitBreaker) -> bool:
-    """Return whether the server fails, so that another one should be chosen. `AVOID_S` after it was given up, it is
-    tried again."""
+    """Return whether the server fails, so that another should be chosen. `AVOID_S` after the last failure of a server
+    that was given up, the server is tried again."""
     return not circuit.closed and (
         circuit.state is CircuitState.HALF_OPEN or time.monotonic() - circuit.last_failure <= AVOID_S
     )

@@ -19,15 +19,15 @@ class CircuitState(Enum):
     """Which requests are sent to a server."""
 
     CLOSED = "closed"
-    """All: it works."""
+    """All requests, because the server works."""
     HALF_OPEN = "half-open"
-    """One at a time, as a test: it fails. The others wait."""
+    """One request at a time, as a test, because the server fails. The others wait."""
     OPEN = "open"
-    """It was given up. Requests that were waiting fail. Later ones test it, one at a time."""
+    """The server was given up. Requests that were waiting fail. Later requests test it, one at a time."""
 
 
 class CircuitBreaker:
-    """Knows from the outcomes of requests whether a server works. Any success closes the circuit.
+    """The state of a server, derived from the outcomes of its requests. Any success closes the circuit.
 
     Args:
         name: the server's name, for messages.
@@ -39,9 +39,9 @@ class CircuitBreaker:
         self.error: EndpointDown | None = None
         """Why the server was given up; None if the state is not OPEN."""
         self.generation = 0
-        """How often the state CLOSED ended. Requests of an earlier generation may hang."""
+        """How often the state CLOSED has ended. Requests that were sent in an earlier generation may hang."""
         self.proven = False
-        """Whether the server ever accepted the key and the model. Then it will accept them again."""
+        """Whether the server ever accepted the key and the model. Such a server will accept them again."""
         self.failures = 0
         """Failures since the last success."""
         self.failing_since = 0.0
@@ -51,7 +51,7 @@ class CircuitBreaker:
 
     @property
     def closed(self) -> bool:
-        """Return whether all requests are sent."""
+        """Return whether the server works, so that all requests are sent."""
         return self.state is CircuitState.CLOSED
 
     def record_success(self, *, proves: bool) -> None:
@@ -67,10 +67,11 @@ class CircuitBreaker:
         self._changed.set()
 
     def record_failure(self, in_flight: int = 0) -> bool:
-        """Count a failure. Return whether it made the circuit half-open: there were enough of them in a row.
+        """Count a failure. Return whether it made the circuit half-open.
 
         Args:
-            in_flight: number of requests in flight. As many failures in a row are needed.
+            in_flight: number of requests in flight. The circuit becomes half-open after this number of failures in a
+                row, and at least `MIN_FAILURES`.
         """
         self.last_failure = time.monotonic()
         if not self.failures:
@@ -89,7 +90,7 @@ class CircuitBreaker:
             self._trip(CircuitState.HALF_OPEN)
 
     def open(self, error: EndpointDown) -> None:
-        """Give the server up. All requests that wait fail with a copy of the error."""
+        """Give the server up. All waiting requests fail with a copy of the error."""
         self.error = error
         self._trip(CircuitState.OPEN)
 

@@ -1,4 +1,4 @@
-"""The errors of a model server: what they mean for other requests, and the `ModelError` that says what to do."""
+"""The errors of a model server: their meaning for other requests, and the `ModelError` that says what to do."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ _TOO_LONG = re.compile(
     r"|超长|过长|超过\S{0,20}(长度|限制)",
     re.IGNORECASE,
 )
-"""What providers say of a conversation that no longer fits; `tests/agents/test_too_long.py` has their own words."""
+"""Matches providers' messages about a conversation that no longer fits. `tests/agents/test_too_long.py` has these
+messages."""
 _TOO_LARGE = re.compile(r"request (is )?too large", re.IGNORECASE)
 _LIMIT_AND_SIZE = re.compile(r"\blimit:? *(\d[\d,]*).*?\brequested:? *(\d[\d,]*)", re.IGNORECASE)
-"""What OpenAI, Groq and others say: `on tokens per min (TPM): Limit 30000, Requested 31538`, or, if waiting helps,
-`Limit 30000, Used 29000, Requested 1200`."""
+"""Matches the messages of OpenAI, Groq and others about a rate limit: `on tokens per min (TPM): Limit 30000, Requested
+31538`, or, if waiting helps, `Limit 30000, Used 29000, Requested 1200`."""
 
 _NO_QUOTA = re.compile(r"credit balance is too low|reached your specified (API|workspace) usage limits", re.IGNORECASE)
 
@@ -36,20 +37,21 @@ class ContextLengthExceeded(ModelError):
 
 
 class ConversationRefused(ModelError):
-    """The request can't be answered as it is. If the model's own messages are the reason, the rollout ends with it."""
+    """The endpoint refused the request because of its content. If the model's own messages are the reason, the rollout
+    ends."""
 
 
 class RequestTooLarge(ModelError):
-    """One request has more tokens than the endpoint takes in a minute, so it would be refused whenever it is sent."""
+    """One request has more tokens than the endpoint accepts in a minute, so the endpoint would refuse it at any time."""
 
 
 class EndpointDown(ModelError):
-    """The endpoint answers nobody, or refuses everybody. This ends the run, because every other rollout would fail
+    """The endpoint answers no request, or refuses every one. This ends the run, because every other rollout would fail,
     too."""
 
 
 class NoSignOfLife(TimeoutError):
-    """The endpoint answered nothing for a long time, not even a small request."""
+    """The endpoint answered no request for a long time, not even a small one."""
 
 
 class BadCompletion(ModelError):
@@ -61,11 +63,11 @@ class ResponseTooLarge(ModelError):
 
 
 class HttpRefusal(Exception):
-    """An answer of an endpoint that is an error, with what this module looks at.
+    """An answer of an endpoint that is an error, with the attributes that this module reads.
 
     Args:
-        status: its HTTP status; or, for an error within an answer, the one that it would have had.
-        body: its JSON value, or its text.
+        status: the answer's HTTP status; for an error inside an answer with status 200, the status that fits the error.
+        body: the answer's JSON value, or its text.
         response: anything with `headers`.
     """
 
@@ -101,13 +103,17 @@ def is_timeout(error: BaseException) -> bool:
 
 
 def is_unanswered(error: BaseException) -> bool:
-    """Return whether there was no answer at all, not even a refusal."""
+    """Return whether the request got no answer at all, not even a refusal."""
     return status_of(error) is None and (is_timeout(error) or _is_connection_failure(error))
 
 
 def is_transient(error: BaseException, *, proven: bool) -> bool:
-    """Return whether sending the same request again can help. A server that is proven, because it once accepted the key
-    and the model, will accept them again: if it does not, it restarts, or its gateway does not reach it."""
+    """Return whether sending the same request again can help.
+
+    Args:
+        proven: whether the server once accepted the key and the model. If such a server refuses them now, it restarts,
+            or its gateway does not reach it, and it will accept them again.
+    """
     status = status_of(error)
     if status is None:
         return isinstance(error, BadCompletion | ValueError) or _is_connection_failure(error)
@@ -116,15 +122,15 @@ def is_transient(error: BaseException, *, proven: bool) -> bool:
 
 
 def is_fatal(error: BaseException, *, proven: bool) -> bool:
-    """Return whether every request would be refused in the same way, until somebody changes something."""
+    """Return whether the endpoint will refuse every request in the same way, until a person changes something."""
     return _has_no_quota(error) or (not proven and status_of(error) in (401, 403, 404))
 
 
 def as_model_error(error: BaseException, *, endpoint: str = "", model: str = "", attempts: int = 1) -> ModelError:
     """Return the `ModelError` for an exception of a client: what went wrong, and what to do next.
 
-    It looks at status codes and shapes, so that it works for any client and loads no SDK. A `ModelError` is returned as
-    it is, with the number of attempts added.
+    This function reads only status codes and attributes of the exception, so that it works for any client and loads no
+    SDK. A `ModelError` is returned unchanged, except that the number of attempts is added.
     """
     error = root_failure(error)
     tries = f" after {attempts} attempts" if attempts > 1 else ""
@@ -170,7 +176,7 @@ def short_reason(error: BaseException) -> str:
 
 
 def status_of(error: BaseException) -> int | None:
-    """Return the HTTP status of the endpoint's answer, if it answered."""
+    """Return the HTTP status of the endpoint's answer; None if the endpoint did not answer."""
     status = getattr(error, "status_code", None)
     return status if isinstance(status, int) else None
 
@@ -226,7 +232,7 @@ def context_exceeded(model: str, message: str) -> ContextLengthExceeded:
 
 def _exceeds_context(status: int, error: BaseException) -> bool:
     """Return whether this refusal says that the conversation no longer fits, in its message, code or type."""
-    # Not in the body, which may repeat the request.
+    # The body is not searched, because it may repeat the request.
     words = f"{_message(error)} {getattr(error, 'code', '')} {getattr(error, 'type', '')}"
     return status not in _NOT_ABOUT_LENGTH and is_about_context(words)
 
@@ -250,19 +256,20 @@ def _message(error: BaseException) -> str:
 
 
 def _has_no_quota(error: BaseException) -> bool:
-    """Return whether the account can't pay. Anthropic says so with status 400, as if the request were wrong."""
+    """Return whether the account has no credit. Anthropic answers with status 400 then, as if the request were wrong."""
     coded = getattr(error, "code", "") == "insufficient_quota" or getattr(error, "type", "") == "billing_error"
     return coded or (status_of(error) == 400 and _NO_QUOTA.search(_message(error)) is not None)
 
 
 def _is_connection_failure(error: BaseException) -> bool:
-    """Return whether the connection failed. Every HTTP client has its own error tree, so the names of classes tell."""
+    """Return whether the connection failed. Every HTTP client has its own error classes, so only the names of these
+    classes are compared."""
     names = {kind.__name__ for kind in type(error).__mro__}
     return bool(names & {"OSError", "APIConnectionError", "TransportError", "ClientConnectionError"})
 
 
 def _innermost(error: BaseException) -> str:
-    """Return the reason below a client's `Connection error.`, which names none."""
+    """Return the cause of a client's error `Connection error.`, which itself names no reason."""
     reason = error
     while (cause := reason.__cause__ or reason.__context__) is not None:
         reason = cause

@@ -1,4 +1,4 @@
-"""Reads what the headers of an answer say about rate limits, and about how long to wait."""
+"""Reads rate limits and times to wait from the headers of an answer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
 LONGEST_S = 86400.0
-"""Longest time in seconds that is believed of a server. None of the known ones has a limit for more than a day."""
+"""Longest time to wait, in seconds, that is taken from a header. No known server has a limit for more than a day."""
 
 _NAMES = {
     "requests": (
@@ -22,28 +22,30 @@ _NAMES = {
     ),
     "tokens": ("x-ratelimit-{}-tokens", "anthropic-ratelimit-tokens-{}"),
 }
-"""The headers of each kind; `{}` is `limit`, `remaining` or `reset`. The first one that is there counts."""
+"""The headers of each kind of limit; `{}` is `limit`, `remaining` or `reset`. The first header that is present
+counts."""
 
 _UNITS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|us|µs|ns|[dhms])")
 _DURATION = re.compile(rf"(?:{_PART.pattern})+")
 _EPOCH_S, _EPOCH_MS = 1e9, 1e12
-"""From these on, a number is not a duration but a time, in seconds or milliseconds since the epoch."""
+"""A number from `_EPOCH_S` on is not a duration but a time in seconds since the epoch; from `_EPOCH_MS` on, in
+milliseconds."""
 
 
 @dataclass(frozen=True)
 class ReportedLimit:
-    """What one answer reports about one limit."""
+    """The numbers that one answer reports about one limit."""
 
     kind: str
     limit: float
     remaining: float
     reset_s: float | None
-    """Seconds until the whole limit is available again; None if the server does not say it."""
+    """Seconds until the whole limit is available again; None if the server does not report this time."""
 
 
 def read_limits(headers: Mapping[str, str]) -> Iterator[ReportedLimit]:
-    """Yield the limits that the headers report. Numbers that can't be true are left out.
+    """Yield the limits that the headers report. Impossible numbers are left out.
 
     Args:
         headers: a mapping that does not distinguish upper and lower case.
@@ -57,15 +59,15 @@ def read_limits(headers: Mapping[str, str]) -> Iterator[ReportedLimit]:
 
 
 def read_retry_after(headers: Mapping[str, str]) -> float | None:
-    """Return the seconds that the server asks to wait before the next request; None if it does not, or makes no
-    sense."""
+    """Return the seconds that the server asks to wait before the next request; None if the headers name no valid
+    time."""
     milliseconds = _read_number(headers.get("retry-after-ms"))
     return read_delay(headers.get("retry-after")) if milliseconds is None else min(LONGEST_S, milliseconds / 1000)
 
 
 def read_delay(text: str | None) -> float | None:
-    """Return the seconds until the time in a header: a number of seconds, a duration (`6m0s`), a time since the epoch,
-    or a date. None if it is none of them, or negative."""
+    """Return the seconds until the time in a header, which is a number of seconds, a duration (`6m0s`), a time since
+    the epoch, or a date; None if the text is nothing like this, or the result is negative."""
     text = (text or "").strip()
     number = _read_number(text)
     if number is not None:
@@ -81,7 +83,8 @@ def read_delay(text: str | None) -> float | None:
 
 
 def _read_number(text: str | None) -> float | None:
-    """Return the number that a header begins with (`100, 100;w=60` has 100), if it is finite and not negative."""
+    """Return the number at the beginning of a header (100 in `100, 100;w=60`); None if there is no number, or it is
+    infinite or negative."""
     try:
         number = float(re.split("[,;]", text or "")[0])
     except ValueError:
@@ -90,7 +93,7 @@ def _read_number(text: str | None) -> float | None:
 
 
 def _read_date(text: str) -> datetime | None:
-    """Return the date in a header, in the form of HTTP or of RFC 3339; without a zone it is in UTC."""
+    """Return the date in a header, in the form of HTTP or of RFC 3339. A date without a time zone is in UTC."""
     for read in (parsedate_to_datetime, datetime.fromisoformat):
         try:
             date = read(text)

@@ -1,4 +1,4 @@
-"""What all HTTP clients of model servers have in common."""
+"""Options and limits for all HTTP clients of model servers."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from hermes_core.agents.endpoint.errors import ResponseTooLarge
 
 
 def is_loopback(url: str | None) -> bool:
-    """Return whether the URL is that of a server on this host."""
+    """Return whether the URL belongs to a server on this host."""
     return url is not None and re.match(r"https?://(localhost|127\.[\d.]+|\[::1\])([:/]|$)", url) is not None
 
 
 def client_options(url: str | None) -> dict[str, Any]:
-    """Return the options of an HTTP client for the endpoint at this URL. A proxy from the environment is never meant
-    for a server on this host."""
+    """Return the options of an HTTP client for the endpoint at this URL. A server on this host is asked directly, even
+    if the environment names a proxy."""
     trust_env = not is_loopback(url)
     certificates = (os.environ.get(name) for name in ("SSL_CERT_FILE", "SSL_CERT_DIR"))
     return {"trust_env": trust_env, "verify": _tls(trust_env, *certificates)}
@@ -27,11 +27,11 @@ def client_options(url: str | None) -> dict[str, Any]:
 
 @lru_cache(maxsize=8)
 def _tls(trust_env: bool, *certificates: str | None) -> ssl.SSLContext:
-    """Return the TLS settings of all clients. To read the certificates takes 20 ms, and some trainers' adapters make a
-    client for each rollout.
+    """Return the TLS settings of all clients. They are cached, because reading the certificates takes 20 ms, and some
+    trainers' adapters make a client for each rollout.
 
     Args:
-        certificates: where the environment says that they are.
+        certificates: the paths to certificates in the environment, as a part of the cache's key.
     """
     import httpx
 
@@ -39,10 +39,13 @@ def _tls(trust_env: bool, *certificates: str | None) -> ssl.SSLContext:
 
 
 async def read_bounded(chunks: AsyncIterator[bytes], limit: int) -> bytes:
-    """Return an answer of an endpoint.
+    """Return the chunks of an endpoint's answer, joined.
+
+    Args:
+        limit: maximum number of bytes.
 
     Raises:
-        ResponseTooLarge: it is longer than the limit. The rest is not read.
+        ResponseTooLarge: the answer is longer than the limit. The rest is not read.
     """
     body = bytearray()
     async for chunk in chunks:

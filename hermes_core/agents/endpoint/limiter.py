@@ -1,4 +1,4 @@
-"""A rate limiter: sends requests to a model server in order, as soon as its limits have room."""
+"""A rate limiter: sends requests to a model server in order, as soon as the server's limits have room."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from hermes_core.agents.endpoint.headers import LONGEST_S, ReportedLimit, read_l
 logger = logging.getLogger(__name__)
 
 MINUTE_S = 60.0
-"""The time in which a limit is available again, if the server does not say it."""
+"""Seconds in which a whole limit becomes available again, if the server reports no time."""
 
 
 class Bucket:
     """One limit, as a bucket that is refilled at a constant rate.
 
-    The server's count and ours are kept apart. Only ours has the requests that are still on their way to the server.
-    Only the server's has those of other processes with the same key. The lower one counts.
+    The server's count and ours are kept apart. Only our count has the requests that are still on their way to the
+    server. Only the server's count has the requests of other processes with the same key. The lower count is used.
 
     Args:
-        limit: what the full bucket has, and what is refilled in a minute.
+        limit: the amount in the full bucket, and the amount that is refilled in a minute.
     """
 
     def __init__(self, limit: float) -> None:
@@ -37,7 +37,7 @@ class Bucket:
         self._refilled_at = time.monotonic()
 
     def take(self, amount: float) -> None:
-        """Take this amount, even if there is less."""
+        """Take this amount, even if the bucket has less."""
         self.correct(amount)
         self._theirs -= amount
 
@@ -47,7 +47,8 @@ class Bucket:
         self._ours -= amount
 
     def wait_s(self, amount: float) -> float:
-        """Return the seconds until this amount is there, or until the bucket is full if it is more than that."""
+        """Return the seconds until the bucket has this amount, or, if the amount is larger than the bucket, until the
+        bucket is full."""
         self._refill()
         return max(0.0, (min(amount, self.limit) - min(self._ours, self._theirs)) / self._rate)
 
@@ -77,9 +78,9 @@ class Permit:
 
     sent_at: float
     generation: int
-    """The circuit's generation when it was sent."""
+    """The circuit's generation when the request was sent."""
     tokens: float
-    """The tokens that were expected of it."""
+    """The number of tokens that the request was expected to use."""
     overdrawn: list[str]
     """The limits that had no room for the request, as far as the server had reported them."""
 
@@ -87,12 +88,13 @@ class Permit:
 class RateLimiter:
     """Limits the requests and tokens per minute, and the number of requests in flight.
 
-    The limits per minute are those that are set and those that the server reports. A server that answers 429 gets half
-    as many requests at a time, and then slowly more again. One whose circuit is not closed gets one at a time.
+    The limits per minute come from the settings and from the server's reports. A server that answers 429 gets half as
+    many requests at a time, and then slowly more again. A server whose circuit is not closed gets one request at a
+    time.
 
     Args:
-        circuit: says whether the server works.
-        changed: set when the first request in line may have to wait no longer.
+        circuit: knows whether the server works.
+        changed: set when the first waiting request may no longer have to wait.
     """
 
     def __init__(self, circuit: CircuitBreaker, changed: asyncio.Event) -> None:
@@ -113,11 +115,13 @@ class RateLimiter:
 
     @property
     def in_flight(self) -> int:
-        """Return the number of requests in flight. Those of earlier generations do not count, because they may hang."""
+        """Return the number of requests in flight. Requests of earlier generations do not count, because they may
+        hang."""
         return self._in_flight.get(self._circuit.generation, 0)
 
     def set_limit(self, kind: str, per_minute: float | None) -> None:
-        """Set a limit on `requests` or `tokens`, beside those that the server reports. None changes nothing."""
+        """Set a limit on `requests` or `tokens`, in addition to the limits that the server reports. None changes
+        nothing."""
         if per_minute is not None and (kind not in self._set or self._set[kind].limit != per_minute):
             self._set[kind] = Bucket(per_minute)
 
@@ -129,12 +133,12 @@ class RateLimiter:
         self._changed.set()
 
     def hold(self, seconds: float) -> None:
-        """Send nothing for this time."""
+        """Send no request for this time."""
         self._hold_until = max(self._hold_until, time.monotonic() + seconds)
 
     @asynccontextmanager
     async def turn(self, max_wait_s: float, known: EndpointDown | None) -> AsyncIterator[Permit]:
-        """Wait until a request may be sent, which is in flight in the block.
+        """Wait until a request may be sent. The request counts as in flight until the block ends.
 
         Args:
             max_wait_s: maximum seconds to wait for limits that the server reported, because they may be wrong.
@@ -175,7 +179,7 @@ class RateLimiter:
         return Permit(now, circuit.generation, self._mean_tokens, overdrawn)
 
     def _cost(self, kind: str) -> float:
-        """Return what the next request is expected to take of a limit."""
+        """Return the amount of a limit that the next request is expected to use."""
         return self._mean_tokens if kind == "tokens" else 1.0
 
     def _wait_s(self, buckets: Mapping[str, Bucket]) -> float:
@@ -186,7 +190,7 @@ class RateLimiter:
         """Note that the server answered a request.
 
         Args:
-            tokens: how many it used, prompt and answer; 0 is not known.
+            tokens: number of tokens that the request used, prompt and answer together; 0 if it is not known.
         """
         for kind in permit.overdrawn:
             if self._reported.pop(kind, None) is not None:
@@ -200,7 +204,7 @@ class RateLimiter:
         self._max_in_flight += 1 / self._max_in_flight
 
     def record_refusal(self, permit: Permit) -> None:
-        """Note that the server refused a request because it gets too many."""
-        if permit.sent_at > self._halved_at:  # the others that were sent before are refused for the same reason
+        """Note that the server refused a request because it gets too many requests."""
+        if permit.sent_at > self._halved_at:  # refusals of requests that were sent before have the same reason
             self._max_in_flight = max(1.0, min(self._max_in_flight, self.in_flight) / 2)
             self._halved_at = time.monotonic()

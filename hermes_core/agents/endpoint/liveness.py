@@ -31,14 +31,15 @@ class LivenessProbe:
 
     Args:
         name: the server's name, for messages.
-        circuit: the circuit breaker, which is told when the server is silent.
+        circuit: the circuit breaker, which records when the server is silent.
     """
 
     def __init__(self, name: str, circuit: CircuitBreaker) -> None:
         self._name = name
         self._circuit = circuit
         self._quiet_since = 0.0
-        """When the server last gave any answer, also a refusal, or else when it was first asked."""
+        """When the server last gave any answer, including a refusal; before the first answer, when it was first
+        asked."""
         self._unanswered = False
         """Whether a request is in flight, or reached its time limit, since the last answer."""
         self._silent = False
@@ -47,7 +48,7 @@ class LivenessProbe:
         self._called_slow = False
 
     def record_answer(self) -> None:
-        """Note that the server gave any answer, also a refusal."""
+        """Note that the server gave an answer, which may be a refusal."""
         self._quiet_since, self._unanswered, self._silent = time.monotonic(), False, False
 
     @asynccontextmanager
@@ -57,8 +58,8 @@ class LivenessProbe:
         """Watch the server while a request is in flight in the block.
 
         Args:
-            probe: sends a request that the server can answer at once. Any answer is a sign of life, also a refusal.
-            patience_s: how many seconds the server may be silent.
+            probe: sends a request that the server can answer at once. Any answer, even a refusal, is a sign of life.
+            patience_s: maximum number of seconds for which the server may be silent.
             request_timeout_s: time limit of the request in the block, for messages.
 
         Raises:
@@ -74,7 +75,7 @@ class LivenessProbe:
         except BaseException as error:
             if isinstance(error, TimeoutError) and limit.expired():
                 raise NoSignOfLife from error
-            if not is_timeout(error):  # refused, not connected or cancelled: the server has no answer to work on
+            if not is_timeout(error):  # refused, not connected or cancelled: the server owes no answer
                 self._unanswered = False
             raise
 

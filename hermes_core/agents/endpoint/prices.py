@@ -1,4 +1,4 @@
-"""What a model's tokens cost: the price table and the price of an answer."""
+"""The prices of a model's tokens: the price table and the price of an answer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hermes_core.settings import read_mapping
 
 
 class TokenPrices(BaseModel):
-    """What a million tokens of one model cost, in US dollars. Frozen; unknown keys are errors."""
+    """The prices of a million tokens of one model, in US dollars. Frozen; unknown keys are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -31,7 +31,8 @@ class TokenPrices(BaseModel):
 
 
 def read_prices(given: Any) -> Any:
-    """Return a price table. A text is the name of its file, in YAML or JSON; everything else is returned unchanged.
+    """Return a price table. If `given` is a text or a path, it names a YAML or JSON file with the table; any other
+    value is returned unchanged.
 
     Raises:
         ConfigError: the file can't be read.

@@ -1,4 +1,4 @@
-"""Sends requests to a model server: when, which of them are retried, and for how long."""
+"""Sends requests to a model server when its limits allow it, and retries temporary failures."""
 
 from __future__ import annotations
 
@@ -40,11 +40,12 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _MIN_BACKOFF_S, _MAX_BACKOFF_S = 0.5, 5.0
-"""Seconds between two attempts, unless the server asks for more: they double from the first to the last one."""
+"""Seconds to wait after the first attempt, and the maximum. The time doubles with each attempt, unless the server asks
+for more."""
 
 
 class ServerState:
-    """What this process knows about one model server: whether it works, its limits, and when it last answered."""
+    """The state of one model server, as this process knows it: its circuit breaker, its limits and its liveness."""
 
     def __init__(self, url: str) -> None:
         name, changed = public_url(url), asyncio.Event()
@@ -57,8 +58,8 @@ _states: WeakValueDictionary[tuple[int, str, str, str], ServerState] = WeakValue
 
 
 def state_of(url: str, key: str, model: str) -> ServerState:
-    """Return the state of this server, which is shared by all who use the same URL, key and model on this event loop.
-    Servers have limits per key and model."""
+    """Return the state of this server. All callers with the same URL, key and model on this event loop share one state,
+    because servers have limits for each key and model."""
     return _states.setdefault((id(asyncio.get_running_loop()), url, key, model), ServerState(url))
 
 
@@ -66,9 +67,9 @@ class Endpoint:
     """One model server, with the settings of one caller. All callers share its `ServerState`.
 
     A temporary failure is retried for as long as the patience lasts. After some failures in a row, the circuit is
-    half-open: one request at a time tests whether the server works again, and all others wait for the outcome. If it
-    does not for as long as the patience lasts, the circuit opens, and all requests fail with `EndpointDown`, because
-    every other rollout would fail too.
+    half-open: one request at a time tests whether the server works again, and all others wait for the outcome. If the
+    server still fails when the patience ends, the circuit opens, and all requests fail with `EndpointDown`, because
+    every other rollout would fail, too.
 
     Args:
         settings: the patience, the limits, and the key, which no message repeats.
@@ -88,7 +89,7 @@ class Endpoint:
 
     @cached_property
     def state(self) -> ServerState:
-        """What this process knows about the server. Only for use on the event loop that asks it."""
+        """The state of the server that this process shares. Only for use on the event loop that sends the requests."""
         state = state_of(self.url, self._key, self._model)
         state.limiter.set_limit("requests", self._settings.requests_per_minute)
         state.limiter.set_limit("tokens", self._settings.tokens_per_minute)
@@ -96,7 +97,7 @@ class Endpoint:
 
     @property
     def circuit(self) -> CircuitBreaker:
-        """The circuit breaker, which says whether the server works."""
+        """The circuit breaker, which knows whether the server works."""
         return self.state.circuit
 
     def learn_limits(self, headers: Mapping[str, str]) -> None:
@@ -111,15 +112,15 @@ class Endpoint:
         tokens: Callable[[T], int] = lambda answer: 0,
         patience_s: float = math.inf,
     ) -> T:
-        """Return the result of `request`, which is sent when it is its turn, and retried after a temporary failure.
+        """Return the result of `request`, which is sent in its turn, and retried after a temporary failure.
 
         Args:
             proves: whether an answer shows that the server accepts the key and the model.
-            tokens: returns how many tokens the answer and its prompt have; 0 is not known.
+            tokens: returns the number of tokens of the answer and its prompt; 0 if it is not known.
             patience_s: replaces `endpoint_patience_s` if it is shorter.
 
         Raises:
-            ModelError: it failed permanently, or for too long.
+            ModelError: the request failed permanently, or for too long.
             EndpointDown: every other request fails too.
         """
         limiter, liveness, settings = self.state.limiter, self.state.liveness, self._settings
@@ -151,7 +152,7 @@ class Endpoint:
         """Record a failure. Return the seconds after which the request gets in line again.
 
         Raises:
-            ModelError: it is not retried.
+            ModelError: the request is not retried.
         """
         circuit, proven = self.circuit, self.circuit.proven
         attempts.record_failure()
@@ -160,10 +161,10 @@ class Endpoint:
         failure = self._explain(error, attempts.count)
         transient = is_transient(error, proven=proven)
         if isinstance(failure, BadCompletion) and not proven and attempts.count >= MIN_FAILURES:
-            transient = False  # it never gave a valid answer: it is not a server of that kind
+            transient = False  # a server that never gave a valid answer is no server of this kind
         fatal = not transient and is_fatal(error, proven=proven)
         if isinstance(failure, ContextLengthExceeded) or (proven and not transient and not fatal):
-            self._record_success(permit, 0, proves=True)  # only that request is wrong
+            self._record_success(permit, 0, proves=True)  # only this request is wrong
             raise failure from error
         self._record_failure(error, failure, attempts.patience_s)
         if transient:
@@ -183,8 +184,8 @@ class Endpoint:
         """Return the seconds after which the request gets in line again; None if it is not retried any more.
 
         Args:
-            for_all: whether the server fails all requests. Then the whole line waits, and the patience began with the
-                server's first failure: a request that was made since then has none of its own.
+            for_all: whether the server fails all requests. Then the whole line waits, and the patience counts from the
+                server's first failure, also for requests that were made later.
         """
         settings, circuit = self._settings, self.circuit
         failing_s = time.monotonic() - (circuit.failing_since if for_all else attempts.failing_since)
@@ -210,7 +211,7 @@ class Endpoint:
             )
 
     def _explain(self, error: Exception, attempts: int) -> ModelError:
-        """Return the `ModelError` for a failure, without the key, which some servers repeat when they refuse it."""
+        """Return the `ModelError` for a failure, without the key, which some servers repeat in their refusal."""
         failure = as_model_error(error, endpoint=self.url, model=self._model, attempts=attempts)
         if self._key:
             failure.message = Redactor({"API key": self._key})(failure.message)
@@ -235,14 +236,18 @@ class _Attempts:
 
 
 def _read_retry_after(error: Exception, default: float) -> float:
-    """Return the seconds to wait that the server's answer, an exception of the client, asks for; else `default`."""
+    """Return the seconds to wait that the server's answer asks for; `default` if it names no time.
+
+    Args:
+        error: the client's exception, which has the answer as `response`.
+    """
     delay = read_retry_after(getattr(getattr(error, "response", None), "headers", None) or {})
     return default if delay is None else delay
 
 
 def _backoff(attempt: int) -> float:
-    """Return the seconds to wait after an attempt: doubled each time, and spread, so that not all rollouts come back at
-    once."""
+    """Return the seconds to wait after an attempt. They double each time, and have a random part, so that the rollouts
+    do not all come back at once."""
     doubled = _MIN_BACKOFF_S * 2.0 ** min(attempt - 1, 10)
     return min(_MAX_BACKOFF_S, doubled) * random.uniform(0.75, 1.25)
 
@@ -252,8 +257,8 @@ _waits: ContextVar[list[float]] = ContextVar("_waits")
 
 @contextmanager
 def count_waits() -> Iterator[list[float]]:
-    """Collect the seconds that requests in the block wait for their server: for its limits, while it fails others, and
-    in attempts that failed."""
+    """Yield a list to which each wait of a request in the block for its server is added, in seconds: for the server's
+    limits, while the server fails other requests, and in failed attempts."""
     waits: list[float] = []
     token = _waits.set(waits)
     try:
