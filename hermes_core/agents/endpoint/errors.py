@@ -42,7 +42,7 @@ class ConversationRefused(ModelError):
 
 
 class RequestTooLarge(ModelError):
-    """One request has more tokens than the endpoint accepts in a minute, so the endpoint would refuse it at any time."""
+    """The request has more tokens than the endpoint accepts in a minute, so it would be refused at any time."""
 
 
 class EndpointDown(ModelError):
@@ -256,7 +256,7 @@ def _message(error: BaseException) -> str:
 
 
 def _has_no_quota(error: BaseException) -> bool:
-    """Return whether the account has no credit. Anthropic answers with status 400 then, as if the request were wrong."""
+    """Return whether the account has no credit. Anthropic's status is 400 then, as if the request were wrong."""
     coded = getattr(error, "code", "") == "insufficient_quota" or getattr(error, "type", "") == "billing_error"
     return coded or (status_of(error) == 400 and _NO_QUOTA.search(_message(error)) is not None)
 

@@ -1,1 +1,1 @@
-"""Token-exact rollouts: what the model sees and samples, token for token."""
+"""Token-exact rollouts, which record every token that the model sees and samples."""

@@ -1,4 +1,4 @@
-"""A conversation recorded token by token: the model's prompts and what it sampled, never reconstructed from text."""
+"""A conversation recorded token by token: the prompts and the sampled answers, never reconstructed from text."""
 
 from __future__ import annotations
 
@@ -26,15 +26,16 @@ from hermes_core.agents.replies import ModelReply
 from hermes_core.errors import ConfigError
 
 _CHARACTERS_PER_TOKEN = 16
-"""More characters than a token has on average, in any conversation."""
+"""An upper bound: in no conversation does a token have more characters on average."""
 
 
 class ExactSession:
-    """The conversations of one rollout: `chat_completion` for what asks, `get_state` for the trainer.
+    """The conversations of one rollout: the agent calls `chat_completion`, and the trainer calls `get_state`.
 
-    A request goes on from the last answer in the longest history that is known, and keeps all tokens up to it; only
-    what is new is encoded. So a program may send its history in another form, leave an answer out, go back, or ask
-    several things at once. If it forks, both paths are kept (`TokenTree`). Calls may overlap.
+    A request goes on from an earlier answer: the last answer in the longest known history with which the request
+    begins. All tokens up to this answer are kept, and only the messages after it are encoded. So a program may send its
+    history in another form, leave an answer out, go back, or send several requests at once. If a conversation forks,
+    both paths are kept (`TokenTree`). Calls may overlap.
 
     Args:
         server: samples the tokens.
@@ -43,8 +44,9 @@ class ExactSession:
         max_length: maximum number of tokens of a sequence, prompt and answers together.
         end_thinking: whether a call inside thinking that was never closed is made, and not only reported.
         keep_thinking: see `TokenTree`.
-        own: returns the numbers (`ModelReply.number`) of the answers to train on. It is called when somebody looks at
-            the sequences. A program needs it, because not all of its requests belong to its conversation. None is all.
+        own: returns the numbers (`ModelReply.number`) of the answers to train on. It is called when the sequences are
+            first read. A program needs it, because not all of its requests belong to its conversation. None means all
+            answers.
     """
 
     def __init__(
@@ -76,7 +78,7 @@ class ExactSession:
         """Return the sequences under `nodes`, and two counts: `forks` by cause, and `thinking_kept`. The latter is the
         number of requests that leave out the thinking of earlier answers, and yet continue those answers' tokens.
 
-        The model loop asks for the state after each answer, so the sequences are made only when somebody looks at them.
+        The model loop asks for the state after each answer, so the sequences are made only when they are first read.
         """
         return {
             "nodes": _Nodes(self),
@@ -98,7 +100,7 @@ class ExactSession:
         """Return the model's answer, with its calls read by the parser.
 
         Args:
-            extra_body: only its `seed` is used. Each answer is sampled with a seed that is derived from it.
+            extra_body: only its `seed` is used, from which a seed for each answer is derived.
 
         Raises:
             ContextLengthExceeded: there is no room left for an answer.
@@ -128,12 +130,12 @@ class ExactSession:
         sampling = {"temperature": temperature, "max_tokens": limit, "seed": seed}
         sent = {key: value for key, value in sampling.items() if value is not None}
         reply = replace(self._read(sampled, offered, len(prompt), added.begun), sampling=sent)
-        # Only now, so that a request that failed or was cancelled leaves no trace in the sequences.
+        # Add the answer only now, so that a request that failed or was cancelled leaves no trace in the sequences.
         answer = self._tree.add(asked, array("i", added.tokens), sampled, zlib.crc32(prompt), reply)
         return replace(reply, number=answer.number)
 
     def _check_size(self, asked: TreeRequest) -> None:
-        """Refuse a conversation that can't fit before it is rendered and encoded, because that blocks the event loop.
+        """Refuse a conversation that can't fit. This comes before rendering and encoding, which block the event loop.
 
         Raises:
             ContextLengthExceeded: the conversation has too many characters.
@@ -159,10 +161,10 @@ class ExactSession:
             yield
 
     def _prompt(self, asked: TreeRequest, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Prompt:
-        """Return the tokens that follow the known ones, up to where the answer begins."""
+        """Return the tokens between the known tokens and the answer."""
         if asked.before is None:
             return self._chat.prompt(messages, tools)
-        answered = asked.known - 2  # the first of what is known are the tools
+        answered = asked.known - 2  # the first known form is that of the tools
         prompt = self._chat.continuation(messages, answered, tools)
         return self._chat.follows(asked.before.sampled[-1], prompt)
 
@@ -170,7 +172,7 @@ class ExactSession:
         """Refuse tokens that the tokenizer does not have.
 
         Raises:
-            BadCompletion: the tokenizer does not have one of them.
+            BadCompletion: the tokenizer does not have one of the tokens.
         """
         if (largest := max(sampled.tokens)) >= self._chat.vocabulary:
             raise BadCompletion(
@@ -200,7 +202,7 @@ class ExactSession:
 
 
 class _Nodes(Sequence[Node]):
-    """The sequences of a session, as they are when they are first looked at."""
+    """The sequences of a session, made when they are first read, and then unchanged."""
 
     def __init__(self, session: ExactSession) -> None:
         self._session = session
@@ -278,12 +280,12 @@ class ExactAgent:
             yield ExactSession(server, self.chat, self._parser, **options)
 
     async def check_endpoint(self) -> None:
-        """Check that every server gives tokens with logprobs, and that they are those of the tokenizer.
+        """Check that every server gives tokens with logprobs, and that its tokens are the tokenizer's.
 
         Raises:
             ModelError: a server can't be reached, refuses the key or the model, or gives no tokens with logprobs.
-            ConfigError: a server has another tokenizer, its logprobs are not those of the distribution that it samples
-                from, or the maximum length of a conversation is not known.
+            ConfigError: a server has another tokenizer, its logprobs do not belong to the distribution from which it
+                samples, or the maximum length of a conversation is not known.
         """
         temperature = 1.0 if self.settings.temperature is None else self.settings.temperature
         for server in self._servers:

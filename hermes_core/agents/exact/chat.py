@@ -1,4 +1,4 @@
-"""A tokenizer's chat template for token-exact conversations: renders the first prompt, and what follows each answer."""
+"""A tokenizer's chat template for token-exact conversations: renders the first prompt, and the text after an answer."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from hermes_core.agents.parsers.scan import THINKING
 from hermes_core.errors import ConfigError, UnknownNameError, UsageError
 
 OPENS_NEXT = ("<|user|>", "<|observation|>", "<|tool_response>")
-"""Tokens that end an answer because they begin the next message. GLM has no others; Gemma 4 ends a call with the one
-that begins a tool's message."""
+"""Tokens that end an answer because they begin the next message. GLM has no other end tokens. Gemma 4 ends a call with
+the token that begins a tool's message."""
 
 END_OF_TURN = (
     *("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|eot|>", "<|eom|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>"),
@@ -26,7 +26,7 @@ END_OF_TURN = (
     *("<|return|>", "<|call|>"),
     *OPENS_NEXT,
 )
-"""Special tokens that end an answer, in current models. A tokenizer's own end token always does."""
+"""Special tokens that end an answer in current models, in addition to the tokenizer's own end token."""
 
 _PART_OF_A_TAG = re.compile(r"[<\[][^<>\[\]\s]*\Z")
 
@@ -51,10 +51,10 @@ PROBE_TOOL: Mapping[str, Any] = {
 _NAME = PROBE_TOOL["function"]["name"]
 
 _OURS = frozenset({"messages", "tools", "documents", "add_generation_prompt", "conversation", "chat_template"})
-"""Variables that a template always gets. Settings can't set them."""
+"""Variables that `Chat` gives to every template, so that settings can't set them."""
 
 _REMEMBERED = 4096
-"""Maximum number of shapes of conversations that are remembered as rendered completely."""
+"""Maximum number of entries of `Chat._whole`."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Prompt:
 
     tokens: list[int]
     begun: str = ""
-    """The part of the answer that the template has written itself: the mark that begins thinking, or nothing."""
+    """The part of the answer that the template writes at the prompt's end: the mark that begins thinking, or nothing."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class WrittenCall:
 
 @dataclass(frozen=True)
 class _Way:
-    """A way to put a mark into a conversation in place of an answer, to find the text that is rendered after it."""
+    """A way to put a mark into a conversation in place of an answer, to find the text that is rendered after the mark."""
 
     content: bool
     """Whether the mark is also the answer's content. Gemma 4 writes content after the tools' results."""
@@ -102,7 +102,7 @@ class Chat:
 
     Raises:
         ConfigError: there is no chat template or no end token, or `template_kwargs` has a variable that can't be set.
-        UnknownNameError: the template has no such variable.
+        UnknownNameError: the template does not have a variable of `template_kwargs`.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Chat:
     ) -> None:
         self.tokenizer = tokenizer
         self.turnstile = asyncio.Lock()
-        """Held while working on a long text, so that the event loop gets its turn in between."""
+        """Held while a session renders or parses a text, so that the event loop gets its turn between two sessions."""
         name = getattr(tokenizer, "name_or_path", "") or "the tokenizer"
         self.name = str(name)
         if not template and not getattr(tokenizer, "chat_template", None):
@@ -128,7 +128,7 @@ class Chat:
         self._check_variables()
         added = {str(token): index for index, token in tokenizer.added_tokens_decoder.items()}
         self.vocabulary: int = max([len(tokenizer), *(index + 1 for index in added.values())])
-        """Token ids are below this."""
+        """One more than the highest token id."""
         own = {tokenizer.eos_token_id} - {None} | {each for each in end_tokens if 0 <= each < self.vocabulary}
         self.end_tokens: frozenset[int] = frozenset(own | {added[text] for text in END_OF_TURN if text in added})
         """The token ids that end an answer."""
@@ -139,7 +139,7 @@ class Chat:
             raise ConfigError(f"{self.name} has no end token", hint="set eos_token in its tokenizer_config.json")
         self._before = tokenizer.encode("a", add_special_tokens=False)[-1:]
         self._whole: set[tuple[Any, ...]] = set()
-        """Shapes of conversations that are rendered completely, each with the way to do it."""
+        """Shapes of conversations (`_shape`) that were found to be rendered completely, each with its `_Way`."""
 
     def check(self, *, tools: bool, system: bool = False, compacts: bool = False) -> None:
         """Test the template, with tools, and with a system message if rollouts will have one.
@@ -173,7 +173,7 @@ class Chat:
             raise ConfigError(f"{self.name}: {error.message}", hint=error.hint) from error
 
     def _check_request(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> None:
-        """Check that the model can answer a message of the user after a tool's result as it answers the first one.
+        """Check that the template renders a user's message after a tool's result like the user's first message.
 
         Raises:
             ConfigError: the template has no place for such a message.
@@ -198,7 +198,7 @@ class Chat:
         """Return the whole conversation, ready for the model's answer.
 
         Raises:
-            UsageError: the template refuses it, or leaves a message or the tools out.
+            UsageError: the template refuses the conversation, or leaves a message or the tools out.
         """
         shape = (bool(tools), *_shape(messages))
         if shape not in self._whole:
@@ -212,13 +212,13 @@ class Chat:
         return Prompt(self._encode(text), _opening_mark(text))
 
     def continuation(self, messages: Sequence[Message], answered: int, tools: Sequence[Mapping[str, Any]]) -> Prompt:
-        """Return what follows the model's answer `messages[answered]`, including the token that ends it.
+        """Return the prompt's part after the model's answer `messages[answered]`, from the answer's end token on.
 
         The answer itself is not rendered, because a template would write it differently from how the model did.
-        Instead, a mark that nothing in the conversation can contain is rendered, and the text after it is taken. The
-        first time that a conversation has this shape, the messages after the answer are marked as well, to check that
-        all of them are rendered. The messages before the answer are rendered too, because templates look at them:
-        Cohere's templates number all calls of a conversation.
+        Instead, a mark that nothing in the conversation can contain is rendered in its place, and the text after the
+        mark is taken. The first time that a conversation has this shape, the messages after the answer are marked as
+        well, to check that all of them are rendered. The messages before the answer are rendered, too, because
+        templates read them: Cohere's templates number all calls of a conversation.
 
         Raises:
             UsageError: the template refuses the conversation, does not end the answer with an end token, or leaves out
@@ -243,15 +243,15 @@ class Chat:
     def follows(self, last: int, prompt: Prompt) -> Prompt:
         """Return the continuation without the token that ends an answer, if the answer's `last` token is an end token.
 
-        A token that also begins the next message is left out only if the model wrote that very token.
+        An end token that also begins the next message is left out only if `last` is the same token.
         """
         first = prompt.tokens[0]
         done = last == first or (last in self.end_tokens and first not in self._opening)
         return Prompt(prompt.tokens[1:], prompt.begun) if done else prompt
 
     def write_calls(self) -> Iterator[WrittenCall]:
-        """Yield a call as the template writes it into a conversation, for each kind of id and arguments that it
-        takes."""
+        """Yield a call as the template writes it into a conversation, for each kind of id and of arguments that the
+        template accepts."""
         for identifier, as_text in itertools.product(("call00000", f"functions.{_NAME}:0"), (False, True)):
             user, inside, result = (_mark() for _ in range(3))
             arguments = {"path": f"{inside} é ü/*.py", "depth": 3, "hidden": True}
@@ -283,7 +283,7 @@ class Chat:
     def _after(
         self, way: _Way, messages: Sequence[Message], answered: int, tools: Sequence[Mapping[str, Any]]
     ) -> Prompt:
-        """Return what follows the answer `messages[answered]`, when a mark is put in its place as `way` says.
+        """Return the prompt's part after the answer `messages[answered]`, in whose place `way` puts a mark.
 
         Raises:
             UsageError: the template refuses the conversation, or puts no end token after the answer.
@@ -340,11 +340,11 @@ class Chat:
         known: set[str] = set()
         for text in own.values() if isinstance(own, Mapping) else (own,):
             try:
-                # Only transformers knows `{% generation %}`; it has no variables.
+                # Only transformers knows the tag `{% generation %}`, which has no variables.
                 plain = text.replace("{% generation %}", "").replace("{% endgeneration %}", "")
                 known |= jinja2.meta.find_undeclared_variables(environment.parse(plain))
             except jinja2.TemplateError:
-                return  # an unknown tag of a tokenizer: nothing can be checked
+                return  # the template has an unknown tag, so its variables can't be found
         for name in self._variables:
             if name not in known:
                 raise UnknownNameError("variable", name, known - _OURS, where=f"of the chat template of {self.name}")
@@ -385,7 +385,7 @@ def _mark() -> str:
 
 
 def _strip_frame(head: str, before: str) -> str:
-    """Return `head` without the text before any answer, as far as `before` has that text and no tag is cut."""
+    """Return `head` without the beginning that it shares with `before`, which no answer wrote. No tag is cut in two."""
     common = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(head, before, strict=False)))
     return head[len(_PART_OF_A_TAG.sub("", head[:common])) :]
 
@@ -399,12 +399,13 @@ def _result(identifier: str, content: str) -> Message:
 
 
 def _shape(messages: Sequence[Message]) -> tuple[Any, ...]:
-    """Return everything that can make a difference to a template, except the texts that marks replace."""
+    """Return everything in a conversation that can change how a template renders it, except the texts that marks
+    replace: the role and the number of calls of each message."""
     return tuple((message["role"], len(message.get("tool_calls") or ())) for message in messages)
 
 
 def _mark_messages(messages: Sequence[Message]) -> tuple[list[Message], list[str]]:
-    """Return the messages with a mark for each text that is not the model's, and these marks."""
+    """Return the messages with a mark in place of each text that the model did not write, and these marks."""
     marks: list[str] = []
     marked: list[Message] = []
     for message in messages:
@@ -417,10 +418,10 @@ def _mark_messages(messages: Sequence[Message]) -> tuple[list[Message], list[str
 
 
 def _refuse_if_lost(marks: Sequence[str], text: str, messages: Sequence[Message], place: str) -> None:
-    """Refuse a template that leaves out something the model must see.
+    """Check that the rendered text has all marks, because a missing mark shows that the template left a message out.
 
     Raises:
-        UsageError: a mark is missing; names the role of its message.
+        UsageError: a mark is missing. The error names the role of its message.
     """
     roles = [message["role"] for message in messages if message["role"] != "assistant"]
     for mark, role in zip(marks, roles, strict=True):
@@ -435,7 +436,7 @@ def _refuse_if_lost(marks: Sequence[str], text: str, messages: Sequence[Message]
 
 def _for_template(messages: Sequence[Message], as_text: bool) -> list[Message]:
     """Return the messages in the form for templates: arguments of calls as mappings or as text, no field that is None,
-    and no list of a single text, which templates without images do not take."""
+    and a plain text in place of a list with one text, because templates without images accept no lists."""
     ready = [_with_plain_text(message) for message in sendable(messages)]
     return ready if as_text else [_plain_calls(message) if message.get("tool_calls") else message for message in ready]
 
@@ -456,6 +457,6 @@ def _plain_calls(message: Message) -> Message:
 
 
 def _opening_mark(prompt: str) -> str:
-    """Return the mark that begins thinking, if the template has written it itself."""
+    """Return the mark that begins thinking, if the prompt ends with it; else an empty text."""
     end = prompt.rstrip()
     return next((mark for mark in THINKING if end.endswith(mark.rstrip())), "")

@@ -21,21 +21,21 @@ from hermes_core.errors import ConfigError, UsageError, describe
 from hermes_core.workers import Workers
 
 _NEEDED = ("transformers", "jinja2", "aiohttp")
-"""Packages that core does without."""
+"""Packages that token-exact rollouts need, and that the core does not require."""
 
 
 @dataclass(frozen=True)
 class AgentContext:
-    """What an agent has to know of its run when it is opened."""
+    """The facts about a run that an agent needs when it is opened."""
 
     parsers: Callable[[str], Mapping[str, Parser]]
-    """Returns all parsers by name, first the one with this name; raises if there is none."""
+    """Returns all parsers by name, and raises if there is none with the given name. The given one comes first."""
     tools: bool = False
     """Whether rollouts have tools."""
     system: bool = False
     """Whether rollouts have a system message."""
     server: Callable[[Chat], TokenServer] | None = None
-    """Makes the server that samples; None is the one at the settings' `base_url`."""
+    """Makes the server that samples; None uses the server at the settings' `base_url`."""
 
 
 @runtime_checkable
@@ -43,12 +43,12 @@ class CanOpen(Protocol):
     """An agent that may have something to load before its first rollout, such as a tokenizer."""
 
     async def open(self, context: AgentContext) -> Agent:
-        """Return the agent that rollouts use: this one, or another, which is closed by the caller."""
+        """Return the agent that rollouts use: this agent, or another, which the caller closes."""
         ...
 
 
 async def enter_agent(agent: Agent, context: AgentContext) -> Agent:
-    """Return the agent that rollouts use: what `agent` opens, or itself."""
+    """Return the agent that rollouts use: the result of `agent.open`, or `agent` itself if it has no `open`."""
     return await agent.open(context) if isinstance(agent, CanOpen) else agent
 
 
@@ -71,7 +71,7 @@ class ExactModel:
         )
 
     async def run(self, task: AgentTask) -> AgentResult:
-        """Refuse to work.
+        """Refuse to work, because only the agent that `open` returns can work.
 
         Raises:
             UsageError: always.
@@ -111,11 +111,11 @@ async def open_exact_agent(
     """Return the agent for these settings. The server is asked only when the agent's `check_endpoint` is called.
 
     Args:
-        settings: the model, its server and tokenizer, and how to sample; without a `tool_call_parser`, it is `auto`.
-        parsers: all parsers by name, that one included.
+        settings: the model, its server and tokenizer, and how to sample. Without a `tool_call_parser`, `auto` is used.
+        parsers: all parsers by name, including the `tool_call_parser`.
         tools: whether rollouts have tools.
         system: whether rollouts have a system message.
-        server: makes the server that samples; None is the one at the settings' `base_url`.
+        server: makes the server that samples; None uses the server at the settings' `base_url`.
 
     Raises:
         ConfigError: a package is not installed, the tokenizer can't be loaded, its chat template can't be used, or the
@@ -124,7 +124,7 @@ async def open_exact_agent(
     """
     check_installed()
     sampler = server or GenerateServer(settings, settings.server_type)
-    threads = Workers(1)  # not the event loop's own: it would wait for a download even after Ctrl-C
+    threads = Workers(1)  # the event loop's own executor would wait for a download even after Ctrl-C
     try:
         chat, parser = await asyncio.get_running_loop().run_in_executor(
             threads, lambda: _chat_and_parser(settings, parsers, tools=tools, system=system)
@@ -169,8 +169,8 @@ def load_chat(
         tools, system, compacts: see `Chat.check`.
 
     Raises:
-        UnknownNameError: the template has no such variable.
-        ConfigError: the template can't be used; or there is no such file.
+        UnknownNameError: the template does not have a variable of `template_kwargs`.
+        ConfigError: the template can't be used, or its file does not exist.
     """
     chat = Chat(
         tokenizer,
@@ -200,7 +200,7 @@ def _load_tokenizer(name: str | None) -> Any:
     """Return the tokenizer in this folder, or with this name on the hub.
 
     Raises:
-        ConfigError: there is none, or it can't be loaded.
+        ConfigError: there is no such tokenizer, or it can't be loaded.
     """
     if not name:
         raise ConfigError(
@@ -218,7 +218,8 @@ def _load_tokenizer(name: str | None) -> Any:
 
 
 def _end_tokens(name: str) -> Iterator[int]:
-    """Yield the token ids that end an answer, by the files beside a tokenizer: servers end answers with any of them."""
+    """Yield the token ids that end an answer according to the files beside a tokenizer. Servers end answers at each of
+    these tokens."""
     from transformers.utils import cached_file
 
     for file in ("generation_config.json", "config.json"):
@@ -231,10 +232,10 @@ def _end_tokens(name: str) -> Iterator[int]:
 
 
 def _template(given: str | None) -> str | None:
-    """Return the chat template that is set: a file's, or the text itself.
+    """Return the text of the chat template. `given` is the path of its file, or the text itself; None for no template.
 
     Raises:
-        ConfigError: there is no such file.
+        ConfigError: the file does not exist.
     """
     if not given or "{" in given:
         return given or None

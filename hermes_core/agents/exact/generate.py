@@ -23,20 +23,20 @@ if TYPE_CHECKING:
 
 
 _CLOSED = re.compile(r"--enable-[\w-]+|\bdisabled\b", re.IGNORECASE)
-"""Matches what a server says of a path that it was started without."""
+"""Matches a server's message about a path that is off because of the options with which the server was started."""
 
 _UNNAMED = "default"
-"""A model name that means that the server has only one model."""
+"""The model name for a server that has only one model and needs no name."""
 
 
 @dataclass(frozen=True)
 class Served:
-    """What a server says about itself at `/v1/models`."""
+    """The facts that a server reports about itself at `/v1/models`."""
 
     kind: str | None = None
-    """The type of the server, `vllm` or `sglang`; None if it is another, or does not say."""
+    """The type of the server, `vllm` or `sglang`; None if it is another type, or not reported."""
     context: int | None = None
-    """Maximum number of tokens of a prompt and its completion; None if it does not say."""
+    """Maximum number of tokens of a prompt and its completion; None if the server does not report it."""
 
 
 class TokenServer(Protocol):
@@ -45,15 +45,16 @@ class TokenServer(Protocol):
 
     settings: AgentSettings
     url: str
-    """Where it is, for messages."""
+    """The server's URL, for messages."""
     endpoint: Endpoint
 
     @property
     def raw_logprobs(self) -> bool:
-        """Return whether its logprobs may be from before the temperature, depending on how it was started."""
+        """Return whether a server of this type may give logprobs from before the temperature is applied, depending on
+        the options with which it was started."""
 
     async def fetch_info(self, *, patience_s: float = math.inf) -> Served:
-        """Return what the server says about itself."""
+        """Return the facts that the server reports about itself."""
 
     async def sample(
         self,
@@ -68,7 +69,7 @@ class TokenServer(Protocol):
         """Return one completion of the prompt."""
 
     async def tokenize(self, text: str, *, patience_s: float = math.inf) -> list[int] | None:
-        """Return the server's own tokens of a text; None if it can't tell."""
+        """Return the tokens into which the server splits a text; None if the server can't report them."""
 
     async def aclose(self) -> None:
         """Close the connections."""
@@ -79,12 +80,12 @@ class GenerateServer:
 
     Args:
         settings: `base_url` (with or without `/v1` at its end), the key, the time limit and the retries.
-        kind: the type of the server, `vllm` or `sglang`; None asks it. The first completion finds out which of its
-            wires it speaks.
-        at_once: maximum number of requests at the same time; more of them wait here.
+        kind: the type of the server, `vllm` or `sglang`; None asks the server. The first completion finds out which of
+            the wires of this type the server speaks.
+        at_once: maximum number of requests at the same time; further requests wait.
 
     Raises:
-        ConfigError: no server is named.
+        ConfigError: the settings have no `base_url`.
         UnknownNameError: there is no such kind.
     """
 
@@ -109,23 +110,24 @@ class GenerateServer:
 
     @property
     def wire(self) -> Wire | None:
-        """Return the format in use. Until the server has answered, this is the first one that it may speak, if that is
-        known."""
+        """Return the wire format in use. Before the first completion, this is the first format of the server's type;
+        None if the type is not known."""
         return self._wires[0] if self._wires else None
 
     @property
     def raw_logprobs(self) -> bool:
-        """Return whether its logprobs may be from before the temperature, depending on how it was started."""
+        """Return whether a server of this type may give logprobs from before the temperature is applied, depending on
+        the options with which it was started."""
         return self.wire is not None and self.wire.raw_logprobs
 
     async def fetch_info(self, *, patience_s: float = math.inf) -> Served:
-        """Return what the server says about itself. It is asked once.
+        """Return the facts that the server reports about itself. The server is asked only once.
 
         Args:
             patience_s: replaces `endpoint_patience_s` if it is shorter.
 
         Raises:
-            ModelError: the server failed, or lists its models, and the one that is named is not among them.
+            ModelError: the server failed, or its list of models lacks the model of the settings.
         """
         if self._served is None:
             self._served = await self.endpoint.ask(self._ask_served, proves=False, patience_s=patience_s)
@@ -141,8 +143,8 @@ class GenerateServer:
         seed: int | None = None,
         patience_s: float = math.inf,
     ) -> Sampled:
-        """Return one completion of the prompt. One that the server breaks off, as at an update of its weights, is
-        continued from its tokens.
+        """Return one completion of the prompt. If the server breaks the completion off, for example at an update of its
+        weights, further requests continue it from its tokens.
 
         Args:
             top_k: sample from this many tokens only; None, which training needs, samples from all of them.
@@ -150,8 +152,8 @@ class GenerateServer:
             patience_s: see `fetch_info`.
 
         Raises:
-            ModelError: the server failed, permanently or too often, or returned no tokens and logprobs; says what to
-                do.
+            ModelError: the server failed, permanently or too often, or returned no tokens and logprobs. The error says
+                what to do.
             ContextLengthExceeded: the prompt does not fit the model's context.
         """
         if not self._wires:
@@ -180,7 +182,8 @@ class GenerateServer:
         )
 
     async def tokenize(self, text: str, *, patience_s: float = math.inf) -> list[int] | None:
-        """Return the server's own tokens of a text, without added special ones; None if it can't tell.
+        """Return the tokens into which the server splits a text, without added special tokens; None if the server can't
+        report them.
 
         Args:
             patience_s: see `fetch_info`.
@@ -203,10 +206,10 @@ class GenerateServer:
             await self._client.close()
 
     async def _find_wires(self, patience_s: float) -> tuple[Wire, ...]:
-        """Return the wires of the type that the server says it is.
+        """Return the wires of the type that the server reports.
 
         Raises:
-            ModelError: it does not say, or is of another type.
+            ModelError: the server reports no type, or a type without wires.
         """
         kind = (await self.fetch_info(patience_s=patience_s)).kind
         if kind is None:
@@ -233,13 +236,13 @@ class GenerateServer:
         return Served(kind if kind in WIRES else None, context if isinstance(context, int) else None)
 
     async def _ask(self, bodies: Mapping[Wire, bytes], sent: int, max_tokens: int) -> Sampled:
-        """Return the completion from the first wire that the server knows. The others are not tried again."""
+        """Return the completion from the first wire that the server knows. Later requests use only this wire."""
         closed: HttpRefusal | None = None
         for wire in self._wires:
             try:
                 content = await self._request(wire.path, bodies[wire])
             except HttpRefusal as refused:
-                if refused.status_code == 403:  # for this path, or for the key: then it is so for all
+                if refused.status_code == 403:  # this path is off, or the key is refused: then all wires get 403
                     closed = closed or refused
                 elif len(self._wires) == 1 or not _lacks_path(refused):
                     raise
@@ -264,12 +267,12 @@ class GenerateServer:
         )
 
     async def _request(self, path: str, body: bytes | None = None) -> bytes:
-        """Return the answer to a POST of this body; without a body, to a GET."""
+        """Return the answer to a POST of this body, or, without a body, to a GET."""
         async with self._room:
             return await self._exchange(path, body)
 
     async def _exchange(self, path: str, body: bytes | None = None) -> bytes:
-        """Send a request at once, even if there are too many."""
+        """Send a request at once, even if the maximum number of requests is in flight, and return the answer."""
         async with (
             asyncio.timeout(self.settings.request_timeout_s),
             self._session().request("GET" if body is None else "POST", f"{self.url}{path}", data=body) as response,
@@ -281,7 +284,7 @@ class GenerateServer:
         return content
 
     async def _request_if_there(self, path: str, body: bytes | None = None) -> bytes:
-        """Return the answer, or nothing if the server does not have this path or does not allow it."""
+        """Return the answer; empty if the server does not have this path or does not allow it."""
         try:
             return await self._request(path, body)
         except HttpRefusal as refused:
@@ -290,8 +293,8 @@ class GenerateServer:
             raise
 
     def _session(self) -> aiohttp.ClientSession:
-        # Not httpx: with a hundred answers at a time it needs five times as long per answer, which would stall the
-        # event loop.
+        # aiohttp instead of httpx: with a hundred answers at a time, httpx needs five times as long for each answer,
+        # which would stall the event loop.
         import aiohttp
 
         if self._client is None:
@@ -299,15 +302,15 @@ class GenerateServer:
                 headers=self._headers,
                 timeout=aiohttp.ClientTimeout(total=None),
                 connector=aiohttp.TCPConnector(limit=0),
-                # A proxy from the environment is never meant for a server on this host.
+                # Ignore a proxy from the environment for a server on this host.
                 trust_env=not is_loopback(self.settings.base_url),
             )
         return self._client
 
 
 def _lacks_path(refusal: HttpRefusal) -> bool:
-    """Return whether the server lacks the path, and not only the model."""
-    # vLLM has this type for a missing model.
+    """Return whether the server refused the request because it lacks the path, and not because it lacks the model."""
+    # For a missing model, the error of vLLM has the type `NotFoundError`.
     return refusal.status_code in (404, 405) and refusal.type != "NotFoundError"
 
 

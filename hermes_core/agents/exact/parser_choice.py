@@ -1,4 +1,4 @@
-"""Chooses the parser that reads the calls of a model: the one that reads what the model's own chat template writes."""
+"""Chooses the parser for a model's calls: the parser that reads the calls that the model's chat template writes."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def matching_parser(name: str, parsers: Mapping[str, Parser], chat: Chat, *, too
     """Return the parser with this name. For `auto`, return the first of `parsers` that reads the calls of the template.
 
     Args:
-        name: of one of `parsers`, or `auto`.
+        name: the name of one of `parsers`, or `auto`.
         parsers: all parsers by name, more likely ones first.
-        tools: whether there are tools; without them there are no calls, and nothing is checked.
+        tools: whether there are tools; without tools there are no calls, and nothing is checked.
 
     Raises:
-        ConfigError: the parser does not read the template's calls; names the parsers that do.
+        ConfigError: the parser does not read the template's calls. The error names the parsers that do.
     """
     if not tools:
         return parsers[name]
@@ -59,6 +59,7 @@ def matching_parser(name: str, parsers: Mapping[str, Parser], chat: Chat, *, too
 
 
 def _writes_the_same(parser: Parser, written: list[WrittenCall]) -> bool:
-    """Return whether the parser writes the call just as the template does. This distinguishes versions of a format."""
+    """Return whether the parser writes the call exactly as the template does, which distinguishes versions of a
+    format."""
     render = getattr(parser, "render", None)
     return render is not None and any(render([call]).strip() in call.text for call in written)

@@ -1,4 +1,4 @@
-"""Tries out a token-exact server before the first rollout: a few tokens show whether its answers can be trained on."""
+"""Tests a token-exact server before the first rollout: a few tokens show whether its answers can be trained on."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ TRIAL_TOKENS = 8
 
 
 async def try_out(server: TokenServer, tokenizer: Any, temperature: float) -> None:
-    """Ask a server for a few tokens, and check that they can be trained on. A server that does not answer gets its
-    `check_patience_s`.
+    """Ask a server for a few tokens, and check that they can be trained on. If the server does not answer, requests are
+    repeated for `check_patience_s`.
 
     Raises:
-        ModelError: it can't be reached, refuses the key or the model, or gives no tokens with logprobs.
-        ConfigError: it has another tokenizer, or its logprobs are not those of the distribution that it samples from.
+        ModelError: the server can't be reached, refuses the key or the model, or gives no tokens with logprobs.
+        ConfigError: the server has another tokenizer, or its logprobs do not belong to the distribution from which it
+            samples.
     """
     prompt, patience_s = list(tokenizer.encode(TRIAL, add_special_tokens=False)), server.settings.check_patience_s
     theirs = await server.tokenize(TRIAL, patience_s=patience_s)
@@ -37,7 +38,7 @@ async def try_out(server: TokenServer, tokenizer: Any, temperature: float) -> No
 
 
 def check_tokenizer(server: TokenServer, tokenizer: Any, sampled: Sampled) -> None:
-    """Refuse a tokenizer that does not have the server's tokens, or makes another text of them.
+    """Refuse a tokenizer that does not have the server's tokens, or that decodes them to another text.
 
     Raises:
         ConfigError: the tokenizer differs.
@@ -60,8 +61,8 @@ def _refuse_tokenizer(server: TokenServer, tokenizer: Any, problem: str) -> NoRe
 
 
 def _same_text(theirs: str, ours: str) -> bool:
-    """Return whether both texts are the same, except for what a server may leave out: spaces, half characters, the
-    end."""
+    """Return whether both texts are the same, except for parts that a server may leave out: spaces, half characters,
+    and the end."""
     left = ["".join(text.replace("\N{REPLACEMENT CHARACTER}", "").split()) for text in (theirs, ours)]
     return left[1].startswith(left[0])
 
@@ -72,11 +73,11 @@ def _few(tokens: Sequence[int]) -> str:
 
 
 async def _check_scaling(server: TokenServer, prompt: list[int], temperature: float) -> None:
-    """Refuse logprobs from before the temperature: sampled with `top_k=1`, a token has probability 1, unless they are
-    such.
+    """Refuse logprobs from before the temperature is applied. A token that is sampled with `top_k=1` must have
+    probability 1, and only such logprobs say otherwise.
 
     Raises:
-        ConfigError: they are from before the temperature.
+        ConfigError: the logprobs are from before the temperature.
     """
     (logprob,) = (await server.sample(prompt, max_tokens=1, temperature=temperature, top_k=1)).logprobs
     if logprob < -1e-4:

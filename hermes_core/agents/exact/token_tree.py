@@ -1,7 +1,7 @@
-"""The conversations of one rollout as a tree: what was said, and the tokens that were sent and sampled for it.
+"""The conversations of one rollout as a tree of messages, with the tokens that were sent and sampled for them.
 
-A path from a root to an answer is what a model server saw with one request, and what it sampled. Nothing is ever
-joined differently: an answer keeps the answer that its own prompt was built on.
+A path from a root to an answer is exactly the prompt of one request and the answer that the server sampled. Paths are
+never joined differently: each answer keeps a reference to the earlier answer from which its prompt went on.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ this value."""
 
 
 _LATEST = 32
-"""The most answers among which the cause of a fork is looked for."""
+"""Maximum number of answers, from the latest on, among which the cause of a fork is searched."""
 _TOOLS = "tools"
 _NO_TOOLS = Canonical(_TOOLS, "")
 
 
 def forms_of(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> tuple[Canonical, ...]:
-    """Return the forms that identify a request: one for its tools, then the canonical form of each message."""
+    """Return the forms that identify a request: first a form of its tools, then the canonical form of each message."""
     if not tools:
         return (_NO_TOOLS, *map(canonical, messages))
     digest = hashlib.sha256(json.dumps(tools, sort_keys=True, default=str).encode()).hexdigest()
@@ -40,7 +40,8 @@ def forms_of(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) ->
 
 
 class Transition(StrEnum):
-    """How an answered request is related to the earlier ones. From `AGAIN` on, each is a fork: tokens stay behind."""
+    """How an answered request is related to earlier requests. All values from `AGAIN` on are forks, in which the request
+    does not continue the tokens of all earlier answers."""
 
     ROOT = "root"
     """The request was the first."""
@@ -51,50 +52,50 @@ class Transition(StrEnum):
     DROPPED_ANSWER = "dropped_answer"
     """The request left out an answer, and went on from the messages before that answer."""
     DROPPED_THINKING = "dropped_thinking"
-    """The request left out the thinking of an answer, and the tree does not keep it (`TokenTree`)."""
+    """The request left out the thinking of an answer, and the tree has no `keep_thinking` (`TokenTree`)."""
     EDITED = "edited"
     """The request changed or left out a known message, or has an answer that the model never gave."""
     COMPACTION = "compaction"
     """The request began anew from the text of an answer."""
     PARALLEL = "parallel"
-    """The request was in flight together with another that went on from the same place, or it began another
-    conversation, such as that of a sub-agent, for a title, or of a program."""
+    """The request was in flight together with another request that went on from the same answer, or it began another
+    conversation, such as a sub-agent's, a program's, or one that only asks for a title."""
 
 
 @dataclass(frozen=True)
 class Turn:
-    """One answer inside a node: its position, and the data to check that nothing was changed since."""
+    """One answer inside a node: its position, and the data to check that nothing was changed afterwards."""
 
     start: int
-    """The position of its first token. Everything before it is what the model was asked."""
+    """The position of the answer's first token. All tokens before it are the answer's prompt."""
     sampled: array[int]
     """The server's token ids, as C integers."""
     logprobs: array[float]
     """The server's logprobs, one for each token."""
     prompt_checksum: int
-    """CRC-32 of the tokens before `start`, as C integers, at the time they were sent."""
+    """CRC-32 of the tokens before `start`, as C integers, computed when they were sent."""
     finish_reason: str
 
     @property
     def stop(self) -> int:
-        """Return the position after its last token."""
+        """Return the position after the answer's last token."""
         return self.start + len(self.sampled)
 
 
 @dataclass(eq=False)
 class Node:
-    """One sequence for a trainer: arrays of one length, not shifted. They need a tenth of the memory of lists."""
+    """One sequence for a trainer: arrays of the same length, not shifted, which need a tenth of the memory of lists."""
 
     tokens: array[int] = field(default_factory=lambda: array("i"))
     turns: list[Turn] = field(default_factory=list)
-    """The answers to train on. An answer that other sequences have too is in one of them."""
+    """The answers to train on. An answer that several sequences contain is a turn of only one of them."""
     metadata: dict[str, Any] = field(default_factory=dict)
-    """`finish_reason` of the last answer; `own`, whether it is the agent's own conversation; `step`, how its first
-    turn's request came after others; `shared`, how many of its answers another sequence trains on."""
+    """`finish_reason` of the last answer; `own`, whether the sequence is the agent's own conversation; `step`, the
+    `Transition` of its first turn's request; `shared`, how many of its answers another sequence trains on."""
 
     @property
     def masked_tokens(self) -> array[int]:
-        """Return, for each token, the token itself if it is one of a turn, else -100. Computed anew each time."""
+        """Return the tokens, with -100 in place of each token that belongs to no turn. Computed anew each time."""
         spread = array("i", [MASKED]) * len(self.tokens)
         for turn in self.turns:
             spread[turn.start : turn.stop] = turn.sampled
@@ -102,7 +103,7 @@ class Node:
 
     @property
     def logprobs(self) -> array[float]:
-        """Return the server's logprobs of the turns' tokens, else 1.0. Computed anew each time."""
+        """Return the server's logprob of each token of a turn, and 1.0 for all others. Computed anew each time."""
         spread = array("d", [PROMPT_LOGPROB]) * len(self.tokens)
         for turn in self.turns:
             spread[turn.start : turn.stop] = turn.logprobs
@@ -110,22 +111,23 @@ class Node:
 
 
 class TreeRequest(NamedTuple):
-    """A request in the tree: the answer that it goes on from, and its messages after that."""
+    """A request in the tree: the answer from which it goes on, and its messages after this answer."""
 
     before: AnswerNode | None
-    """The last known answer of its history; None for one that begins anew."""
+    """The last known answer of the request's history; None for a request that begins anew."""
     forms: tuple[Canonical, ...]
-    """The form of its tools, then those of all its messages."""
+    """The form of the request's tools, then the forms of all its messages."""
     known: int
-    """How many of `forms` are known: those up to and including the answer `before`."""
+    """How many of `forms` are known: all up to and including the answer `before`."""
     asked_at: int
     """Number of answers in the tree when the request came."""
     summary: AnswerNode | None = None
-    """If the request begins anew: the answer whose text it holds, and whose conversation may go on here."""
+    """For a request that begins anew and contains the text of an answer: this answer, whose conversation may go on with
+    the request."""
 
     @property
     def rest(self) -> tuple[Canonical, ...]:
-        """Return the forms of what follows the answer `before`."""
+        """Return the forms of the messages after the answer `before`."""
         return self.forms[self.known :]
 
 
@@ -146,9 +148,9 @@ class AnswerNode:
     finish_reason: str
     step: Transition
     text: str
-    """The answer's text, until something goes on from the answer: it may be a summary."""
+    """The answer's text, because the answer may be a summary; empty as soon as a request goes on from the answer."""
     after: list[AnswerNode] = field(default_factory=list)
-    """The answers that were sampled next."""
+    """The answers whose requests went on from this answer."""
     root: AnswerNode = field(init=False)
     """The first answer on its path."""
 
@@ -157,7 +159,7 @@ class AnswerNode:
 
     @property
     def asked(self) -> tuple[Canonical, ...]:
-        """Return what was asked since the answer before it."""
+        """Return the messages between the answer `before` and this answer."""
         return self.heard[:-1]
 
     @property
@@ -178,15 +180,15 @@ class TokenTree:
     """The conversations of one rollout.
 
     Args:
-        keep_thinking: whether a history that leaves out the thinking of an answer still goes on from it, with the
-            thinking's tokens; otherwise it forks.
+        keep_thinking: whether a history that leaves out the thinking of an answer still goes on from this answer, with
+            the thinking's tokens; otherwise the conversation forks.
     """
 
     def __init__(self, *, keep_thinking: bool = True) -> None:
         self._keep_thinking = keep_thinking
         self._roots: list[AnswerNode] = []
         self.answers: list[AnswerNode] = []
-        """All answers, in the order in which they came."""
+        """All answers, in the order of their arrival."""
         self.thinking_kept = 0
         """How many requests went on from answers whose thinking their history leaves out."""
 
@@ -205,8 +207,9 @@ class TokenTree:
         return self._roots if before is None else before.after
 
     def ask(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> TreeRequest:
-        """Return where a request goes on: after the last answer in the longest history that is known; the newest, if
-        several are equal. A request without tools goes on from one with any."""
+        """Return the request with the answer from which it goes on: the last answer in the longest known history with
+        which the request begins, or, of several equal histories, the newest. For a request without tools, the tools of
+        the history do not matter."""
         forms = forms_of(messages, tools)
         best, known = None, 0
         under = [(self._roots, 0)]
@@ -235,8 +238,8 @@ class TokenTree:
         """Add an answer to this request.
 
         Args:
-            prompt: the tokens since the last answer that is known.
-            checksum: of all tokens before the answer.
+            prompt: the tokens after the last known answer.
+            checksum: CRC-32 of all tokens before the new answer.
         """
         before = asked.before
         answer = AnswerNode(
@@ -259,12 +262,13 @@ class TokenTree:
         return answer
 
     def nodes(self, own: Collection[int] | None = None) -> list[Node]:
-        """Return a sequence for each path, in the order in which their last answers came.
+        """Return a sequence for each path, in the order in which the paths' last answers came.
 
-        Each answer is a turn of one of them: of the newest that has it, the agent's own conversation first.
+        Each answer is a turn of one sequence only: the newest that contains the answer, where sequences of the agent's
+        own conversation come before all others.
 
         Args:
-            own: the numbers of the answers of the agent's own conversation; None if all are.
+            own: the numbers of the answers of the agent's own conversation; None means all answers.
         """
         numbers = range(len(self.answers)) if own is None else own
         mine = {self.answers[number] for number in numbers}
@@ -282,7 +286,7 @@ class TokenTree:
         return known == sent or all(map(self._is, known, sent))
 
     def _is(self, known: Canonical, sent: Canonical) -> bool:
-        """Return whether a message that was sent is the known one."""
+        """Return whether a message that was sent is the known message, perhaps without its thinking."""
         if known == sent or (sent is _NO_TOOLS and known.role == _TOOLS):
             return True
         return self._keep_thinking and known.without_thinking == sent
@@ -293,7 +297,7 @@ class TokenTree:
         return any(one.thinking and not other.thinking for one, other in zip(known, asked.forms, strict=False))
 
     def _step(self, asked: TreeRequest) -> Transition:
-        """Return how a request, now that it is answered, is related to the earlier ones."""
+        """Return how a request, which has just been answered, is related to earlier requests."""
         before, rest = asked.before, asked.rest
         others = self.after(before)[-_LATEST:]
         if not others:
@@ -317,7 +321,7 @@ class TokenTree:
 
 
 def _common(known: Sequence[Canonical], sent: Sequence[Canonical]) -> int:
-    """Return how many messages are the same at the beginning of both sequences."""
+    """Return the number of messages at the beginning of both sequences that are the same."""
     pairs = enumerate(zip(known, sent, strict=False))
     return next((place for place, (one, other) in pairs if one != other), min(len(known), len(sent)))
 
@@ -332,7 +336,7 @@ def tokens_after(answer: AnswerNode | None) -> array[int]:
 
 
 def _node(path: Sequence[AnswerNode], turns: Collection[AnswerNode], own: bool) -> Node:
-    """Return the sequence of a path, of which these answers are turns."""
+    """Return the sequence of a path. Only the answers in `turns` become its turns."""
     node = Node()
     for answer in path:
         node.tokens.extend(answer.prompt)

@@ -1,4 +1,4 @@
-"""The formats in which servers take token ids, and give the sampled ones with their logprobs.
+"""The formats in which servers take token ids, and return the sampled token ids with their logprobs.
 
 | wire | server | |
 |---|---|---|
@@ -26,19 +26,19 @@ _NEUTRAL = {
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
 }
-"""Settings that are sent each time, because the server would otherwise fill them in from the model's
-`generation_config.json` or its own settings. The logprobs would then not be those of the distribution that is sampled
-from."""
+"""Settings that are sent with each request, because the server would otherwise take them from the model's
+`generation_config.json` or its own settings. The logprobs would then not belong to the distribution from which the
+server samples."""
 
 _NO_LOGPROB = -9999.0
-"""The logprob that vLLM returns if it has none."""
+"""The number that vLLM returns in place of a logprob that it does not have."""
 
 _TOKEN_ID = "token_id:"
-"""What the name of a token begins with if it is no text."""
+"""The beginning of a token's name that is not the token's text."""
 
 
 _OF_SGLANG = {"max_tokens": "max_new_tokens", "seed": "sampling_seed"}
-"""SGLang's own names. It uses the seed if it was started with `--enable-deterministic-inference`."""
+"""SGLang's names of settings. SGLang uses the seed only if it was started with `--enable-deterministic-inference`."""
 
 
 @dataclass(frozen=True)
@@ -48,22 +48,22 @@ class Sampled:
     tokens: list[int]
     logprobs: list[float]
     finish_reason: str
-    """`stop`, `length` or, if the server broke it off, `abort`."""
+    """`stop`, `length` or, if the server broke the completion off, `abort`."""
     text: str | None = None
-    """The server's text of the tokens, without special tokens; None if it does not send it."""
+    """The tokens decoded by the server, without special tokens; None if the server sends no text."""
     prompt_tokens: int | None = None
-    """The server's count of the prompt's tokens; None if it does not send it."""
+    """The server's count of the prompt's tokens; None if the server sends no count."""
     completion_tokens: int | None = None
-    """The server's count of the sampled tokens; None if it does not send it."""
+    """The server's count of the sampled tokens; None if the server sends no count."""
     cached_tokens: int | None = None
-    """How many tokens of the prompt came from the server's cache; None if it does not say."""
+    """How many tokens of the prompt came from the server's cache; None if the server sends no count."""
     weight_version: str | None = None
-    """The version of the policy's weights, as the server names it; None if it names none."""
+    """The version of the policy's weights, as the server names it; None if the server names no version."""
     parts: list[Part] = field(default_factory=list)
     """See `TurnRecord.parts`."""
 
     def then(self, more: Sampled) -> Sampled:
-        """Return the completion of which this is the beginning, and `more` what followed it in another request."""
+        """Return one completion made of this one and `more`, which continues it and comes from another request."""
         before = self.parts or [[len(self.tokens), self.weight_version]]
         return replace(
             more,
@@ -83,7 +83,7 @@ class Wire(ABC):
     path: str
     """The path after the server's root."""
     server: str
-    """The server that speaks it, for messages."""
+    """The server that speaks this format, for messages."""
     raw_logprobs = False
     """Whether logprobs are computed before the temperature is applied, unless the server was started otherwise."""
     advice: str
@@ -91,16 +91,15 @@ class Wire(ABC):
 
     @abstractmethod
     def write(self, prompt: list[int], sampling: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the body of a request. `sampling` has `max_tokens`, and other keys with the same meaning as in
-        vLLM."""
+        """Return the body of a request. `sampling` has `max_tokens` and other keys, with their meanings in vLLM."""
 
     def name_model(self, model: Mapping[str, str]) -> Mapping[str, str]:
-        """Return what a request must say about the model, if the server can have several."""
+        """Return the keys of a request that name the model; empty for a server that has only one model."""
         return model
 
     @abstractmethod
     def read(self, answer: Any) -> Sampled:
-        """Return the completion in an answer. Raises any kind of exception if it is not a valid answer."""
+        """Return the completion in an answer. If the answer is not valid, any kind of exception may be raised."""
 
 
 class AtroposVllm(Wire):
@@ -133,7 +132,7 @@ class AtroposVllm(Wire):
 
 
 class VllmTokens(Wire):
-    """Stock vLLM, tokens in and out, without any text."""
+    """Stock vLLM: token ids in requests and answers, without any text."""
 
     path, server = "/inference/v1/generate", "vLLM"
     raw_logprobs = True
@@ -148,7 +147,7 @@ class VllmTokens(Wire):
         (choice,) = answer["choices"]
         places = choice["logprobs"]["content"]
         for token, place in zip(choice["token_ids"], places, strict=True):
-            named = place.get("token", "")  # `token_id:7`, or a text if the server was started so
+            named = place.get("token", "")  # `token_id:7`, or, with some options of the server, a text
             if named.startswith(_TOKEN_ID) and named != f"{_TOKEN_ID}{token}":
                 raise ValueError(f"the logprob of {named} stands beside the token {token}")
         logprobs = [place["logprob"] for place in places]
@@ -157,7 +156,7 @@ class VllmTokens(Wire):
 
 
 class VllmCompletions(Wire):
-    """Stock vLLM, the older endpoint of the OpenAI API, with token ids beside the text."""
+    """Stock vLLM: the older endpoint of the OpenAI API, with token ids beside the text."""
 
     path, server = "/v1/completions", "vLLM"
     raw_logprobs = True
@@ -212,7 +211,7 @@ WIRES: Mapping[str, tuple[Wire, ...]] = {
     "vllm": (VllmTokens(), VllmCompletions(), AtroposVllm()),
     "sglang": (Sglang(),),
 }
-"""The wires that a server of each type may speak. The first one that it knows is used."""
+"""The wires that servers of each type may speak. The first wire that a server knows is used."""
 
 
 def check_sampled(sampled: Sampled, prompt_tokens: int, max_tokens: int) -> Sampled:
@@ -220,10 +219,10 @@ def check_sampled(sampled: Sampled, prompt_tokens: int, max_tokens: int) -> Samp
 
     Args:
         prompt_tokens: the number of tokens that were sent.
-        max_tokens: the number of tokens that were asked for at most.
+        max_tokens: the maximum number of tokens that was requested.
 
     Raises:
-        ValueError, TypeError: a token has none, or a count is another one.
+        ValueError, TypeError: a token has no valid logprob, or a count differs.
     """
     if not sampled.tokens:
         raise ValueError("no token")
@@ -244,14 +243,18 @@ def check_sampled(sampled: Sampled, prompt_tokens: int, max_tokens: int) -> Samp
 
 
 def _usage(answer: Any) -> tuple[int | None, int | None, int | None]:
-    """Return the counts of an answer, if it has them: tokens of the prompt, sampled ones, those from the cache."""
+    """Return the answer's numbers of tokens: of the prompt, sampled, and from the cache; None for a missing number."""
     usage = answer.get("usage")
     cached = get(get(usage, "prompt_tokens_details"), "cached_tokens")
     return count(get(usage, "prompt_tokens")), count(get(usage, "completion_tokens")), count(cached)
 
 
 def _reason(said: Any) -> str:
-    """Return the stop reason. Others do not end an answer in a way that could be trained on."""
+    """Return the stop reason.
+
+    Raises:
+        ValueError: an answer with this stop reason can't be trained on.
+    """
     if said not in ("stop", "length", "abort"):
         raise ValueError(f"the completion ended with {said!r}")
     return str(said)
