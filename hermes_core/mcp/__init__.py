@@ -1,1 +1,1 @@
-"""Tools of MCP servers: how servers are named, run and connected, and how their tools become tools of a rollout."""
+"""MCP servers: their settings, their programs and connections, and their tools as tools of a rollout."""

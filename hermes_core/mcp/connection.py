@@ -34,13 +34,13 @@ from hermes_core.version import __version__
 log = logging.getLogger(__name__)
 
 MAX_PAGES = 100
-"""Maximum number of parts of that list."""
+"""Maximum number of pages of a server's list of tools."""
 
 CLOSE_S = 15.0
 """Seconds after which a connection that does not close is cut."""
 
 SIGN_S = 2.0
-"""Seconds for a server to say that it is still there."""
+"""Seconds that a server may take to answer a ping."""
 
 _MESSAGE_CHARS = 2000
 
@@ -49,27 +49,27 @@ _HINTS = {
     False: "check its `command` and `args`, and that the slot has the program and its packages: those of the image, or "
     "on `local` what the profile names in `visible_paths`; `where: driver` runs it on this host",
 }
-"""What to do about a program that ends too early, by whether it runs on the driver."""
+"""Hints about a program that ends too early: for True, it runs on the driver; for False, in the slot."""
 
 
 class ServerFailed(HermesError):
-    """An MCP server can't be used; says why. Whoever opened it decides what that means."""
+    """An MCP server can't be used, for the reason in the message. The caller decides whose fault this is."""
 
 
 class McpConnection:
-    """A connection to one server. `open` it, and `aclose` it in any case.
+    """A connection to one server. After `open`, call `aclose` in any case.
 
-    The `mcp` package wants its parts closed by the task that opened them, so one task does both.
+    The `mcp` package requires that the task that opened its parts also closes them, so one task does both.
 
     Args:
-        commands: the slot's commands, for a server that runs there.
+        commands: the slot's commands, for a server that runs in the slot.
     """
 
     def __init__(self, name: str, server: McpServer, commands: SlotCommands | None) -> None:
         self.name = name
         self.server = server
         self.listed: list[Tool] = []
-        """The server's tools, once it is open."""
+        """The server's tools, once the connection is open."""
         self._commands = commands
         self._tasks = TaskSet()
         self._serving: asyncio.Task[None] | None = None
@@ -87,7 +87,7 @@ class McpConnection:
 
         Raises:
             ServerFailed: the server can't be used.
-            InfraError: the sandbox that it runs in is gone.
+            InfraError: the sandbox in which the server runs is gone.
         """
         self._serving = self._tasks.spawn(self._serve(), f"MCP server {self.name}")
         try:
@@ -103,10 +103,10 @@ class McpConnection:
             raise await self._explain(self._failure) from self._failure
 
     async def reopen(self) -> None:
-        """Connect again if the server's program has ended. What it knew is gone; its tools stay as they were.
+        """Connect again if the server's program has ended. The program's state is lost; the list of tools stays.
 
         Raises:
-            InfraError: the sandbox that it runs in is gone.
+            InfraError: the sandbox in which the server runs is gone.
         """
         if not await self._has_ended():
             return
@@ -118,8 +118,8 @@ class McpConnection:
             log.warning("%s was not started again: %s", self, error.message)
 
     async def _has_ended(self) -> bool:
-        """Return whether the server's program has ended. The server is asked, because the news of its end may be on its
-        way."""
+        """Return whether the server's program has ended. The server is pinged, because the message about its end may
+        still be on its way."""
         if self._transport.ended or self._session is None or self.server.url is not None:
             return self._transport.ended
         self._transport.expect_answer()
@@ -128,7 +128,7 @@ class McpConnection:
                 await self._session.send_ping()
         except MCPError as error:
             return bool(error.code == CONNECTION_CLOSED)
-        except (TimeoutError, ValidationError):  # whatever is wrong with it, its program runs
+        except (TimeoutError, ValidationError):  # the server may be faulty, but its program runs
             pass
         return False
 
@@ -136,16 +136,16 @@ class McpConnection:
         """Call a tool by the server's own name for it.
 
         Raises:
-            ToolArgumentError: the server does not take these arguments.
+            ToolArgumentError: the server does not accept these arguments.
             CommandError: the server failed, or is gone.
-            InfraError: the sandbox that it ran in is gone.
+            InfraError: the sandbox in which the server ran is gone.
         """
         if self._session is None or self._failure is not None:
             raise await self._gone()
         self._transport.expect_answer()
         request = CallToolRequest(params=CallToolRequestParams(name=tool, arguments=dict(arguments)))
         try:
-            # Not `session.call_tool`: it checks the answer by a schema of the server's, which may take for ever.
+            # `session.call_tool` would also check the answer by a schema of the server, which may take for ever.
             return await self._session.send_request(request, CallToolResult)
         except MCPError as error:
             if error.code == CONNECTION_CLOSED:
@@ -158,7 +158,7 @@ class McpConnection:
             raise CommandError(f"{self} gave an answer that is not a tool's result: {_problem(error)}") from error
 
     async def aclose(self) -> None:
-        """Close the connection, and end a program that was started for it. Idempotent."""
+        """Close the connection, and end the server's program if one was started. Idempotent."""
         try:
             await self._close()
         finally:
@@ -241,7 +241,7 @@ class McpConnection:
 
 
 def _problem(error: ValidationError) -> str:
-    """Return what is wrong with an answer, in a few words."""
+    """Return the fault of an answer, in a few words."""
     first = error.errors(include_url=False, include_input=False)[0]
     place = ".".join(str(part) for part in first["loc"])
     return f"{place}: {first['msg']}"[:300]

@@ -1,4 +1,4 @@
-"""Messages of MCP servers: cut out of a stream of bytes, within bounds, and without what nobody asked for."""
+"""Messages of MCP servers: cut out of a stream of bytes, within bounds, and without notifications."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ MAX_UNASKED_BYTES = 32 << 20
 """Maximum number of lines, and of bytes, that a server may write between two requests."""
 
 REQUEST_LINES = 100
-"""Number of lines that a request of the server counts for, because it is answered."""
+"""Number of lines as which a request of the server counts, because answering it takes time."""
 
 MAX_OBJECTS = 30_000
-"""Maximum number of objects and lists in one message. Each takes time that the event loop does not have."""
+"""Maximum number of objects and lists in one message, because parsing them blocks the event loop."""
 
 MAX_PARTS = 1000
 """Maximum number of parts of a tool's result."""
@@ -32,9 +32,9 @@ _JUNK_CHARS = 100
 
 
 class MessageInbox:
-    """What a program writes to its standard output: messages by lines. Lines that are no messages are left out.
+    """Reads messages, one on each line, from a program's standard output. Lines that are no messages are left out.
 
-    Notifications are left out, too: nothing here needs them, and a server could send any number.
+    Notifications are left out, too, because nothing uses them and a server could send any number.
     """
 
     def __init__(self) -> None:
@@ -44,11 +44,11 @@ class MessageInbox:
         """The beginning of the first line that is no message."""
 
     def allow(self) -> None:
-        """Begin to count anew, because a request is sent."""
+        """Reset the counts of lines and bytes, because a request is sent."""
         self._left, self._left_bytes = MAX_UNASKED, MAX_UNASKED_BYTES
 
     def feed(self, data: bytes) -> list[JSONRPCMessage]:
-        """Return the messages that are complete now.
+        """Add output of the program. Return the messages that are complete now.
 
         Raises:
             Flooded: the server writes too much.
@@ -71,7 +71,7 @@ class MessageInbox:
             message = jsonrpc_message_adapter.validate_json(line, by_name=False)
         except (ValidationError, RecursionError):
             text = line.decode("utf-8", "replace")[:_JUNK_CHARS].strip()
-            if '"jsonrpc"' in text:  # it may be an answer that somebody waits for
+            if '"jsonrpc"' in text:  # it may be an expected answer
                 raise Flooded(f"it wrote a message that can't be read: {text!r}") from None
             self.junk = self.junk or text
             return None
@@ -85,10 +85,10 @@ class MessageInbox:
 
 
 def _shorten(result: dict[str, Any]) -> None:
-    """Leave out what makes an answer slow to check: the parts of a tool's result after the first thousand.
+    """Remove the parts of a tool's result after the first thousand, because checking them would take long.
 
     Raises:
-        Flooded: it lists too many tools.
+        Flooded: the answer lists too many tools.
     """
     if isinstance(content := result.get("content"), list) and len(content) > MAX_PARTS:
         note = f"[{len(content) - MAX_PARTS} more parts: left out]"

@@ -1,4 +1,4 @@
-"""Opens the MCP servers of a rollout, and checks those of a run before it begins."""
+"""Opens the MCP servers of a rollout, and checks the MCP servers of a run before the run begins."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def check_servers(servers: Mapping[str, McpServer]) -> None:
     """Connect to the servers that the driver runs or reaches, list their tools, and close them again.
 
     Raises:
-        ConfigError: one of them can't be used; names it.
+        ConfigError: a server can't be used. The error names it.
     """
     if servers:
         check_installed()
@@ -50,7 +50,7 @@ class OpenServers:
     """Servers that are connected, with their tools."""
 
     by_server: Mapping[str, Mapping[str, Tool]] = field(default_factory=dict)
-    """The tools of each server, by its own names for them."""
+    """The tools of each server, by the server's own names for them."""
     reopen: Callable[[], Awaitable[None]] = _nothing
     """Connect again to servers whose program has ended. Raises `InfraError` if the sandbox is gone."""
 
@@ -64,10 +64,10 @@ class OpenServers:
 async def open_servers(
     servers: Mapping[str, McpServer], commands: SlotCommands | None, *, of_item: Collection[str] = ()
 ) -> AsyncIterator[OpenServers]:
-    """Connect to servers, all at the same time. They are closed at the end of the block.
+    """Connect to servers, all at the same time, and close them at the end of the block.
 
     Args:
-        commands: the slot's commands, for servers that run there.
+        commands: the slot's commands, for servers that run in the slot.
         of_item: the names of the item's own servers; the others are the run's.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Programs of MCP servers: their standard streams in a slot or on the driver, and their end."""
+"""Programs of MCP servers, in a slot or on the driver: runs them, and connects their standard streams."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ from hermes_core.sandbox.programs import GRACE_S, ProgramEnded, SlotProgram, des
 
 _LOOK_S = 0.02
 _INHERITED = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "USER")
-"""Variables of the driver that its programs get. Others may be secret."""
+"""The driver's environment variables that servers' programs on the driver get. Others may be secret."""
 
 
 class ServerProcess(Protocol):
     """A running program with its standard input and output."""
 
     async def read(self) -> bytes:
-        """Return the next bytes of its output; none when it has ended."""
+        """Return the next bytes of the program's output; empty when the program has ended."""
 
     async def write(self, data: bytes) -> None:
-        """Write to its input, and wait while it does not read.
+        """Write to the program's input, and wait while the program does not read.
 
         Raises:
-            ProgramEnded: it has ended.
+            ProgramEnded: the program has ended.
         """
 
     async def ending(self, wait_s: float) -> str:
-        """Return how it ended, in words, with the end of what it wrote to standard error; empty if it still runs after
-        so many seconds.
+        """Return a text that says how the program ended, with the end of its standard error; empty if the program still
+        runs after `wait_s` seconds.
 
         Raises:
-            InfraError: the sandbox that it ran in is gone.
+            InfraError: the sandbox in which the program ran is gone.
         """
 
 
@@ -51,10 +51,11 @@ class ServerProcess(Protocol):
 async def running(server: McpServer, commands: SlotCommands | None) -> AsyncIterator[ServerProcess]:
     """Run a server's program while the block runs: in a slot, or on the driver if `commands` is None.
 
-    At the end its input is ended. If it does not end in time, it is killed with all that it has started.
+    At the end of the block, the program's input is closed. If the program does not end in time, it is killed together
+    with all processes that it has started.
 
     Raises:
-        CommandError: the driver can't start it.
+        CommandError: the driver can't start the program.
     """
     assert server.command is not None
     argv = [server.command, *server.args]
@@ -93,39 +94,40 @@ class _OnDriver:
     async def ending(self, wait_s: float) -> str:
         if not await self._wait_end(wait_s):
             return ""
-        await asyncio.sleep(_LOOK_S)  # for the last of its standard error
+        await asyncio.sleep(_LOOK_S)  # the end of its standard error may still arrive
         status = self._process.returncode or 0
         how = f"signal {-status} ended it" if status < 0 else f"it ended with status {status}"
         return describe_end(how, self._tail.text())
 
     async def keep_errors(self) -> None:
-        """Read its standard error, and keep the end of it."""
+        """Read the program's standard error, and keep its end."""
         while data := await self._stderr.read(CHUNK_BYTES):
             self._tail.feed(data)
 
     async def end(self) -> None:
-        """End its input, then the program and everything that it has started."""
+        """Close the program's input, then end the program and all processes that it has started."""
         self._stdin.close()
         async with alongside(self._drain()):
             if not await self._wait_end(GRACE_S):
                 self._signal(signal.SIGTERM)
                 await self._wait_end(GRACE_S)
-            self._signal(signal.SIGKILL)  # also what it has left running
+            self._signal(signal.SIGKILL)  # also kills processes that the program has left in its group
             with contextlib.suppress(OSError):  # no /proc
-                await asyncio.to_thread(kill_marked, self._mark)  # and what has left its group
+                await asyncio.to_thread(kill_marked, self._mark)  # kills processes that have left the group
             await self._wait_end(GRACE_S)
-        # A process without the mark may hold the pipes open, and asyncio then would never close them.
+        # A process without the mark may hold the pipes open, and then asyncio would never close them.
         if (transport := getattr(self._process, "_transport", None)) is not None:
             transport.close()
 
     async def _drain(self) -> None:
-        """Read and drop what the program still writes: blocked on a full pipe, it would not notice the end of its
-        input."""
+        """Read and drop the program's further output, because a program that is blocked by a full pipe does not notice
+        the end of its input."""
         while await self._stdout.read(CHUNK_BYTES):
             pass
 
     async def _wait_end(self, limit_s: float) -> bool:
-        """Return whether it ends in time. `Process.wait` would also wait for others that hold its pipes open."""
+        """Return whether the program ends in time. `Process.wait` would also wait for other processes that hold the
+        program's pipes open."""
         for _ in range(math.ceil(limit_s / _LOOK_S)):
             if self._process.returncode is not None:
                 break

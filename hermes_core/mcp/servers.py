@@ -1,4 +1,4 @@
-"""MCP servers as a run or a task names them: their settings, and the file that holds them."""
+"""The settings of MCP servers in a run or a task, and the file that holds them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hermes_core.validation import SECRET_NAME, validate_data
 Transport = Literal["stdio", "streamable-http", "sse"]
 
 SERVERS = "mcpServers"
-"""The key of a file that holds its servers."""
+"""The key under which a file has its servers."""
 
 _NAME = re.compile(r"[A-Za-z0-9-]+(_[A-Za-z0-9-]+)*")
 _MAX_NAME = 32
@@ -102,17 +102,17 @@ class McpServer(BaseModel):
 
     @property
     def on_driver(self) -> bool:
-        """Return whether the driver runs or reaches it."""
+        """Return whether the driver runs the server, or connects to it by URL."""
         return self.url is not None or self.where == "driver"
 
     def without_secrets(self) -> dict[str, Any]:
-        """Return what affects a run's records, without values that may be secret."""
+        """Return the settings that can change a run's records, without values that may be secret."""
         values = self.model_dump(mode="json", exclude_defaults=True)
         return {**values, **{key: sorted(values[key]) for key in ("env", "headers") if key in values}}
 
 
 def secrets_of(servers: Mapping[str, McpServer]) -> dict[str, str]:
-    """Return the secrets in the settings of servers, with a name for each."""
+    """Return the secrets in the settings of servers, by a name that describes each."""
     found: dict[str, str] = {}
     for server, each in servers.items():
         for header, value in each.headers.items():
@@ -142,10 +142,10 @@ def _options(args: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def check_server_name(name: str) -> None:
-    """Check that tools can be named after a server.
+    """Check that a server's name can be a part of its tools' names.
 
     Raises:
-        UsageError: no tool can be named after it.
+        UsageError: the name can't be a part of a tool's name.
     """
     if not _NAME.fullmatch(name) or len(name) > _MAX_NAME:
         raise UsageError(
@@ -155,8 +155,8 @@ def check_server_name(name: str) -> None:
 
 
 def read_servers(given: Any) -> Any:
-    """Return servers by name, without disabled ones. A text is the name of a file with the key `mcpServers`, in JSON or
-    YAML; a mapping is the content of one, or its servers. Everything else is returned unchanged.
+    """Return servers by name, without disabled ones. `given` may be the name of a JSON or YAML file with the key
+    `mcpServers`, the content of such a file, or only its servers. Any other value is returned unchanged.
 
     `${VAR}` and `${VAR:-default}` in texts are replaced by variables of the driver.
 
@@ -196,7 +196,7 @@ def _other_key(given: Mapping[str, Any]) -> str:
 
 
 def _fill(value: Any, what: str) -> Any:
-    """Return settings with the driver's variables in place of `${VAR}`."""
+    """Return settings in which the driver's environment variables replace each `${VAR}`."""
     if isinstance(value, str):
         return _VARIABLE.sub(lambda found: _variable(found, what), value)
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""The tools of MCP servers as tools of a rollout: their names, their schemas, and what the model gets of an answer."""
+"""The tools of MCP servers as tools of a rollout: their names, their schemas, and their answers to the model."""
 
 from __future__ import annotations
 
@@ -34,10 +34,11 @@ _OTHER_CHARACTER = re.compile(r"[^A-Za-z0-9_-]")
 
 
 def tools_of(connection: McpConnection) -> dict[str, Tool]:
-    """Return the tools that a server offers, by its own names for them.
+    """Return the tools that a server offers, by the server's own names for them.
 
     Raises:
-        ServerFailed: it has too many, lacks one that its settings name, or a schema can't be used.
+        ServerFailed: the server has too many tools, lacks a tool that its settings name, or has a schema that can't be
+            used.
     """
     offered = _choose(connection)
     if len(offered) > MAX_TOOLS:
@@ -61,10 +62,10 @@ def tools_of(connection: McpConnection) -> dict[str, Tool]:
 
 
 def tool_name(server: str, tool: str) -> str:
-    """Return the name that the model calls a tool by: `SERVER__TOOL`.
+    """Return the name by which the model calls a tool: `SERVER__TOOL`.
 
-    No two tools of a run get the same name. Where the tool's own name has characters that endpoints refuse, or is too
-    long, the end of the name is made from a hash of it.
+    No two tools of a run get the same name. If the tool's own name is too long or has characters that endpoints refuse,
+    the result ends with a hash of the tool's own name.
     """
     name = f"{server}__{tool}"
     if tool and len(name) <= _MAX_NAME and not _OTHER_CHARACTER.search(tool):
@@ -110,8 +111,8 @@ def _tool(connection: McpConnection, listed: mcp_types.Tool) -> tuple[Tool, int]
             where="driver" if connection.server.on_driver else "sandbox",
             toolsets=(connection.name,),
             timeout_s=connection.server.timeout_s,
-            # Somebody else wrote the schema, and checking arguments by it may take for ever. The server checks them
-            # itself.
+            # The schema is not ours, and checking arguments by it may take for ever. The server itself checks the
+            # arguments.
             checks_arguments=False,
         )
     except ConfigError as error:
@@ -127,7 +128,7 @@ def _deeper_than(value: Any, levels: int) -> bool:
 
 
 def result_of(result: mcp_types.CallToolResult) -> ExecutionResult:
-    """Return the text of an answer, for the model. Parts that are no text are named in it."""
+    """Return the answer as text for the model. The text names parts of the answer that are no text."""
     parts = [*_texts(result.content)]
     if result.structured_content is not None and not any(part.type == "text" for part in result.content):
         parts.append(json.dumps(result.structured_content, ensure_ascii=False))  # usually the text says the same

@@ -1,4 +1,4 @@
-"""Ways to MCP servers, in the form that the `mcp` package takes: over a program's streams, and over HTTP."""
+"""Transports to MCP servers, in the form that the `mcp` package takes: over a program's streams, and over HTTP."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ Streams = tuple[Messages, MemoryObjectSendStream[SessionMessage]]
 
 _CONNECT_S = 30.0
 _READ_S = 3600.0
-"""Seconds of silence of an open HTTP response. Each call has its own time limit."""
+"""Maximum seconds of silence in an open HTTP response. Each call also has a time limit of its own."""
 
 
 class ProgramTransport:
-    """A server that is a program: one message per line.
+    """The transport to a server that is a program: one message per line.
 
     Args:
-        commands: the slot in which it runs; None is the driver.
+        commands: the commands of the slot in which the program runs; None runs it on the driver.
     """
 
     def __init__(self, server: McpServer, commands: SlotCommands | None) -> None:
@@ -41,14 +41,14 @@ class ProgramTransport:
         self._program: ServerProcess | None = None
         self._flood: str | None = None
         self.ended = False
-        """Whether it gives no more messages."""
+        """Whether the program will send no more messages."""
 
     @asynccontextmanager
     async def streams(self) -> AsyncIterator[Streams]:
-        """Run the program during the block, and give its messages.
+        """Run the program during the block, and yield the streams of messages to and from it.
 
         Raises:
-            CommandError: the driver can't start it.
+            CommandError: the driver can't start the program.
         """
         async with running(self._server, self._commands) as self._program, AsyncExitStack() as stack:
             incoming, read = anyio.create_memory_object_stream[SessionMessage | Exception](0)
@@ -57,7 +57,7 @@ class ProgramTransport:
                 stack.callback(end.close)
             receiving = await stack.enter_async_context(alongside(self._receive(self._program, incoming)))
             await stack.enter_async_context(alongside(self._send(self._program, outgoing)))
-            # The output ends with the program: requests that are not answered yet end then, too.
+            # The output ends with the program, and then also requests end that were not answered.
             receiving.add_done_callback(lambda _: self._over(outgoing))
             yield read, write
 
@@ -70,13 +70,13 @@ class ProgramTransport:
         self._inbox.allow()
 
     async def fault(self, wait_s: float = ENDING_S) -> str:
-        """Return why it gives no answers any more; empty if no reason is known.
+        """Return why the program gives no more answers; empty if no reason is known.
 
         Args:
             wait_s: seconds to wait for the end of the program.
 
         Raises:
-            InfraError: the sandbox that it ran in is gone.
+            InfraError: the sandbox in which the program ran is gone.
         """
         reason = self._flood
         if reason is None and self._program is not None:
@@ -109,10 +109,10 @@ class ProgramTransport:
 
 
 class HttpTransport:
-    """A server at a URL."""
+    """The transport to a server at a URL."""
 
     ended = False
-    """Whether it gives no more messages: only a program ends."""
+    """Always False, because only a program ends."""
 
     def __init__(self, server: McpServer) -> None:
         self._server = server
@@ -120,7 +120,7 @@ class HttpTransport:
 
     @asynccontextmanager
     async def streams(self) -> AsyncIterator[Streams]:
-        """Connect during the block, and give the server's messages."""
+        """Connect to the server during the block, and yield the streams of messages to and from it."""
         server = self._server
         assert server.url is not None
         async with AsyncExitStack() as stack:
@@ -151,7 +151,7 @@ class HttpTransport:
         timeout: httpx2.Timeout | None = None,
         auth: httpx2.Auth | None = None,
     ) -> httpx2.AsyncClient:
-        """Return an HTTP client that reads no more of an answer than a message may have."""
+        """Return an HTTP client that reads no more bytes of an answer than a message may have."""
         return httpx2.AsyncClient(
             headers=dict(headers or {}) | {"accept-encoding": "identity"},
             timeout=timeout or httpx2.Timeout(_CONNECT_S, read=_READ_S),
@@ -165,10 +165,10 @@ class HttpTransport:
 
 
 def transport_to(server: McpServer, commands: SlotCommands | None) -> ProgramTransport | HttpTransport:
-    """Return the way to a server.
+    """Return the transport to a server.
 
     Args:
-        commands: the slot's commands, for a program that runs there.
+        commands: the slot's commands, for a program that runs in the slot.
     """
     if server.url is not None:
         return HttpTransport(server)
@@ -176,7 +176,7 @@ def transport_to(server: McpServer, commands: SlotCommands | None) -> ProgramTra
 
 
 async def _bound_body(response: httpx2.Response) -> None:
-    """Bound the size of an answer, unless it is a stream of events: the `mcp` package bounds each event by itself.
+    """Limit the size of an answer, unless it is a stream of events, because the `mcp` package limits each event itself.
 
     Raises:
         DecodingError: the answer is compressed, so its size can't be known.

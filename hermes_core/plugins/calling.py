@@ -52,7 +52,8 @@ def adapt(plugin: object) -> SimpleNamespace:
     """Return the plugin's hook implementations, checked, as pluggy can call them.
 
     Raises:
-        PluginError: a hook or an argument that does not exist, or an implementation of a kind that can't work.
+        PluginError: the plugin implements a hook that does not exist, takes an argument that the hook does not have, or
+            implements a hook in a way that can't work.
     """
     adapted = SimpleNamespace()
     for name, hook, function, options in _find_hooks(plugin):
@@ -65,7 +66,7 @@ def adapt(plugin: object) -> SimpleNamespace:
 
 
 def caller(*adapted: object) -> Any:
-    """Return pluggy's manager of only these plugins, which calls their hooks by name."""
+    """Return the caller of a pluggy manager that has only these plugins. It calls their hooks by name."""
     manager = pluggy.PluginManager(PROJECT)
     manager.add_hookspecs(hookspecs)
     for each in adapted:
@@ -146,7 +147,8 @@ def _with_arguments_of(hook: str, function: Callable[..., Any]) -> Callable[...,
 
 
 def _wrapper(hook: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a wrapper that must return an awaitable, because whatever wraps it receives one too."""
+    """Return a wrapper that raises an error if `function` does not return an awaitable, because the next wrapper
+    receives the result."""
     start = _with_arguments_of(hook, function)
 
     @functools.wraps(start)
@@ -164,7 +166,7 @@ def _wrapper(hook: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 @dataclass(frozen=True)
 class _AwaitableHook(Awaitable[Any]):
-    """An environment hook about to run. Awaiting it runs the hook, so a wrapper may also skip it, or try again."""
+    """An environment hook that has not run yet. Each `await` runs the hook, so a wrapper may also skip or repeat it."""
 
     run: Callable[[], Coroutine[Any, Any, Any]]
 
@@ -174,13 +176,13 @@ class _AwaitableHook(Awaitable[Any]):
 
 @dataclass(frozen=True)
 class HookArguments:
-    """What the hooks of one rollout can take."""
+    """The arguments that the hooks of one rollout can take."""
 
     item: Item
     rollout: RolloutHandle
     exec_tool: ExecTool
     workspace_meta: Mapping[str, Any] = field(default_factory=dict)
-    """What the setup hook returned."""
+    """The result of the setup hook."""
 
     @property
     def by_name(self) -> dict[str, Any]:
@@ -205,10 +207,10 @@ class EnvironmentHooks:
     own that holds it and the plugins, with one implementation of each environment hook.
 
     Args:
-        registered: the plugins as `adapt` returns them, by the name that reports use.
+        registered: the plugins as `adapt` returns them, each with its name for reports.
 
     Raises:
-        PluginError: the environment implements a hook twice, asks for an argument that it does not have, or has no
+        PluginError: the environment implements a hook twice, takes an argument that the hook does not have, or has no
             `verify_and_score_trajectory` although it is `scored`.
     """
 
@@ -221,7 +223,7 @@ class EnvironmentHooks:
                 hint="implement it: it returns the reward; or set `scored = False` if there is none",
             )
         self.can_solve = hasattr(own, "solve_trajectory")
-        """Whether there is a reference solution to apply."""
+        """Whether the environment has a reference solution."""
         self._environment = environment
         own.cheat_trajectory = hookimpl(self._adapt(CHEAT_HOOK, self._cheat))
         self.events = make_events([*registered, (f"environment {self.name!r}", own)])
@@ -232,7 +234,7 @@ class EnvironmentHooks:
         """Run `setup_trajectory_workspace` with these arguments. Return `{}` if the environment has none.
 
         Raises:
-            SetupFailed: it returned something that is not a mapping. Its own exceptions are passed on.
+            SetupFailed: the hook returned something that is not a mapping. The hook's own exceptions are passed on.
         """
         outcome = self._call.setup_trajectory_workspace(**arguments.by_name)
         meta = None if outcome is None else await outcome
@@ -248,13 +250,14 @@ class EnvironmentHooks:
         """Run `verify_and_score_trajectory` with these arguments. Return the reward and the details.
 
         Raises:
-            VerifierError: it returned neither a finite number nor `(number, mapping)`. Its own exceptions are passed
-                on.
+            VerifierError: the hook returned neither a finite number nor `(number, mapping)`. The hook's own exceptions
+                are passed on.
         """
         return self._score(await self._call.verify_and_score_trajectory(**arguments.after_setup, result=result))
 
     async def follow_up(self, arguments: HookArguments, result: AgentResult) -> Any:
-        """Run `continue_trajectory` with these arguments, and return what it returns; None if there is none."""
+        """Run `continue_trajectory` with these arguments, and return its result; None if the environment does not have
+        this hook."""
         outcome = self._call.continue_trajectory(**arguments.after_setup, result=result)
         return None if outcome is None else await outcome
 
@@ -271,7 +274,7 @@ class EnvironmentHooks:
         """Do the environment's cheat of this name, with these arguments.
 
         Raises:
-            UnknownNameError: there is none. The cheat's own exceptions are passed on.
+            UnknownNameError: there is no such cheat. The cheat's own exceptions are passed on.
         """
         self.check_cheat(name)
         await self._call.cheat_trajectory(cheat=name, **arguments.after_setup)
@@ -280,7 +283,7 @@ class EnvironmentHooks:
         """Check that there is a cheat of this name.
 
         Raises:
-            UnknownNameError: there is none.
+            UnknownNameError: there is no such cheat.
         """
         if name not in self.cheats:
             raise UnknownNameError("cheat", name, self.cheats, where=f"of environment {self.name!r}")
@@ -289,7 +292,7 @@ class EnvironmentHooks:
         """Check that there is a reference solution.
 
         Raises:
-            UsageError: there is none.
+            UsageError: there is no reference solution.
         """
         if not self.can_solve:
             raise UsageError(
@@ -298,7 +301,8 @@ class EnvironmentHooks:
             )
 
     def _own(self, environment: object) -> SimpleNamespace:
-        """Return what the environment implements, by hook: methods with a hook's name, and methods that it marks."""
+        """Return the environment's implementations by hook: its methods that have a hook's name or that `hookimpl`
+        marks."""
         own: dict[str, dict[str, Callable[..., Any]]] = {}
         for hook in ENVIRONMENT_HOOKS:
             if callable(method := getattr(environment, hook, None)):
@@ -334,8 +338,8 @@ class EnvironmentHooks:
         """Return the environment's cheats by name, each as a function of all arguments of the hook.
 
         Raises:
-            PluginError: `Environment.cheats` failed, or a cheat has a wrong name or asks for an argument that it can't
-                get.
+            PluginError: `Environment.cheats` failed, or a cheat has a wrong name or takes an argument that the hook
+                does not have.
         """
         named: Callable[[], Mapping[str, Cheat]] = getattr(self._environment, "cheats", dict)
         try:
@@ -356,7 +360,8 @@ class EnvironmentHooks:
         return self.cheats[cheat](cheat, *arguments.values())
 
     def _adapt(self, hook: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return an observer unchanged; return another hook, sync or async, as one that returns an awaitable."""
+        """Return an observer unchanged. For any other hook, sync or async, return a function that returns an
+        awaitable."""
         start = _with_arguments_of(hook, function)
         if hook in OBSERVERS:
             return start
@@ -374,7 +379,7 @@ class EnvironmentHooks:
         return call
 
     def _score(self, value: Any) -> Score:
-        """Return a score of an environment or a wrapper in its full form."""
+        """Return a score of an environment or a wrapper as the reward and the details."""
         reward, details = value if isinstance(value, tuple) and len(value) == 2 else (value, {})
         if not isinstance(reward, int | float) or not math.isfinite(reward) or not isinstance(details, Mapping):
             raise VerifierError(

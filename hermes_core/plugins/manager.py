@@ -1,4 +1,4 @@
-"""The plugins of one runtime: found by entry point, loaded one by one, and reported if they fail."""
+"""The plugins of one runtime: finds them by entry point, loads them one by one, and reports failures."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ CORE = PluginInfo("core", "hermes-rl", __version__, builtin=True)
 """The plugin that is always loaded."""
 
 KINDS = ("backend", "agent", "parser", "environment", "sink", "observer", "command")
-"""Kinds of things that are registered as names with a factory each, by the hook `hermes_register_KINDs`."""
+"""The kinds for which plugins register names, each with a factory, in the hook `hermes_register_KINDs`."""
 
 
 class PluginManager:
-    """Loads plugins and knows what they claim.
+    """Loads plugins and collects the names that they claim.
 
-    pluggy's own loader stops at the first broken plugin. Here a broken one is reported in `plugins`, by name,
-    distribution and reason, and provides nothing; the others work.
+    pluggy's own loader stops at the first broken plugin. This one reports a broken plugin in `plugins`, with its name,
+    distribution and reason. A broken plugin provides nothing, and the others work.
 
     Args:
         allow: entry-point names to load; None is all of them. Built-ins are always loaded.
@@ -43,7 +43,7 @@ class PluginManager:
         load_entry_points: whether to look for installed plugins.
 
     Raises:
-        PluginError: one of `extra` is broken. It is raised because the caller can repair it.
+        PluginError: a plugin of `extra` is broken. This is an error because the caller can repair the plugin.
     """
 
     def __init__(
@@ -52,9 +52,9 @@ class PluginManager:
         self.plugins: list[PluginInfo] = []
         """Every plugin that was found, in the order of loading: the core, entry points by name, extras."""
         self.registered: list[tuple[str, object]] = []
-        """The plugins that loaded, as `adapt` returns them, with the name that reports use."""
+        """The plugins that were loaded: the name for reports, and the plugin as `adapt` returns it."""
         self.claims: list[PluginEntry] = []
-        """All claims of these plugins, including clashes."""
+        """All claims of the loaded plugins, including clashes."""
 
         self._add(CORE, builtin)
         if load_entry_points:
@@ -72,7 +72,7 @@ class PluginManager:
         """Let an object that a plugin's factory made observe this runtime's events.
 
         Raises:
-            PluginError: it has no hook, or one that cannot work.
+            PluginError: the object has no hook, or a hook that can't work.
         """
         adapted = adapt(observer)
         if not vars(adapted):
@@ -143,7 +143,8 @@ class PluginManager:
         """Check and register one plugin, completely or not at all.
 
         Raises:
-            PluginError: it was made for another plugin API, has a hook that cannot work, or its registration failed.
+            PluginError: the plugin was made for another plugin API, has a hook that can't work, or its registration
+                failed.
         """
         _check_api(info, plugin)
         adapted = adapt(plugin)
@@ -166,7 +167,7 @@ def _check_api(info: PluginInfo, plugin: object) -> None:
 
 
 def _claims(info: PluginInfo, adapted: object) -> Iterator[PluginEntry]:
-    """Yield what the plugin claims through its registration hooks."""
+    """Yield the claims that the plugin makes in its registration hooks."""
     hooks = caller(adapted)
     for registrar in (*(Registrar(kind, info) for kind in KINDS), ToolRegistrar("tool", info)):
         hook = f"hermes_register_{registrar.kind}s"

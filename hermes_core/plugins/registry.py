@@ -1,4 +1,4 @@
-"""Names that plugins claim: the claims, clashes, and errors that say which plugin would have provided a name."""
+"""The names that plugins claim, clashes between claims, and errors that say which plugin would provide a name."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ BROUGHT_BY: dict[str, Mapping[str, str]] = {
     },
     "environment": dict.fromkeys(("terminal-bench-2", "endless-terminals"), "hermes-rl-harbor"),
 }
-"""The distributions of ours that bring a name which is not their own, so that the error for a missing one can say what
-to install."""
+"""For names that a distribution of ours provides and that differ from the distribution's name: the distribution, so
+that the error for a missing name can say what to install."""
 
 _PLUGIN_KINDS = ("backend", "environment")
 _DISTRIBUTION = re.compile(r"[a-z][a-z0-9_-]*", re.IGNORECASE)
@@ -64,20 +64,20 @@ class PluginInfo:
     builtin: bool = False
     status: PluginStatus = PluginStatus.LOADED
     reason: str = ""
-    """Why it is not in use."""
+    """Why the plugin is not in use."""
     hint: str = ""
-    """What to do about it."""
+    """What to do about this reason."""
     hooks: tuple[str, ...] = ()
-    """The hooks that it implements."""
+    """The hooks that the plugin implements."""
 
     @property
     def wrong(self) -> bool:
-        """Return whether it should be in use, but is not."""
+        """Return whether the plugin should be in use, but is not."""
         return self.status in (PluginStatus.FAILED, PluginStatus.MISSING)
 
     @property
     def label(self) -> str:
-        """Return its name for error messages: `plugin 'docker' (hermes-rl-docker 0.1.0)`."""
+        """Return the plugin's name for error messages: `plugin 'docker' (hermes-rl-docker 0.1.0)`."""
         if self.status is PluginStatus.MISSING:
             return f"plugin {self.name!r}"
         origin = f"{self.distribution} {self.version}".strip() or "given to the runtime"
@@ -103,14 +103,14 @@ class PluginEntry:
 
     @property
     def label(self) -> str:
-        """Return a name for error messages that tells this claim from another claim on the same name."""
+        """Return a description for error messages that distinguishes this claim from others on the same name."""
         return repr(self.summary or self.value)
 
     def load(self) -> Any:
         """Return the registered value, imported if it was given as a string.
 
         Raises:
-            PluginError: it cannot be imported; names the plugin, its distribution and the reason.
+            PluginError: the value can't be imported. The error names the plugin, its distribution and the reason.
         """
         if not isinstance(self.value, str):
             return self.value
@@ -178,7 +178,7 @@ class Registrar(Claims):
         Args:
             factory: a callable, or `package.module:attribute`, which is imported on first use.
             summary: one line for `hermes-rl backends`, `envs` and similar lists.
-            requires: what it needs to work, in words: `docker daemon`, `MODAL_TOKEN_ID`.
+            requires: the needs of `factory`, in words: `docker daemon`, `MODAL_TOKEN_ID`.
 
         Raises:
             PluginError: the name or the factory is malformed, or the plugin has used the name before.
@@ -198,8 +198,8 @@ class ToolRegistrar(Claims):
         """Add a tool, and claim its name.
 
         Raises:
-            PluginError: it is not a tool, its parameters can't be described to a model, or the plugin has used its name
-                before.
+            PluginError: `tool` is not a tool, its parameters can't be described to a model, or the plugin has used its
+                name before.
         """
         if not isinstance(tool, Tool):
             raise PluginError(f"{tool!r} is no tool", hint="make one: function_tool(function), or Tool(…)")
@@ -215,7 +215,7 @@ class ToolRegistrar(Claims):
     def add_toolset(
         self, name: str, *, tools: str | Iterable[str] = (), includes: str | Iterable[str] = (), summary: str = ""
     ) -> None:
-        """Add a named group of tools, and of the toolsets that it includes."""
+        """Add a named group: these tools, and the tools of the included toolsets."""
         self._claim("toolset", name, {"tools": words(tools), "includes": words(includes)}, summary=summary)
 
     def add_distribution(self, name: str, percent: Mapping[str, float], *, summary: str = "") -> None:
@@ -249,11 +249,11 @@ class Registry:
         return sorted(entry.name for entry in self.entries())
 
     def in_order(self) -> list[str]:
-        """Return the same names in the order in which they were registered."""
+        """Return every name that can be used, without aliases, in the order of registration."""
         return [entry.name for entry in self.claims if len(self._by_name[entry.name]) == 1]
 
     def entries(self) -> list[PluginEntry]:
-        """Return the claims whose name nobody else claims, by name."""
+        """Return the claims on names that no other plugin claims, sorted by name."""
         return sorted((e for e in self.claims if len(self._by_name[e.name]) == 1), key=lambda e: e.name)
 
     def clashes(self) -> dict[str, PluginError]:
@@ -264,9 +264,9 @@ class Registry:
         """Return the claim on this name or alias.
 
         Raises:
-            UnknownNameError: nobody claims it. It says so if a plugin that failed to load, was left out or is not
-                installed would have.
-            PluginError: more than one plugin claims it; names them.
+            UnknownNameError: no plugin claims the name. If a plugin that failed to load, was left out or is not
+                installed would claim it, the error says so.
+            PluginError: more than one plugin claims the name. The error names these plugins.
         """
         if (error := self.explain(name)) is not None:
             raise error
@@ -275,8 +275,8 @@ class Registry:
         return self._by_name[name][0]
 
     def explain(self, name: str) -> HermesError | None:
-        """Return why this name can't be used although it is or would be claimed: a clash, or a plugin that is not in
-        use, or a distribution of ours that is not installed."""
+        """Return the error that says why this name can't be used: a clash, a plugin that is not in use, or a
+        distribution of ours that is not installed. None if no plugin is known to claim the name."""
         entries = self._by_name.get(name, [])
         if len(entries) > 1:
             return self._clash(name, entries)
@@ -296,7 +296,8 @@ class Registry:
         return error
 
     def load(self, name: str) -> Any:
-        """Return what this name stands for, imported if necessary. Raise as `entry` and `PluginEntry.load` do."""
+        """Return the value that is registered under this name, imported if necessary. Raise as `entry` and
+        `PluginEntry.load` do."""
         return self.entry(name).load()
 
     def _clash(self, name: str, entries: Sequence[PluginEntry]) -> PluginError:

@@ -63,7 +63,8 @@ class Prompt:
 
     tokens: list[int]
     begun: str = ""
-    """The part of the answer that the template writes at the prompt's end: the mark that begins thinking, or nothing."""
+    """The beginning of the answer that the template writes into the prompt: the mark that begins thinking, or
+    nothing."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ class WrittenCall:
 
 @dataclass(frozen=True)
 class _Way:
-    """A way to put a mark into a conversation in place of an answer, to find the text that is rendered after the mark."""
+    """A way to put a mark into a conversation in place of an answer, to find the text that follows the mark."""
 
     content: bool
     """Whether the mark is also the answer's content. Gemma 4 writes content after the tools' results."""

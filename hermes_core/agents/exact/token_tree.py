@@ -40,8 +40,8 @@ def forms_of(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) ->
 
 
 class Transition(StrEnum):
-    """How an answered request is related to earlier requests. All values from `AGAIN` on are forks, in which the request
-    does not continue the tokens of all earlier answers."""
+    """How an answered request is related to earlier requests. All values from `AGAIN` on are forks: the request does
+    not continue the tokens of all earlier answers."""
 
     ROOT = "root"
     """The request was the first."""
@@ -133,13 +133,13 @@ class TreeRequest(NamedTuple):
 
 @dataclass(eq=False)
 class AnswerNode:
-    """A message that was sampled, with what was asked since the answer before it."""
+    """An answer that was sampled, with the messages between the previous answer and this one."""
 
     number: int
     before: AnswerNode | None
-    """The answer that this answer's request went on from; None if the request began anew."""
+    """The answer from which this answer's request went on; None if the request began anew."""
     heard: tuple[Canonical, ...]
-    """What was asked since the answer `before`, and the answer itself."""
+    """The messages after the answer `before`, and last the answer itself."""
     prompt: array[int]
     """The tokens of the prompt after the answer `before`."""
     sampled: array[int]

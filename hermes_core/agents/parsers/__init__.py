@@ -1,1 +1,1 @@
-"""Tool calls that models write as text: one parser for each format, by name in `runtime.parsers`."""
+"""Parsers for tool calls that models write as text: one for each format, by name in `runtime.parsers`."""

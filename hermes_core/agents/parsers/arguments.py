@@ -12,13 +12,13 @@ from hermes_core.agents.parsers.scan import THINKING, MarkedText, Marks, Reader,
 from hermes_core.agents.replies import decode_arguments
 
 NAME = r"[^\s<>{}\[\]\"'`|｜,;]{1,256}+"
-"""A tool's name, or an id, as far as it can be distinguished from the text around it."""
+"""A pattern of a tool's name, or of an id: characters that can't belong to the marks around it."""
 
 
 def deepseek_v3() -> TextParser:
     """Return the parser of DeepSeek V3 and R1.
 
-    They write `<｜tool▁call▁begin｜>function<｜tool▁sep｜>NAME`, and the arguments in a fenced block.
+    The models write `<｜tool▁call▁begin｜>function<｜tool▁sep｜>NAME`, and the arguments in a fenced block.
     """
 
     def write(calls: Sequence[WritableCall]) -> str:
@@ -41,7 +41,7 @@ def deepseek_v3_1() -> TextParser:
 def kimi_k2() -> TextParser:
     """Return the parser of Kimi K2.
 
-    It writes `<|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>{…}<|tool_call_end|>`.
+    The model writes `<|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>{…}<|tool_call_end|>`.
 
     The text before the arguments is the call's id, and is kept unchanged.
     """
@@ -65,10 +65,10 @@ def json_arguments(call: WritableCall) -> str:
 def read_arguments(
     source: MarkedText, start: int, position: int, *, name: str, closing: re.Pattern[str], identifier: str | None = None
 ) -> tuple[list[Item], int]:
-    """Read the arguments, from `position` on, of a call whose name was read. If a mark comes first, there are none.
+    """Read the arguments of the call `name`, from `position` on. If a mark comes first, the call has no arguments.
 
     Args:
-        closing: matches what follows the arguments, as far as it is present; it has to match at any position.
+        closing: matches the text that may follow the arguments. It has to match at any position, perhaps nothing.
     """
     text = source.text
     here = skip_space(text, position)
@@ -104,7 +104,7 @@ _DEEPSEEK_CLOSING = re.compile(r"(?:\s*+```)?(?:\s*+<｜tool▁call▁end｜>)?"
 
 
 def _deepseek_reader(*, fenced: bool) -> Reader:
-    """Return a reader of either version. `fenced` tells them apart if no arguments are visible."""
+    """Return a reader of both versions. If a call has no visible arguments, `fenced` decides which version it has."""
 
     def read(source: MarkedText, mark: re.Match[str]) -> tuple[list[Item], int]:
         head = _DEEPSEEK_HEAD.match(source.text, mark.end())
@@ -140,8 +140,8 @@ SOLAR_MARKS = Marks(
 def solar_open() -> TextParser:
     """Return the parser of Solar Open.
 
-    It writes `<|tool_call:begin|>ID<|tool_call:name|>NAME<|tool_call:args|>{…}<|tool_call:end|>`. Source: the tokens of
-    the model's template.
+    The model writes `<|tool_call:begin|>ID<|tool_call:name|>NAME<|tool_call:args|>{…}<|tool_call:end|>`. Source: the
+    tokens of the model's template.
     """
 
     def write(calls: Sequence[WritableCall]) -> str:
@@ -181,8 +181,8 @@ def read_kimi(source: MarkedText, mark: re.Match[str]) -> tuple[list[Item], int]
 def _kimi_name(identifier: str, source: MarkedText) -> str:
     """Return the tool's name in a call's id.
 
-    Kimi copies the form of the ids that it was shown: `functions_NAME_0`, `call_NAME_0` and `functionsNAME0` occur.
-    They are read so only if that gives the name of a tool.
+    Kimi copies the form of the ids in its prompt: `functions_NAME_0`, `call_NAME_0` and `functionsNAME0` occur. An id
+    is read in one of these forms only if the result is the name of a tool.
     """
     proper, alike = _KIMI_NAME.fullmatch(identifier), _KIMI_ALIKE.fullmatch(identifier)
     if proper and proper[1] not in source.tools and alike and alike[1] in source.tools:

@@ -1,4 +1,4 @@
-"""The format `auto`: each call is read in the format that its marks are of."""
+"""The format `auto`: the marks of each call show in which format it is read."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from hermes_core.agents.parsers.scan import MarkedText, Marks, Reader, TextParse
 
 @dataclass(frozen=True)
 class _Format:
-    """A format by its marks."""
+    """A format that is recognised by its marks."""
 
     signs: tuple[str, ...]
-    """Texts of which one is in each text that has a call in this format."""
+    """Each text that has a call in this format contains at least one of these texts."""
     marks: Marks
     read: Reader
 
@@ -76,18 +76,19 @@ _FORMATS = (
     _Format(("<|tool_call_start|>",), pythonic.LFM_MARKS, pythonic.read_marked),
     _Format(("<function_calls>",), pythonic.OLMO_MARKS, pythonic.read_marked),
 )
-"""All formats with marks. Of two whose opening marks fit, the first reads the call."""
+"""All formats with marks. If the opening marks of several formats fit, the first of them reads the call."""
 
 
 @dataclass(frozen=True)
 class AutoParser:
-    """Reads marked calls by their marks. An answer without marks may be bare JSON or Python, as Llama writes it."""
+    """Reads each call in the format of its marks. An answer without marks is read as bare JSON or Python, as Llama
+    writes them."""
 
     name: str
     bare: tuple[TextParser, ...]
 
     def parse(self, text: str, tools: ToolSchemas = ()) -> ParsedText:
-        """Take one answer apart; see `base.Parser`."""
+        """Split one answer into its parts; see `Parser.parse`."""
         there = tuple(number for number, each in enumerate(_FORMATS) if any(sign in text for sign in each.signs))
         parsed = _parser_of(there).parse(text, tools)
         if parsed.calls or parsed.problems:
@@ -101,13 +102,14 @@ class AutoParser:
 
 
 def auto() -> AutoParser:
-    """Return a parser of all other formats."""
+    """Return a parser that reads all other formats."""
     return AutoParser("auto", (llama.llama3_json(), pythonic.pythonic()))
 
 
 @lru_cache(maxsize=256)
 def _parser_of(numbers: tuple[int, ...]) -> TextParser:
-    """Return the parser of these formats at once. A text has the marks of few, and each takes time to look for."""
+    """Return one parser for these formats of `_FORMATS`. Searching for fewer formats takes less time, and a text has
+    the marks of only a few."""
     formats = {f"format{number}": _FORMATS[number] for number in numbers}
     marks = Marks(
         "|".join(f"(?P<{name}>{each.marks.opener})" for name, each in formats.items()) or r"(?!)",

@@ -1,4 +1,4 @@
-"""The base class of tool-call parsers. They turn a model's text into content, reasoning, calls and problems."""
+"""The base class of tool-call parsers, which split a model's text into content, reasoning, calls and problems."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ParsedCall:
     """Whether the call was malformed but could be read leniently: raw line breaks in a JSON string, a missing closing
     tag of a value, and so on."""
     ended: bool = True
-    """False if the text ended before the call did. Each argument is complete, but others may be missing."""
+    """False if the text ended before the call's end. The arguments are complete, but further ones may be missing."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class ParseProblem:
     """An attempted call that could not be read, and so was not made."""
 
     message: str
-    """What is wrong with the call, written for the model."""
+    """The fault of the call, written for the model."""
     raw: str
     """The text that the model wrote."""
     start: int = 0
@@ -61,14 +61,13 @@ class ParsedText:
     problems: tuple[ParseProblem, ...] = ()
 
     def tool_calls(self, turn: int, *, cut: bool = False, end_thinking: bool = False) -> tuple[ToolCall, ...]:
-        """Return calls and problems in the form of the agent loop (`Reply.calls`), in the order of the text.
+        """Return calls and problems in the form of the agent loop (`ModelReply.calls`), in the order of the text.
 
-        A problem becomes a call without arguments: the loop tells the model what was wrong, and counts it.
+        A problem becomes a call without arguments: the loop tells the model the fault, and counts the call.
 
         Args:
-            turn: the number of this answer; calls without an id get one made from it.
-            cut: whether the answer was cut off at the length limit. If its last call has no end, that call is then a
-                problem.
+            turn: the number of this answer. A call without an id gets an id made from this number.
+            cut: whether the answer was cut off at the length limit. Then a last call without an end is a problem.
             end_thinking: whether a call inside thinking that was never closed ends the thinking, and is made.
         """
         made: list[ToolCall] = []
@@ -96,9 +95,9 @@ class Parser(Protocol):
         """Split one whole answer into its parts. Never raises, for any text; takes time linear in its length.
 
         Args:
-            text: what the model generated, decoded with its special tokens.
-            tools: the tools that the model was offered. Their schemas decide the types of values if the format itself
-                has no types.
+            text: the model's answer, decoded with its special tokens.
+            tools: the tools that the model was offered. If the format has no types, the tools' schemas decide the types
+                of values.
         """
         ...
 
@@ -118,7 +117,7 @@ class WritableCall(Protocol):
 
 
 def make_call_id(turn: int, index: int) -> str:
-    """Return an id for a call without one: nine letters and digits, the form that Mistral's templates require."""
+    """Return an id for a call that has none: nine letters and digits, the form that Mistral's templates require."""
     return f"call{_base36(turn):0>3}{_base36(index):0>2}"
 
 
@@ -137,7 +136,7 @@ def _tool_call(item: ParsedCall | ParseProblem, identifier: str, *, cut: bool) -
         try:
             text = sayable(json.dumps(item.arguments, ensure_ascii=False))
             return ToolCall(identifier, name, text, item.arguments, repaired=item.repaired)
-        except RecursionError:  # read from a shallower place
+        except RecursionError:  # the parser read this text with fewer frames on the stack
             problem = "the arguments are nested too deep"
     if cut:
         problem = f"the call was cut off at the limit on the length of one answer ({problem}): make it shorter"

@@ -20,12 +20,12 @@ _PLAIN_KEY = re.compile(r"[\w.$-]{1,256}+")
 
 
 def gemma4() -> TextParser:
-    """Return the parser of Gemma 4. A text can hold anything except the token that ends it. Keys have no quotes."""
+    """Return the parser of Gemma 4. A text value can hold anything except its end token. Keys have no quotes."""
     return GEMMA4.parser("gemma4")
 
 
 def functiongemma() -> TextParser:
-    """Return the parser of FunctionGemma: the same with other tokens.
+    """Return the parser of FunctionGemma: the format of Gemma 4 with other tokens.
 
     Source: Google's page on the model's formatting.
     """

@@ -27,7 +27,7 @@ MARKS = Marks(
 def gpt_oss() -> TextParser:
     """Return the parser of gpt-oss.
 
-    It writes ` to=functions.NAME<|channel|>commentary json<|message|>{…}<|call|>` after `<|start|>assistant`.
+    The model writes ` to=functions.NAME<|channel|>commentary json<|message|>{…}<|call|>` after `<|start|>assistant`.
     """
     return TextParser("gpt_oss", MARKS.compile(), read_harmony, write, MARKS.thinking)
 

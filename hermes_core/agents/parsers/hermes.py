@@ -20,19 +20,19 @@ def json_call(call: WritableCall, key: str = "arguments") -> str:
 
 
 def _cohere_form(value: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the object of a call of Cohere with the names that others use, and without the id."""
+    """Return the object of a Cohere call with the usual names of its fields, and without the id."""
     if "tool_name" not in value:
         return call_object(value)
     return {"name": value["tool_name"], **{key: value[key] for key in ("arguments", "parameters") if key in value}}
 
 
 def _inkling_form(value: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the object with the name that others use for its arguments."""
+    """Return the object of an Inkling call with the usual name of the field for the arguments."""
     return {"name": value.get("name"), "arguments": value["args"]} if "args" in value else call_object(value)
 
 
 def _apertus_form(value: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the object whose only key is the tool's name in the form of others."""
+    """Return the object of an Apertus call, whose only key is the tool's name, in the usual form."""
     if len(value) != 1:
         return call_object(value)
     ((name, arguments),) = value.items()
@@ -45,18 +45,18 @@ def _cohere_object(number: int, call: WritableCall) -> Mapping[str, Any]:
 
 @dataclass(frozen=True)
 class Tags:
-    """How a format marks its objects, and what it calls their fields."""
+    """The marks of a format around its objects, and the names of the objects' fields."""
 
     opening: str
-    """A pattern of what comes before the objects."""
+    """A pattern of the mark before the objects."""
     closing: str
-    """A pattern of what comes after them. Its absence does no harm."""
+    """A pattern of the mark after the objects, which may be missing."""
     write: Callable[[Sequence[WritableCall]], str]
     """Writes the calls as the format's chat template does."""
     form: Form = call_object
     """Returns an object of the format in the usual form."""
     aside: str = ""
-    """A pattern: other marks of the format. They are not content."""
+    """A pattern of the format's other marks, which are not content."""
 
     def parser(self, name: str) -> TextParser:
         """Return the parser of this format."""
@@ -89,7 +89,7 @@ def _list(before: str, after: str, each: Callable[[int, WritableCall], Any] | No
     return lambda calls: before + json.dumps([*map(form, range(len(calls)), calls)], ensure_ascii=False) + after
 
 
-# They write `<tool_call>{"name": …, "arguments": {…}}</tool_call>`.
+# The format is `<tool_call>{"name": …, "arguments": {…}}</tool_call>`.
 HERMES = Tags("<tool_call>", "</tool_call>", _one_by_one("<tool_call>\n", "\n</tool_call>"))
 hermes = partial(HERMES.parser, "hermes")
 qwen = partial(HERMES.parser, "qwen")
@@ -97,12 +97,12 @@ LONGCAT = Tags(
     "<longcat_tool_call>", "</longcat_tool_call>", _one_by_one("<longcat_tool_call>\n", "\n</longcat_tool_call>")
 )
 longcat = partial(LONGCAT.parser, "longcat")
-# As `hermes`, with `<response>` tags around what is said. Source: vLLM's parser of this name, and its tests.
+# The format of `hermes`, with `<response>` tags around the content. Source: vLLM's parser of this name, and its tests.
 ernie45 = partial(replace(HERMES, aside="</?response>").parser, "ernie45")
 # Granite 3; Granite 4 writes as `hermes`. Source: vLLM's parsers `granite` and `granite4`, and their tests.
 GRANITE = Tags(r"<\|tool_call\|>|<tool_call>", "</tool_call>", _list("<|tool_call|>", ""))
 granite = partial(GRANITE.parser, "granite")
-# The model of 20 billion parameters for calls. Source: vLLM's parser of this name.
+# The Granite model for calls with 20 billion parameters. Source: vLLM's parser of this name.
 GRANITE_20B = Tags("<function_call>", "(?!)", _one_by_one("<function_call> ", ""))
 granite_20b_fc = partial(GRANITE_20B.parser, "granite_20b_fc")
 # `functools[…]`, or the list between marks. Source: vLLM's parser of this name; the tokens of the model's template.
@@ -111,7 +111,7 @@ phi4_mini_json = partial(PHI.parser, "phi4_mini_json")
 # Also Jamba. Source: the tests of vLLM's parsers.
 HUNYUAN_A13B = Tags("<tool_calls>", "</tool_calls>", _list("<tool_calls>", "</tool_calls>"), aside="</?answer>")
 hunyuan_a13b = partial(HUNYUAN_A13B.parser, "hunyuan_a13b")
-# The ids only count the calls, so they are not kept. Source: the chat template of Command R7B.
+# The ids are not kept, because they only count the calls. Source: the chat template of Command R7B.
 COHERE = Tags(
     r"<\|START_ACTION\|>",
     r"<\|END_ACTION\|>",
@@ -162,13 +162,13 @@ _NAMED = r'"(?:tool_)?name"\s*+:\s*+"([^"\\]{1,256}+)"|"([^"\\]{1,256}+)"\s*+:\s
 _ANEW = re.compile(
     rf'(?:[,;]\s*+|\n[ \t]*+)(?=\{{\s*+(?:"tool_call_id"\s*+:\s*+"[^"\\]{{0,64}}+"\s*+,\s*+)?(?:{_NAMED}))'
 )
-"""Where a call begins after a broken one. It counts only if it names a tool."""
+"""Matches the text before a call that follows a broken one. The match counts only if this call names a tool."""
 
 
 def read_objects(source: MarkedText, start: int, position: int, form: Form = call_object) -> tuple[list[Item], int]:
-    """Read call objects, which follow each other or are a list, from `position` on.
+    """Read call objects, which follow each other or form a list, from `position` on.
 
-    If an object is broken, the next ones are still read, if a tool's name shows where the next one begins.
+    If an object is broken, the objects after it are still read, if a tool's name shows where the next one begins.
 
     Args:
         start: the position at which the text of the first call begins, such as that of a tag before the object.
@@ -202,7 +202,8 @@ def read_objects(source: MarkedText, start: int, position: int, form: Form = cal
 
 
 def _report_unfinished_object(source: MarkedText, start: int, here: int, position: int, form: Form) -> tuple[Item, int]:
-    """Return the problem of an object that has no end, and where the next object, or else the next mark, begins."""
+    """Return the problem of an object that has no end, and the position of the next object, or else of the next
+    mark."""
     mark = source.next_mark(position)
     limit = mark.start() if mark else len(source.text)
     for found in _ANEW.finditer(source.text, position, limit):

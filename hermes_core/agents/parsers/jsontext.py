@@ -1,4 +1,4 @@
-"""JSON inside other text: where a value ends, and the calls that are written as JSON objects."""
+"""JSON inside other text: finds the end of a value, and reads calls that are written as JSON objects."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ _SCALAR = rf"(?:{_STRING}|[-+.\w]++)\s*+"
 _MEMBERS = rf"(?>(?:{_MEMBER}{_SCALAR}(?:,|(?=\}})))*)(?:{_MEMBER}(?=[{{\[])|\s*+(?=\}}))"
 _ELEMENTS = rf"(?>(?:\s*+{_SCALAR}(?:,|(?=\])))*)\s*+(?=[{{\[\]])"
 
-# They match from one bracket to the next, and capture that. All is possessive, so no text makes them backtrack far.
+# The patterns match from one bracket to the next, and capture the second one. All their quantifiers are possessive, so
+# no text makes them backtrack far.
 # Groups whose last repetition may fail half-way are atomic instead: Python before 3.11.5 resumes at the wrong place.
 _OPENED = {
     "{": re.compile(rf"{_MEMBERS}([{{\[}}])", re.DOTALL),
@@ -36,19 +37,20 @@ _BESIDE_NAME = frozenset({"name", "id", "type", "call_id", "index"})
 
 
 class Extent(NamedTuple):
-    """Where a JSON value ends. If it never does, `end` is where the search for the next one may begin."""
+    """The end of a JSON value. If the value has no end, `end` is the position from which to search for the next
+    value."""
 
     end: int
     whole: bool
 
 
 def extent(text: str, start: int) -> Extent:
-    """Find where the object, list or string that begins at `start` ends.
+    """Find the end of the object, list or string that begins at `start`.
 
-    It follows the grammar only closely enough never to run past a broken value into what follows. The decoder decides
-    whether the text is JSON. Searching again and again from where it gave up takes linear time in total: two searches
-    at the same place differ in what they take for the inside of a string, and the next misplaced bracket ends one of
-    them.
+    The search follows the grammar only closely enough never to run past a broken value into the text after it. The
+    decoder decides whether the text is JSON. If a search fails and the next one begins at the returned position, and so
+    on, all of them together take linear time: two searches that pass the same place differ in what they take for the
+    inside of a string, so the next misplaced bracket ends one of them.
     """
     if text[start] == '"':
         string = _TEXT.match(text, start)
@@ -75,7 +77,8 @@ def skip_space(text: str, position: int) -> int:
 
 
 def call_object(value: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the object with the call's name and arguments: this one, or the one in its `function`, as OpenAI does."""
+    """Return the object with the call's name and arguments: `value` itself, or its field `function`, as in OpenAI's
+    form."""
     inner = value.get("function")
     return inner if isinstance(inner, Mapping) and "name" not in value else value
 
@@ -83,7 +86,9 @@ def call_object(value: Mapping[str, Any]) -> Mapping[str, Any]:
 def read_call(text: str, start: int, begin: int, end: int, form: Form = call_object) -> Item:
     """Read the call that is written as the object `text[begin:end]`: `{"name": …, "arguments" or "parameters": …}`.
 
-    Its text begins at `start`, including the mark before it. `form` is that of the format.
+    Args:
+        start: the position of the mark before the object, with which the call's text begins.
+        form: returns an object of the format in the usual form.
     """
     raw = text[start:end]
     found, error, repaired = decode_arguments(text[begin:end])

@@ -1,4 +1,4 @@
-"""Values as formats other than JSON write them: Python's literals, and those of Gemma."""
+"""Values in formats other than JSON: Python's literals, and Gemma's."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MAX_DEPTH = 50
 
 
 class NotRead(Exception):
-    """The text is not a value of this format; says at which position."""
+    """The text is not a value of this format; `position` is the place of the fault."""
 
     def __init__(self, position: int, problem: str) -> None:
         super().__init__(problem)
@@ -32,18 +32,19 @@ class Literals:
     """Reads the values of a format. All methods return a value and the position after it, or raise `NotRead`."""
 
     quotes: Mapping[str, re.Pattern[str]]
-    """What begins a text, and a pattern that finds its end. A quote that begins with another comes before it."""
+    """For each opening quote of a text value, a pattern that finds the end of the value. A quote that begins with
+    another quote comes before the shorter one."""
     key: re.Pattern[str]
     """Matches a key without quotes."""
     unescape: Callable[[str], str] = str
-    """Returns what the text between two quotes stands for."""
+    """Returns the value of the text between two quotes."""
     unpack: str = ""
-    """What comes before a mapping whose members belong to the mapping around it."""
+    """The mark before a mapping whose members belong to the mapping around it, such as Python's `**`."""
 
     def members(
         self, source: MarkedText, position: int, closing: str, sign: str, depth: int = 1
     ) -> tuple[dict[str, Any], int]:
-        """Read keys and values up to the closing bracket. `sign` is between a key and its value."""
+        """Read keys and values up to the closing bracket. `sign` is the sign between a key and its value."""
         text = source.text
         values: dict[str, Any] = {}
         position = skip_space(text, position)
@@ -62,7 +63,7 @@ class Literals:
         return values, position + 1
 
     def value(self, source: MarkedText, position: int, depth: int = 1) -> tuple[Any, int]:
-        """Read the value from here on."""
+        """Read the value that begins at `position`."""
         text = source.text
         position = skip_space(text, position)
         if depth > _MAX_DEPTH:
@@ -106,7 +107,8 @@ class Literals:
     def _next(self, text: str, begin: int, end: int, closing: str) -> int:
         """Return the position after a comma, or at the closing bracket, behind the value `text[begin:end]`.
 
-        If neither is there, and the value is a text, the fault is in the text: its end may be that of another one.
+        If neither follows, and the value is a text, the fault is reported at the text's beginning, because the quote
+        that was taken for its end may belong to another text.
         """
         position = skip_space(text, end)
         if text.startswith(closing, position):
@@ -135,7 +137,8 @@ class Literals:
 
 
 def _expect(text: str, position: int, sign: str, fault: int | None = None) -> int:
-    """Return the position after a sign and white space. If it is missing, the fault is there, or at `fault`."""
+    """Return the position after a sign and white space. If the sign is missing, raise `NotRead` with the position
+    `fault`, or else with the sign's."""
     position = skip_space(text, position)
     if not text.startswith(sign, position):
         problem = f"{sign!r} is missing after an argument's name or value"

@@ -1,4 +1,4 @@
-"""The formats `llama3_json`, `llama4_json` and `xlam`: calls as bare JSON objects, which prose may hold as well."""
+"""The formats `llama3_json`, `llama4_json` and `xlam`: calls as bare JSON objects. Prose may hold such objects, too."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hermes_core.agents.replies import decode_arguments
 
 _OBJECT = r'\{\s*+"(?:name|type|function|parameters|arguments|id)"\s*+:'
 _BARE = rf"\[(?=\s*+{_OBJECT})|(?={_OBJECT})\{{"
-# Llama 4 writes what it says before its calls between the two marks, and the calls behind them.
+# Llama 4 writes text that precedes its calls between the two marks, and the calls behind the second mark.
 TAG_MARKS = Marks(
     r"<\|python_tag\|>|<\|python_start\|>(?!\s*+[^\s\[{<][^<]*+<\|python_end\|>)(?:\s*+<\|python_end\|>)?"
     rf"|<\|python_end\|>(?=\s*+{_OBJECT})",
@@ -28,7 +28,8 @@ _BEFORE_CALLS = tuple(THINKING.values())
 def llama3_json() -> TextParser:
     """Return the parser of Llama 3.1 and later.
 
-    They write `{"name": …, "parameters": {…}}`, with or without `<|python_tag|>` before it, and `;` between several.
+    The models write `{"name": …, "parameters": {…}}`, with or without `<|python_tag|>` before it, and `;` between
+    several calls.
     """
     return _llama("llama3_json")
 
@@ -70,13 +71,14 @@ def read_xlam(source: MarkedText, mark: re.Match[str]) -> tuple[list[Item], int]
 
 
 def _read_bare(source: MarkedText, start: int, here: int) -> tuple[list[Item], int]:
-    """Read the object, or the list of objects, at position `here`, if it is a call or several.
+    """Read the object or the list of objects at position `here`, if these objects are calls.
 
     At the beginning of the answer an object with a name and arguments is a call. Anywhere else it has to name a tool,
     because an example in prose is no call.
 
     Args:
-        start: the position at which the text of the first call begins: `here`, or that of a code fence before it.
+        start: the position at which the text of the first call begins: `here`, or the position of a code fence before
+            it.
     """
     text = source.text
     first = skip_space(text, here + 1) if text[here] == "[" else here
@@ -92,7 +94,7 @@ def _read_bare(source: MarkedText, start: int, here: int) -> tuple[list[Item], i
 
 
 def leads(text: str, position: int) -> bool:
-    """Return whether nothing but reasoning and white space comes before a position."""
+    """Return whether only reasoning and white space come before a position."""
     while position and text[position - 1].isspace():
         position -= 1
     return position == 0 or text.endswith(_BEFORE_CALLS, 0, position)

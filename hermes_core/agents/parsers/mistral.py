@@ -1,4 +1,4 @@
-"""The format `mistral`: what comes after `[TOOL_CALLS]`, in all the versions of Mistral's tokenizers."""
+"""The format `mistral`: the calls after `[TOOL_CALLS]`, for all versions of Mistral's tokenizers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def mistral() -> TextParser:
 
 
 def write(calls: Sequence[WritableCall]) -> str:
-    """Write the calls as version 11 and later do."""
+    """Write the calls in the form of version 11 and later."""
     return "".join(f"[TOOL_CALLS]{call.name}[ARGS]{json_arguments(call)}" for call in calls)
 
 

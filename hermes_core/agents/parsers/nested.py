@@ -1,4 +1,4 @@
-"""The format `minimax_m3`: a tag for each argument, and for each member of an object or list in it."""
+"""The format `minimax_m3`: a tag for each argument, and for each member of an object or list in an argument."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hermes_core.agents.parsers.scan import MarkedText, Marks, TextParser
 from hermes_core.agents.parsers.typed import Schema, convert, member_schema
 
 _SIGN = "]<]minimax[>["
-"""The token before each tag. A value can hold anything except this."""
+"""The token before each tag. A value can hold anything except this token."""
 _S = re.escape(_SIGN) + r"\s*+"
 _HEAD = re.compile(r'([^"<>\s]{1,256}+)"\s*+>')
 _TAG = re.compile(rf"{_S}<(/?)([^<>\n]{{1,256}}+)>")
@@ -61,7 +61,8 @@ def read(source: MarkedText, mark: re.Match[str]) -> tuple[list[Item], int]:
 
 
 def _opening(source: MarkedText, position: int) -> re.Match[str] | None:
-    """Return the opening tag that is the next thing in the text; None if anything else is."""
+    """Return the opening tag that follows at this position, perhaps after white space; None if anything else
+    follows."""
     tag = source.search(_TAG, position)
     return tag if tag and not tag[1] and not source.text[position : tag.start()].strip() else None
 
@@ -86,13 +87,13 @@ def _value(source: MarkedText, tag: re.Match[str], schema: Schema | None, root: 
 
 
 def _container(members: Sequence[tuple[str, Any]]) -> Any:
-    """Return the list of members that are all items; otherwise the object."""
+    """Return a list if all members have the key `item`, else an object."""
     items = [value for key, value in members if key == "item"]
     return items if len(items) == len(members) else _group(members)
 
 
 def _group(members: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the members by key. A key that occurs again has the list of its values."""
+    """Return the members by key. A key that occurs more than once gets the list of its values."""
     values: dict[str, list[Any]] = {}
     for key, value in members:
         values.setdefault(key, []).append(value)

@@ -24,7 +24,7 @@ _PLAIN_KEY = re.compile(r"[^\W\d]\w{0,255}+")
 
 
 def _ends_at(quote: str) -> re.Pattern[str]:
-    """Return a pattern of a quote that ends a text: no backslash escapes it, and it is no apostrophe inside a word."""
+    """Return a pattern of a closing quote: no backslash escapes it, and it is no apostrophe inside a word."""
     apostrophe = r"(?!(?<=\w')\w)" if quote == "'" else ""
     return re.compile(rf"(?<!\\)(?:\\\\)*+{quote}{apostrophe}")
 
@@ -63,7 +63,7 @@ def pythonic() -> TextParser:
 
 
 def llama4_pythonic() -> TextParser:
-    """Return the parser of Llama 4's calls in Python: the same, perhaps behind `<|python_start|>`.
+    """Return the parser of Llama 4's calls in Python: the format `pythonic`, perhaps behind `<|python_start|>`.
 
     Source: the tests of vLLM's parser of this name.
     """
@@ -86,14 +86,14 @@ def lfm2() -> TextParser:
 def olmo3() -> TextParser:
     """Return the parser of OLMo 3: a call on each line between `<function_calls>` tags.
 
-    Its calls may have JSON's words for values. Source: the tests of vLLM's parser of this name.
+    The model may write JSON's `true`, `false` and `null`. Source: the tests of vLLM's parser of this name.
     """
     write = _make_writer(json_like=True, around=("<function_calls>", "</function_calls>"), joint="\n")
     return TextParser("olmo3", OLMO_MARKS.compile(), read_marked, write)
 
 
 def read_marked(source: MarkedText, mark: re.Match[str]) -> tuple[list[Item], int]:
-    """Read the calls after a mark. They may be JSON objects, which some of these models write as well."""
+    """Read the calls after a mark. Some of these models write JSON objects instead, which are read, too."""
     here = skip_space(source.text, mark.end())
     inside = skip_space(source.text, here + 1) if source.text.startswith("[", here) else here
     if source.text.startswith("{", inside):
@@ -102,10 +102,10 @@ def read_marked(source: MarkedText, mark: re.Match[str]) -> tuple[list[Item], in
 
 
 def read_bare(source: MarkedText, mark: re.Match[str]) -> tuple[list[Item], int]:
-    """Read the list of calls from here on, if it is one.
+    """Read the text in brackets at a mark, if it is a list of calls.
 
-    It is one if it names a tool, or if it is the whole beginning of the answer and could be read. Anything else is an
-    example in prose, or a link.
+    It is a list of calls if it names a tool, or if it could be read and only reasoning comes before it in the answer.
+    Anything else is an example in prose, or a link.
     """
     items, end = _calls(source, mark.start(), mark.start())
     known = items[0].name in source.tools
@@ -118,9 +118,9 @@ def _either(marked: Reader, bare: Reader) -> Reader:
 
 
 def _calls(source: MarkedText, start: int, position: int) -> tuple[list[Item], int]:
-    """Read calls, perhaps in brackets, from `position` on. The first one's text begins at `start`.
+    """Read calls, perhaps in brackets, from `position` on. The first call's text begins at `start`.
 
-    A broken call loses only itself, if a tool's name shows where the next one begins.
+    After a broken call, the other calls are still read, if a tool's name shows where the next one begins.
     """
     text = source.text
     items: list[Item] = []
@@ -147,7 +147,7 @@ def _calls(source: MarkedText, start: int, position: int) -> tuple[list[Item], i
 
 
 def _anew(source: MarkedText, position: int) -> int:
-    """Return where a call after a broken one begins, or else the next mark."""
+    """Return the position of the next call after a broken one, or else of the next mark."""
     mark = source.next_mark(position)
     limit = mark.start() if mark else len(source.text)
     known = (found for found in _ANEW.finditer(source.text, position, limit) if found[1] in source.tools)

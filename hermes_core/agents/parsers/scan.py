@@ -1,4 +1,4 @@
-"""The machine that every format shares: it goes from mark to mark, sets reasoning apart, and reads what calls open."""
+"""The scanner that all formats share: it goes from mark to mark, separates the reasoning, and has calls read."""
 
 from __future__ import annotations
 
@@ -54,22 +54,22 @@ END_TOKENS = (
     "<|calls|>",
     "<|flush|>",
 )
-"""What servers may leave at the end of an answer."""
+"""Tokens that servers may leave at the end of an answer."""
 
 
 @dataclass(frozen=True)
 class Marks:
-    """Marks of a format: where its calls begin, and what else of the format can occur in a text."""
+    """The marks of a format: those that begin calls, and all others that can occur in a text."""
 
     opener: str
-    """A pattern: a call begins here."""
+    """A pattern of the marks that begin a call."""
     others: str = ""
-    """A pattern: closing tags, section tags. They end a call that is broken, and are not content."""
+    """A pattern of closing tags and section tags, which end a broken call and are not content."""
     thinking: Mapping[str, str] = field(default_factory=lambda: THINKING)
     """The marks around reasoning."""
 
     def compile(self) -> re.Pattern[str]:
-        """Return everything as one pattern, with a group for each kind of mark."""
+        """Return one pattern of all marks, with a group for each kind of mark."""
         think, unthink = ("|".join(map(re.escape, marks)) for marks in (self.thinking, self.thinking.values()))
         others = f"|(?P<other>{self.others})" if self.others else ""
         return re.compile(f"(?P<open>{self.opener}){others}|(?P<think>{think})|(?P<unthink>{unthink})")
@@ -79,7 +79,7 @@ _EXPLAINED = 100
 
 
 class MarkedText:
-    """A text that is being read: with its marks, and the parameters of each tool."""
+    """A text that is being read, with the marks of its format and the parameters of each tool."""
 
     def __init__(self, text: str, marks: re.Pattern[str], tools: Parameters) -> None:
         self.text = text
@@ -90,8 +90,8 @@ class MarkedText:
         self._found: dict[re.Pattern[str], tuple[int, re.Match[str] | None]] = {}
 
     def search(self, pattern: re.Pattern[str], position: int) -> re.Match[str] | None:
-        """Return the first match from here on. It is remembered, so further searches cost nothing until it is
-        passed."""
+        """Return the first match from `position` on. The match is remembered, so further searches for the same pattern
+        cost nothing until `position` is behind the match."""
         since, found = self._found.get(pattern, (len(self.text) + 1, None))
         if position < since or (found is not None and position > found.start()):
             found = pattern.search(self.text, position)
@@ -99,28 +99,28 @@ class MarkedText:
         return found
 
     def next_mark(self, position: int) -> re.Match[str] | None:
-        """Return the next mark from here on."""
+        """Return the next mark from `position` on."""
         return self.search(self._marks, position)
 
     def explains(self, begin: int, end: int) -> bool:
-        """Return whether to find out what is wrong with an object or string that seems to have no end.
+        """Return whether to search for the fault in an object or string that seems to have no end.
 
-        Not after the first hundred, because this takes time and nobody reads thousands of explanations. What may still
-        be complete is examined anyway.
+        After the first hundred, this is no longer done, because it takes time and nobody reads thousands of
+        explanations. An object or string that may be complete is examined anyway.
         """
         self._without_end += 1
         closing = "}" if self.text[begin] == "{" else '"'
         return self._without_end <= _EXPLAINED or self.text[begin:end].rstrip().endswith(closing)
 
     def gives_up(self) -> bool:
-        """Count a broken call, and return whether they are so many that the rest of the text is not worth reading."""
+        """Count a broken call, and return whether the text has too many of them for its rest to be read."""
         self._broken += 1
         return self._broken > _EXPLAINED
 
     def report_broken(self, start: int, position: int, message: str, name: str = "") -> tuple[list[Item], int]:
         """Return a reader's result for a call that begins at `start` and can't be read from `position` on.
 
-        The call's text ends before the next mark, or after it if that is a closing one.
+        The call's text ends before the next mark, or, if this is a closing mark, after it.
         """
         mark = self.next_mark(position)
         end = len(self.text) if mark is None else mark.end() if mark.lastgroup == "other" else mark.start()
@@ -128,9 +128,9 @@ class MarkedText:
 
 
 Reader = Callable[[MarkedText, re.Match[str]], tuple[list[Item], int]]
-"""Reads what an opening mark began: the calls and problems, and where the text goes on.
+"""Reads the calls after an opening mark. Returns the calls and problems, and the position at which the text goes on.
 
-An empty list says that it opened nothing, and is content."""
+An empty list says that the mark opened no call, and is content."""
 
 
 @dataclass(frozen=True)
@@ -144,12 +144,12 @@ class TextParser:
     thinking: Mapping[str, str] = field(default_factory=lambda: THINKING)
 
     def parse(self, text: str, tools: ToolSchemas = ()) -> ParsedText:
-        """Take one answer apart; see `base.Parser`."""
+        """Split one answer into its parts; see `Parser.parse`."""
         source = MarkedText(text[: _end(text)], self.marks, parameters_of(tools))
         return _Scan(source, len(source.text) < len(text.rstrip()), self.thinking).run(self.read)
 
     def render(self, calls: Sequence[WritableCall]) -> str:
-        """Return the calls as a model of this format writes them, by its chat template."""
+        """Return the calls in the form in which the model's chat template writes them."""
         return self.write(calls)
 
 
@@ -160,13 +160,13 @@ class _Scan:
         self.source = source
         self.thinking = thinking
         self.plain = not trimmed
-        """Whether the text so far is content only."""
+        """Whether the text up to this point is only content."""
         self.outside: list[str] = []
         self.reasoning: list[str] = []
         self.items: list[Item] = []
         self.problems: list[ParseProblem] = []
         self.since = 0
-        """Where the text after the last reasoning begins."""
+        """The position after the last reasoning."""
 
     def run(self, read: Reader) -> ParsedText:
         text, begin, position = self.source.text, 0, 0
@@ -200,7 +200,7 @@ class _Scan:
         return self._result(text if self.plain else _join([*self.outside, text[begin:]]))
 
     def _endless(self, read: Reader, opening: re.Match[str], closing: str) -> None:
-        """Handle thinking that is never closed. Calls in it are not made, but must not be dropped silently."""
+        """Handle thinking that is never closed. Calls inside it are not made, but reported as problems."""
         text, begin, position = self.source.text, opening.end(), opening.end()
         message = f"a call inside of {opening[0].strip()} was not made: write {closing} before it"
         while (mark := self.source.next_mark(position)) is not None:
@@ -222,7 +222,8 @@ class _Scan:
     def _it_was_reasoning(self, mark: re.Match[str]) -> None:
         """Handle a closing mark without an opening one: all text before it was reasoning, including its calls.
 
-        No model should write a second one. A call that is dropped because of it must not be dropped silently.
+        No model should write a second mark of this kind. Calls that are dropped because of one are reported as
+        problems.
         """
         if self.reasoning:
             self.problems += [
@@ -250,7 +251,7 @@ def _join(pieces: Sequence[str]) -> str:
 
 
 def _end(text: str) -> int:
-    """Return where the text ends without the end tokens that the server left, if any."""
+    """Return the position at which the text ends without the end tokens that a server may have left."""
     end = len(text)
     position = end
     while True:

@@ -1,4 +1,4 @@
-"""Values that a format writes as bare text, typed by the tool's schema."""
+"""Values that a format writes as bare text. The tool's schema decides their types."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Parameters = Mapping[str, Schema]
 
 _UNIONS = ("anyOf", "oneOf", "allOf")
 _WORDS = {"True": True, "true": True, "False": False, "false": False, "None": None, "null": None}
-"""JSON's words, and Python's, which some templates write because they print a value as it is."""
+"""The constants of JSON, and those of Python, which some templates write because they print a value unconverted."""
 _MAX_DEPTH = 20
 """The greatest depth to which references and unions are followed."""
 
 
 def parameters_of(tools: ToolSchemas) -> Parameters:
-    """Return the parameter schemas of the tools, without those that are not function tools."""
+    """Return the parameter schemas of all function tools, by name."""
     found: dict[str, Schema] = {}
     for tool in tools:
         function = get(tool, "function")
@@ -33,7 +33,7 @@ def parameters_of(tools: ToolSchemas) -> Parameters:
 
 
 def property_schema(tool: Schema, key: str) -> Schema | None:
-    """Return the schema of one of the tool's parameters; None if it has none."""
+    """Return the schema of one of the tool's parameters; None if the parameter has no schema."""
     schema = _mapping(tool.get("properties")).get(key)
     return schema if isinstance(schema, Mapping) else None
 
@@ -51,9 +51,9 @@ def member_schema(schema: Schema, key: str, root: Schema) -> Schema | None:
 def convert(text: str, schema: Schema | None, root: Schema) -> Any:
     """Return the value of `text` by its schema. `root` is the parameters schema, into which references point.
 
-    What may be a string stays one, except null, members of an enumeration, and objects and arrays if those are allowed
-    as well. What the schema does not know, or gives no type, also stays a string. A text that matches nothing allowed
-    is left unchanged: the tool's own check then says what is wrong with it.
+    If the schema allows a string, the value is the text itself, except for null, members of an enumeration, and objects
+    and arrays, if the schema allows these as well. Without a schema or a type, the value is the text, too. A text that
+    matches no allowed type is left unchanged, so that the tool's own check reports the fault.
     """
     if schema is None:
         return text
@@ -77,7 +77,7 @@ def _writes(member: Any, text: str, bare: str) -> bool:
 
 
 def decode(bare: str) -> Any:
-    """Return the value of a text that is JSON or one of the words; the text itself if it is neither."""
+    """Return the value of a text that is JSON or one of the constants in `_WORDS`; else the text itself."""
     if bare in _WORDS:
         return _WORDS[bare]
     try:
@@ -109,7 +109,8 @@ def _kinds_of(value: Any) -> set[str]:
 
 
 def _find_types(schema: Schema, root: Schema) -> tuple[set[str], list[Any]]:
-    """Return the types that a schema allows, and the members of its enumeration. No types: it does not say."""
+    """Return the types that a schema allows, and the members of its enumeration. No types mean that the schema names
+    none."""
     kinds: set[str] = set()
     members: list[Any] = []
     open_ended = False
@@ -127,10 +128,10 @@ def _find_types(schema: Schema, root: Schema) -> tuple[set[str], list[Any]]:
 
 
 def _parts(schema: Schema, root: Schema, depth: int, seen: set[str]) -> Iterator[Schema]:
-    """Yield the schema itself, or those that it is a union of or refers to.
+    """Yield the schema itself, or the schemas of its union or reference.
 
-    Each reference is followed once (`seen` has those that were): otherwise a few definitions that refer to each other
-    several times would take for ever.
+    Each reference is followed only once; `seen` has the references that were followed. Otherwise, a few definitions
+    that refer to each other several times would take for ever.
     """
     reference = schema.get("$ref")
     if depth >= _MAX_DEPTH:

@@ -1,4 +1,4 @@
-"""The formats that tag each argument and write its value as bare text. Each is one `Layout`."""
+"""The formats that write each argument as a tag with a bare text as its value. Each format is one `Layout`."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ def _qwen_text(value: Any) -> str:
 
 
 def _is_text(value: Any) -> str:
-    """Return whether a value is text, as DeepSeek writes it."""
+    """Return `true` or `false`, as DeepSeek writes whether a value is text."""
     return "true" if isinstance(value, str) else "false"
 
 
 def _kimi_type(value: Any) -> str:
-    """Return the type of a value as Kimi K3 names it."""
+    """Return Kimi K3's name for the type of a value."""
     words = {str: "string", bool: "boolean", type(None): "null", int: "number", float: "number"}
     return words.get(type(value), "object" if isinstance(value, Mapping) else "array")
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How a format writes calls. The patterns that read it are made from this as well.
+    """The templates with which a format writes calls. The patterns that read the format are made from them, too.
 
-    `{…}` stands for what differs from call to call. In a text that is read, there may be more white space between tags,
-    or none.
+    `{…}` stands for parts that differ from call to call. A text that is read may have more white space between tags, or
+    none.
     """
 
     argument: str
@@ -48,27 +48,28 @@ class Layout:
     call: str
     """One call: `{name}`, `{arguments}`, and `{number}` if the format counts the calls."""
     wrap: str = "{call}"
-    """What is around each call."""
+    """The text around each call."""
     section: str = "{calls}"
-    """What is around all calls of an answer."""
+    """The text around all calls of an answer."""
     joint: str = "\n"
-    """What is between two calls."""
+    """The text between two calls."""
     whole: str = "{object}"
-    """How all arguments are written as one JSON object, which models do now and then."""
+    """All arguments as one JSON object, a form that models use now and then."""
     text: Callable[[Any], str] = _json
     """Writes a value that is no string."""
     kind: Callable[[Any], str] = _kimi_type
-    """Returns the `{kind}` of a value. `string` and `true` say that it is text; anything else, that it is JSON."""
+    """Returns the `{kind}` of a value. The kinds `string` and `true` mean that the value is text; all others mean that
+    it is JSON."""
     encoded: bool = False
     """Whether `"` and `&` are encoded in names and keys."""
     lines: bool = False
     """Whether each value is on lines of its own."""
     quotes: tuple[str, str] | None = None
-    """What may be around a value. It is written only around one that would be read as quoted itself."""
+    """Quotes that may be around a value. They are written only around a value that would be read as quoted itself."""
     margin: str = ""
-    """A pattern: what must come before a tag that shows that the value before it was not closed."""
+    """A pattern of the text that must come before a tag for it to show that the value before it was not closed."""
     aside: str = ""
-    """A pattern: other marks of the format. They are not content."""
+    """A pattern of the format's other marks, which are not content."""
 
     def parser(self, name: str) -> TextParser:
         """Return the parser of this format."""
@@ -99,7 +100,7 @@ class Layout:
         return f"{opening}{text}{closing}"
 
     def strip_frame(self, text: str) -> str:
-        """Return a value without the line breaks, or the quotes, between it and its tags."""
+        """Return a value without the line breaks or quotes that are between the value and its tags."""
         if self.lines:
             return text.removeprefix("\n").removesuffix("\n")
         if self.quotes is not None:
@@ -136,27 +137,27 @@ class Shape:
     key: re.Pattern[str]
     """Matches an argument's name, up to where its value begins."""
     inner_key: re.Pattern[str]
-    """Matches an argument's name where it shows that the value before it was not closed."""
+    """Matches an argument's name at a place that shows that the value before it was not closed."""
     inner_head: re.Pattern[str]
-    """Matches the beginning of another call where it shows that the value before it was not closed."""
+    """Matches the beginning of another call at a place that shows that the value before it was not closed."""
     closing: re.Pattern[str]
-    """Matches what closes a value, at any place."""
+    """Matches a value's closing tag, at any place."""
     proper_closing: re.Pattern[str]
-    """Matches what closes a value, if something that may follow a value comes next."""
+    """Matches a value's closing tag, if a text follows that may come after a value."""
     end: re.Pattern[str]
-    """Matches what ends a call, from the end of its last argument on."""
+    """Matches the end of a call, from the end of its last argument on."""
     any_end: re.Pattern[str]
-    """Matches what ends a call, at any place."""
+    """Matches the end of a call, at any place."""
     last_end: re.Pattern[str]
-    """Matches what ends a call, if only another call or nothing follows."""
+    """Matches the end of a call, if only another call or nothing follows."""
     whole: re.Pattern[str]
-    """Matches what comes before all arguments as one object."""
+    """Matches the text before an object with all arguments."""
     whole_end: re.Pattern[str]
-    """Matches what follows them, as far as it is present."""
+    """Matches the text after an object with all arguments, as far as this text is present."""
 
 
 _SUFFIX = r"(?::\w{1,32}+)?"
-"""What may follow `{suffix}`'s place in a tag. It is read, and never written."""
+"""A pattern of the text that a tag may have in place of `{suffix}`. This text is read, and never written."""
 _FIELD = re.compile(r"\{(\w+)\}")
 _PIECE = re.compile(r"\{(\w+)\}|(\s+)|[^\s{]+")
 
@@ -174,7 +175,7 @@ def _fill(template: str, **values: str) -> str:
 
 
 def _pattern(written: str) -> str:
-    """Return a pattern that matches what a format writes. The fields become groups."""
+    """Return a pattern that matches a template of a format. The template's fields become groups."""
     written = written.strip()
     made = []
     for piece in _PIECE.finditer(written):
@@ -199,7 +200,7 @@ def _pattern(written: str) -> str:
 
 
 def _around(template: str, field: str) -> tuple[str, str]:
-    """Return patterns of what comes before and after a field."""
+    """Return patterns of the texts before and after a field of a template."""
     before, _, after = template.partition(f"{{{field}}}")
     return _pattern(before), _pattern(after)
 
@@ -296,7 +297,7 @@ MINIMAX = Layout(
     section="<minimax:tool_call>\n{calls}\n</minimax:tool_call>",
     margin=r"(?<=\n)",
 )
-# The same in another section. Source: SGLang's detector.
+# MiniMax's format in another section. Source: SGLang's detector.
 DOTS = replace(MINIMAX, section="<dots_function_call>\n{calls}\n</dots_function_call>")
 
 
@@ -310,8 +311,8 @@ def _make_marked_layout(mark: str, section: str) -> Layout:
     )
 
 
-# Their tags have a mark of their own and say which values are text. Source: the chat template that DeepSeek describes
-# for V3.2; SGLang's detectors of DeepSeek V4 and GigaChat 3.5.
+# The tags contain a special mark, and say which values are text. Source: the chat template that DeepSeek describes for
+# V3.2; SGLang's detectors of DeepSeek V4 and GigaChat 3.5.
 DSML = _make_marked_layout("｜DSML｜", "function_calls")
 DSML4 = _make_marked_layout("｜DSML｜", "tool_calls")
 GCML = _make_marked_layout("｜GCML｜", "tool_calls")
@@ -338,10 +339,10 @@ STEP3 = Layout(
     joint="",
 )
 
-# GLM 4.5 and 4.6; as they write also Laguna, Ling 3 and Spark 2.5, with line breaks or without.
+# GLM 4.5 and 4.6. Laguna, Ling 3 and Spark 2.5 write the same format, with line breaks or without.
 glm45 = partial(GLM.parser, "glm45")
 glm47 = partial(_GLM47.parser, "glm47")
-# Its published models write `:opensource` into each tag. Source: vLLM's and SGLang's parsers of `hy_v3` and `hunyuan`.
+# The published models write `:opensource` into each tag. Source: vLLM's and SGLang's parsers of `hy_v3` and `hunyuan`.
 hunyuan = partial(HUNYUAN.parser, "hunyuan")
 # Qwen3-Coder, Qwen 3.5 and later, Nemotron 3 and Step 3.5.
 qwen3_coder = partial(QWEN.parser, "qwen3_coder")
@@ -403,8 +404,8 @@ class _Arguments:
     def _value(self, position: int) -> tuple[str, int] | None:
         """Return the value that begins at `position`, and the position after it; None if no end can be found.
 
-        A value may hold any of the tags as text. A closing tag ends it only if another argument or the end of the call
-        follows.
+        A value may contain any of the tags as text. A closing tag ends the value only if another argument or the end of
+        the call follows.
         """
         text, shape = self.source.text, self.shape
         first = self.source.search(shape.closing, position)
@@ -413,7 +414,7 @@ class _Arguments:
         if end is not None:
             thought = self.source.search(_UNTHINK, position)
             if thought is not None and thought.start() < end:
-                return None  # a draft in the reasoning, which ended before it did
+                return None  # a draft in the reasoning, which ended before the call
             self.repaired = True
             return self.layout.strip_frame(text[position:end]), end
         closing = proper or first
@@ -425,9 +426,10 @@ class _Arguments:
         return self.layout.strip_frame(text[position : closing.start()]), closing.end()
 
     def _missing_end(self, position: int, first: re.Match[str] | None, proper: re.Match[str] | None) -> int | None:
-        """Return the end of a value that nothing closes: before the next argument, the next call, or this call's end.
+        """Return the end of a value without a closing tag, which is before the next argument, the next call, or the end
+        of this call; None if the value has a closing tag.
 
-        The next closing tag, if there is one, then belongs to another argument. None if the value is closed.
+        If the value has none, the next closing tag, if any, belongs to another argument.
         """
         shape, length = self.shape, len(self.source.text)
         limit = first.start() if first else length
@@ -453,12 +455,12 @@ class _Arguments:
         return _decode(key) if self.layout.encoded else key
 
     def _convert(self, key: str, raw: str, kind: str | None) -> Any:
-        """Return the value by the type that the call gives, or by the tool's schema if it gives none."""
+        """Return the value by the type that the call names, or, if it names no type, by the tool's schema."""
         if kind in ("string", "true"):
             return raw
         return convert(raw, property_schema(self.tool, key), self.tool) if kind is None else decode(raw.strip())
 
     def _is_next(self, key: str) -> bool:
-        """Return whether this can be the tool's next argument."""
+        """Return whether this key can be the tool's next argument: the tool has it, and the call does not have it yet."""
         properties = self.tool.get("properties")
         return key not in self.given and (not isinstance(properties, Mapping) or key in properties)
