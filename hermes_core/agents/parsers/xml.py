@@ -461,6 +461,6 @@ class _Arguments:
         return convert(raw, property_schema(self.tool, key), self.tool) if kind is None else decode(raw.strip())
 
     def _is_next(self, key: str) -> bool:
-        """Return whether this key can be the tool's next argument: the tool has it, and the call does not have it yet."""
+        """Return whether this key can be the tool's next argument."""
         properties = self.tool.get("properties")
         return key not in self.given and (not isinstance(properties, Mapping) or key in properties)
