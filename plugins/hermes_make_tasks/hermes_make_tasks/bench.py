@@ -59,17 +59,17 @@ class SurveyedTest:
     outcome: str
     seconds: float
     lines: Mapping[str, int]
-    """The lines that it ran, by file: bit n stands for line n."""
+    """The lines that the test ran, by file: bit n stands for line n."""
 
     def ran(self, path: str, lines: tuple[int, int]) -> bool:
-        """Return whether it ran any of these lines, given as the first and the last one."""
+        """Return whether the test ran any line from the first to the last of `lines`."""
         first, last = lines
         return bool(self.lines.get(path, 0) >> first & ((1 << (last - first + 1)) - 1))
 
 
 @dataclass(frozen=True)
 class Surveyed:
-    """The tests of a repository, and the lines that run before them."""
+    """The tests of a repository, and the lines that run before the first test."""
 
     tests: tuple[SurveyedTest, ...]
     importing: SurveyedTest
@@ -83,7 +83,7 @@ class Bench:
 
     Args:
         task: a task of the repository, without tests and patch.
-        source: the repository, and how its tests are run.
+        source: the repository, and the settings with which its tests are run.
         variables: variables of git and pip.
     """
 
@@ -117,7 +117,7 @@ class Bench:
         return Ground(repository, environment, f"{directory}/tree")
 
     def know_doctests(self, node_ids: Iterable[str]) -> None:
-        """Read the docstrings of the tests that are doctests of modules, as the verification will."""
+        """Read the docstrings of the tests that are doctests of modules, in the same way as the verification."""
         task = replace(self.task, fail_to_pass=tuple(node_ids))
         for path, names in task.doctests.items():
             try:
@@ -129,7 +129,7 @@ class Bench:
                     self._examples[f"{path}::{name}"] = found
 
     def test_files(self, node_ids: Iterable[str]) -> set[str]:
-        """Return the files of these tests, without sources whose only tests are doctests that can be read."""
+        """Return the files of these tests, except for sources whose only tests are doctests with known docstrings."""
         return {test_file(node_id) for node_id in node_ids if node_id not in self._examples}
 
     async def lay_out(self, slot: SlotHandle, changes: Mapping[str, bytes]) -> Ground:
@@ -152,7 +152,7 @@ class Bench:
 
         Raises:
             VerifierError: pytest can't be started.
-            Disturbed: the same, because something was killed.
+            Disturbed: pytest can't be started, because a process was killed.
         """
         ground = await self.lay_out(slot, changes)
         task = replace(self.task, fail_to_pass=tuple(node_ids))
@@ -163,13 +163,13 @@ class Bench:
         return checked.report
 
     async def survey(self, slot: SlotHandle, files: Sequence[str], tests: Sequence[str], timeout_s: float) -> Surveyed:
-        """Find all tests, and which lines of some files each of them runs.
+        """Find all tests, and the lines of some files that each test runs.
 
         Args:
-            tests: paths to search for tests; none are those of the project's configuration.
+            tests: paths to search for tests; empty means the paths of the project's configuration.
 
         Raises:
-            DatasetError: there are no tests, or they don't come to their end.
+            DatasetError: there are no tests, or the run of the tests did not come to its end.
         """
         done = await self._survey(slot, {}, files, tests, timeout_s)
         said = done.error_text.strip()[-2000:]
@@ -188,12 +188,12 @@ class Bench:
     async def failures(
         self, slot: SlotHandle, changes: Mapping[str, bytes], tests: Sequence[str], timeout_s: float
     ) -> dict[str, FailedTest]:
-        """Run tests in an empty slot, and return where and why they fail."""
+        """Run tests in an empty slot, and return the place and the cause of each failure, by node id."""
         done = await self._survey(slot, changes, (), tests, timeout_s)
         return await asyncio.to_thread(_failures, done.stdout)
 
     async def show(self, slot: SlotHandle, code: str, *, clean: bool) -> ExampleRun | None:
-        """Run an example in the slot's checkout, or in the clean one. None if it gives no answer."""
+        """Run an example in the slot's checkout, or in the clean checkout. Return None if it gives no answer."""
         ground = await self.ground(slot)
         root = ground.checkout if clean else self._root(slot)
         asked = {"import_path": self._import_path(ground, root), "code": code}
@@ -282,7 +282,7 @@ def _read_survey(output: bytes, files: Sequence[str]) -> Surveyed:
 
 
 def _usable(node_id: str) -> bool:
-    """Return whether a row can have the test: `swe-smith` takes tests of `.py` files inside the checkout."""
+    """Return whether a row may name the test: `swe-smith` takes only tests of `.py` files inside the checkout."""
     path = test_file(node_id)
     inside = path.endswith(".py") and not path.startswith("/") and ".." not in path.split("/")
     try:

@@ -1,4 +1,4 @@
-"""Chooses the changes to try, in an order that depends on the seed alone, and combines those that were kept."""
+"""Chooses the changes to try, in an order that depends on the seed alone, and combines changes that were kept."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hermes_make_tasks.kinds import Mutation, mutations
 from hermes_make_tasks.sources import Edit, Function, SourceFile, apply_edits
 
 LEAST_COMPLEXITY = 3
-"""Functions of a lower complexity are not changed. It is SWE-smith's own limit."""
+"""Functions of a lower complexity are not changed. This is SWE-smith's own limit."""
 
 COMBINED = {
     "combine-functions": "two or three kept bugs of one file, in different functions",
@@ -48,7 +48,7 @@ class BugCandidate:
 
     @property
     def functions(self) -> list[tuple[str, str]]:
-        """Return its functions, each as path and qualified name."""
+        """Return the changed functions, each as path and qualified name."""
         return list(dict.fromkeys((part.path, part.function) for part in self.parts))
 
     def edits(self) -> dict[str, list[Edit]]:
@@ -64,7 +64,7 @@ def singles(
 ) -> list[BugCandidate]:
     """Return changes of one function each, in lines that tests run. Blocking.
 
-    The first ones are of as many functions and kinds as possible. Functions that decide little are left out.
+    The first changes are of as many functions and kinds as possible. Functions below `LEAST_COMPLEXITY` are left out.
 
     Args:
         per_function: the most changes of one function.
@@ -93,7 +93,11 @@ def singles(
 def _of_function(
     source: SourceFile, function: Function, covered: int, kinds: Sequence[str], order: random.Random
 ) -> Iterator[BugCandidate]:
-    """Yield the function's changes in covered lines, the kinds in turns."""
+    """Yield the function's changes in covered lines, one of each kind in turn.
+
+    Args:
+        covered: the lines that tests run: bit n stands for line n.
+    """
     by_kind: dict[str, list[BugCandidate]] = defaultdict(list)
     seen = {source.text}
     for mutation in mutations(source, function, kinds):
@@ -116,9 +120,9 @@ def _of_function(
 
 
 def most_of_a_kind(tasks: int, kinds: int) -> float:
-    """Return how many of this many tasks may be of one kind: twice its share, or two if that is more.
+    """Return the maximum number of tasks of one kind among `tasks` tasks: twice the kind's share, but at least two.
 
-    It does not depend on how many tasks are wanted, so that a run that goes on for more decides as before.
+    The number of wanted tasks does not count, so that a run that goes on with a higher number decides as before.
     """
     return max(2.0, 2 * (tasks + 1) / max(1, kinds))
 
@@ -129,7 +133,7 @@ def combinations(
     """Return up to `most` combinations of kept changes of one function each.
 
     Args:
-        kinds: those of `COMBINED` to make.
+        kinds: the kinds of `COMBINED` to make.
         but: combinations that were tried already.
     """
     known = {candidate.key for candidate in but}

@@ -109,7 +109,7 @@ def make_tasks(ctx: click.Context, /, repo: str | None, out: Path | None, **give
 
 
 def _read_wanted(ctx: click.Context, repo: str, options: RunOptions) -> Wanted:
-    """Return what the command line says.
+    """Return the settings that the command line gives.
 
     Raises:
         UsageError: a value is wrong.
@@ -150,7 +150,7 @@ def _all_kinds() -> dict[str, str]:
 
 
 def _kinds(text: str | None) -> tuple[str, ...]:
-    """Return the kinds that are named, or all but those that are left out.
+    """Return the kinds that the text names, or all if it names none, without the kinds after a `-`.
 
     Raises:
         UnknownNameError: there is no such kind.

@@ -1,4 +1,4 @@
-"""Estimates how hard a task is, from what its tests ran."""
+"""Estimates the difficulty of a task, from its changes and from the functions that its tests ran."""
 
 from __future__ import annotations
 

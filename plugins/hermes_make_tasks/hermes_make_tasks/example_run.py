@@ -16,7 +16,7 @@ MOST = 2000
 
 
 def subjects(test: ast.expr) -> list[ast.expr]:
-    """Return the parts of an assertion whose values say why it does not hold."""
+    """Return the parts of an assertion whose values explain its failure."""
     if isinstance(test, ast.Compare) and len(test.ops) == 1:
         return [test.left, *test.comparators]
     if isinstance(test, ast.UnaryOp):
@@ -43,7 +43,7 @@ class _Watched(ast.NodeTransformer):
 
 
 def main() -> None:
-    """Run it."""
+    """Run the example of standard input, and print its outcome."""
     asked = json.loads(sys.stdin.read())
     sys.path[:] = [*asked["import_path"], *(entry for entry in sys.path if entry)]
     values: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""Makes short programs of failing tests: what a user would do, ending in what does not hold."""
+"""Makes short programs of failing tests: the steps that a user would take, up to the statement that fails."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ class FailedTest:
 
     node_id: str
     line: int
-    """The line of its function that failed, or 0."""
+    """The line of the test's function that failed, or 0 if it is not known."""
     values: Mapping[str, str]
-    """Its arguments, as code."""
+    """The test's arguments, as code."""
     error: str
     """The exception's type and message."""
     session: str = ""
-    """For a doctest: its examples, up to the one that failed."""
+    """For a doctest: its examples, up to the example that failed."""
 
 
 def examples_of(source: SourceFile, failed: FailedTest) -> Iterator[str]:
-    """Yield programs that do what a test does up to its failure: first one with only the needed steps, then one with
-    all of them."""
+    """Yield programs with the steps of a test up to its failure: first a program with only the needed steps, then a
+    program with all of them."""
     path, _, rest = failed.node_id.partition("::")
     name = re.sub(r"\[.*", "", rest).replace("::", ".")
     function = next((each for each in source.functions if each.name == name), None)
@@ -59,11 +59,11 @@ def examples_of(source: SourceFile, failed: FailedTest) -> Iterator[str]:
 _BINDING = (ast.Assign, ast.AnnAssign, ast.FunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
 
 Step = tuple[ast.stmt, ast.stmt, str]
-"""A statement of the test, the same without unittest's methods, and its text."""
+"""A statement of the test, the same statement without unittest's methods, and the text of the latter."""
 
 
 def _find_needed(steps: Sequence[Step]) -> list[Step]:
-    """Return the last step, and the earlier ones whose names it uses, directly or not."""
+    """Return the last step, and the earlier steps that bind names that it uses, directly or indirectly."""
     needed, chosen = _names(steps[-1][1]), [steps[-1]]
     for step in reversed(steps[:-1]):
         simple = isinstance(step[1], _BINDING) and _find_bindings(step[1])
@@ -74,14 +74,14 @@ def _find_needed(steps: Sequence[Step]) -> list[Step]:
 
 
 def _is_claim(statement: ast.stmt, needed: set[str]) -> bool:
-    """Return whether a statement only checks something: an assertion, or that an exception is raised."""
+    """Return whether a statement only checks something: it is an assertion, or expects an exception."""
     expects = isinstance(statement, ast.With) and "raises" in ast.unparse(statement.items[0].context_expr).split("(")[0]
     return isinstance(statement, ast.Assert) or (expects and not _find_bindings(statement) & needed)
 
 
 def _with_globals(source: SourceFile, body: str) -> str | None:
-    """Return the body after the definitions and imports of its module that it uses; None if that is impossible or too
-    long."""
+    """Return the body, preceded by the definitions and imports of its module that it uses; None if that is impossible
+    or too long."""
     try:
         tree = parse_source(body, "example")
     except Unreadable:
@@ -149,7 +149,7 @@ def _is_text(statement: ast.stmt) -> bool:
 
 
 def _text(source: SourceFile, node: ast.stmt) -> str:
-    """Return a statement's own text without its indentation, but for lines that begin within a text."""
+    """Return a statement's text without its indentation. Lines that begin within a string stay as they are."""
     span = source.whole_lines(node)
     if span is None:
         return ast.unparse(node)
@@ -185,7 +185,7 @@ def _as_plain(source: SourceFile, statement: ast.stmt) -> tuple[ast.stmt, str]:
 
 class _PlainValue(ast.NodeTransformer):
     def visit_Expr(self, node: ast.Expr) -> ast.stmt:
-        """Make `self.assertEqual(a, b)` an `assert a == b`, and others alike."""
+        """Make `self.assertEqual(a, b)` an `assert a == b`, and translate other assertions in the same way."""
         name, given = _read_assertion(node.value)
         if name in _COMPARED and len(given) >= 2:
             return ast.Assert(ast.Compare(given[0], [_COMPARED[name]()], [given[1]]))
@@ -222,7 +222,7 @@ def _raises(given: list[ast.expr], match: list[ast.keyword]) -> ast.expr:
     return ast.Call(ast.Attribute(ast.Name("pytest", ast.Load()), "raises", ast.Load()), given, match)
 
 
-# ---------------------------------------------------------------------- what is said of them
+# ---------------------------------------------------------------------- descriptions of failures
 
 
 @dataclass(frozen=True)
@@ -230,7 +230,7 @@ class ExampleRun:
     """The outcome of an example."""
 
     error: str = ""
-    """The exception's type and message; empty if it ran to its end."""
+    """The exception's type and message; empty if the example ran to its end."""
     line: int = 0
     """The last line of the example that ran."""
     values: tuple[str, ...] = ()
@@ -250,7 +250,7 @@ def names_a_missing_name(error: str) -> bool:
 
 
 def describe_failure(code: str, ran: ExampleRun, clean: ExampleRun) -> tuple[str, str]:
-    """Return a title, and a text that says what happens and what should happen instead."""
+    """Return a title, and a text with the actual and the expected behaviour."""
     tree = parse_source(code, "example")
     inside = [node for node in ast.walk(tree) if isinstance(node, ast.stmt) and node.lineno <= ran.line]
     statement = max(inside, key=lambda node: (node.lineno, node.col_offset), default=tree.body[-1])
@@ -278,7 +278,7 @@ def describe_failure(code: str, ran: ExampleRun, clean: ExampleRun) -> tuple[str
 
 
 def describe_doctest_failure(failed: FailedTest) -> tuple[str, str, str]:
-    """Return a title, the session, and a text that says what happens, for a doctest that failed."""
+    """Return a title, the session, and a text with the actual behaviour, for a doctest that failed."""
     session, _, got = failed.session.partition("\0")
     typed = re.findall(r"^>>> (.*)", session, re.MULTILINE)[-1]
     return (
@@ -289,8 +289,8 @@ def describe_doctest_failure(failed: FailedTest) -> tuple[str, str, str]:
 
 
 def _find_call(tree: ast.Module, node: ast.AST, depth: int = 3) -> str:
-    """Return the code that a title names: the outermost call of a statement, or of a statement that binds its names, or
-    else the statement itself."""
+    """Return the code that a title names: the outermost call in a statement; or the call in a statement that binds its
+    names; or else the statement itself."""
     node = node.body[-1] if isinstance(node, ast.With) else node
     calls = [each for each in ast.walk(node) if isinstance(each, ast.Call)]
     named = [(ast.unparse(each), ast.unparse(each.func)) for each in calls]

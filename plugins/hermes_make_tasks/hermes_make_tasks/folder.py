@@ -1,7 +1,7 @@
-"""The output folder: the dataset, and in `making` the files by which an interrupted run goes on.
+"""The output folder: the dataset, and in `making` the files with which an interrupted run goes on.
 
-`making/attempts.jsonl` has a line for each change that was tried. Each is one write of one whole line, so that after
-`kill -9` at most the last line of a file is torn; it is cut off. Everything else is replaced in one step.
+`making/attempts.jsonl` has a line for each change that was tried. Each line is written whole, in one write, so that
+after `kill -9` at most the last line of a file is torn; this line is cut off. All other files are replaced in one step.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Folder:
     """The folder of one run, locked for as long as it is open. It is a context manager. Its methods block.
 
     Raises:
-        UsageError: it can't be written, or another process writes to it.
+        UsageError: the folder can't be written, or another process writes to it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -62,7 +62,8 @@ class Folder:
         """Return whether the folder has a run already, and check that its options are the same.
 
         Raises:
-            UsageError: it is another one; names the differing options. Or other files are here.
+            UsageError: the folder's run has other options, which the message names; or the folder has a dataset that
+                was not made here.
         """
         there = self.read(RUN)
         if there is None:
@@ -71,7 +72,7 @@ class Folder:
             self.write(RUN, configuration)
             return False
         if there != configuration and not (self.making / ATTEMPTS).exists():
-            self._forget()  # nothing was tried yet: it had failed, or was given up, before
+            self._forget()  # the earlier run failed, or was given up, before it tried a change
             self.write(RUN, configuration)
             return False
         differing = sorted(
@@ -95,7 +96,7 @@ class Folder:
         """Return the value of a JSON file in `making`; None if there is no such file.
 
         Raises:
-            UsageError: it can't be read.
+            UsageError: the file can't be read.
         """
         try:
             value = json.loads((self.making / name).read_bytes())
@@ -129,7 +130,7 @@ class TaskLines:
     def __init__(self, path: Path, keep: Callable[[Value], Value] = lambda value: value) -> None:
         self.path = path
         self.values = [keep(value) for value in _whole_lines(path)]
-        """What it had when it was opened."""
+        """The kept parts of the lines that the file had when it was opened."""
         self._file = LineFile(path, "free some space, and start again with the same --out")
 
     def append(self, value: Mapping[str, Any]) -> None:
@@ -146,7 +147,7 @@ class TaskLines:
 
 
 def _whole_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the lines' values, and cut off what is torn at the end.
+    """Yield the values of the lines, and cut off a torn line at the end.
 
     Raises:
         UsageError: another line is no JSON object.

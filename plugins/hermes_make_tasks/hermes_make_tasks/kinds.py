@@ -1,4 +1,4 @@
-"""The kinds of bugs: each finds its places in a function, and says what to change in the text there."""
+"""The kinds of bugs. Each kind finds the places of a function that it can change, and yields the edits of the text."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Mutation:
 
 
 class FunctionSite:
-    """A function of a source, as the kinds look at it."""
+    """A function of a source, with the queries that the kinds of bugs need."""
 
     def __init__(self, source: SourceFile, function: Function) -> None:
         self.source = source
@@ -36,8 +36,8 @@ class FunctionSite:
         return self.source.text[span[0] : span[1]]
 
     def expressions(self) -> Iterator[tuple[ast.stmt, ast.expr]]:
-        """Yield every expression with its statement: not those in annotations, in f-strings (whose places are not
-        known in every Python) and in definitions inside this one."""
+        """Yield every expression with its statement, except for expressions in annotations, in f-strings (whose places
+        are not known in every Python), and in definitions inside this function."""
         for statement in self.statements:
             yield from ((statement, each) for each in _expressions(statement))
 
@@ -68,18 +68,18 @@ class FunctionSite:
 
 
 Changes = Iterator[tuple[ast.stmt, list[Edit]]]
-"""Each change with the statement that it is in."""
+"""Each change as its edits, with the statement that they are in."""
 
 _KINDS: dict[str, tuple[str, Callable[[FunctionSite], Changes]]] = {}
 
 
 def kinds() -> dict[str, str]:
-    """Return every kind with what it does."""
+    """Return a summary of each kind, by its name."""
     return {name: summary for name, (summary, _) in _KINDS.items()}
 
 
 def mutations(source: SourceFile, function: Function, wanted: Sequence[str]) -> Iterator[Mutation]:
-    """Yield every change of these kinds to a function. Some may not parse, or change nothing."""
+    """Yield every change of these kinds to a function. The changed text may not parse, or may mean the same."""
     place = FunctionSite(source, function)
     for kind in wanted:
         for statement, edits in _KINDS[kind][1](place):
@@ -339,8 +339,8 @@ _kind("remove-raise", "a raise is gone")(_removal(ast.Raise))
 
 
 def _remove_statement(place: FunctionSite, block: Sequence[ast.stmt], statement: ast.stmt) -> list[Edit]:
-    """Return the edits that remove a statement. `pass` or a bare return takes its place if the block would be empty, or
-    if other code is on its lines."""
+    """Return the edits that remove a statement. `pass` or a bare `return` replaces the statement if its block would be
+    empty, or if other code is on its lines."""
     lines = place.source.whole_lines(statement)
     if lines is None or len(block) == 1:
         word = "return" if isinstance(statement, ast.Return) else "pass"
@@ -366,7 +366,7 @@ def _remove_wrapper(place: FunctionSite) -> Changes:
 
 
 def _has_long_text(place: FunctionSite, span: Span) -> bool:
-    """Return whether the place has a string of several lines, whose white space an edit would change."""
+    """Return whether the place has a string of several lines. An edit would change the string's white space."""
     return any("\n" in token.string for token in place.source.tokens_in(*span))
 
 
@@ -493,11 +493,11 @@ def _except_narrow(place: FunctionSite) -> Changes:
                 yield statement, [Edit(place.source.span(one)[1], end, comma)]
 
 
-# ---------------------------------------------------------------------- what belongs to a function
+# ---------------------------------------------------------------------- the parts of a function
 
 
 def _blocks(function: ast.AST) -> Iterator[list[ast.stmt]]:
-    """Yield the function's blocks of statements, without those of definitions inside it."""
+    """Yield the function's blocks of statements, without the blocks of definitions inside it."""
     pending = [function.body]  # type: ignore[attr-defined]
     while pending:
         block = pending.pop()
@@ -520,7 +520,7 @@ def _expressions(statement: ast.stmt) -> Iterator[ast.expr]:
 
 
 def _parts(statement: ast.stmt) -> Iterator[ast.AST]:
-    """Yield the statement's own parts: not the statements in it, nor annotations."""
+    """Yield the statement's own parts, without inner statements and annotations."""
     for name, value in ast.iter_fields(statement):
         if name == "annotation":
             continue

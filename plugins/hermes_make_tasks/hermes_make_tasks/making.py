@@ -1,7 +1,7 @@
-"""Makes the tasks: measures the repository's tests, tries changes in slots, and keeps those that are sound tasks.
+"""Makes the tasks: measures the repository's tests, tries changes in slots, and keeps the changes that are sound tasks.
 
-The changes are tried at the same time and decided in their order, so that the same seed gives the same tasks as long
-as the tests behave the same.
+Changes are tried at the same time, but accepted or rejected in a fixed order. So the same seed gives the same tasks, as
+long as the tests behave the same.
 """
 
 from __future__ import annotations
@@ -75,11 +75,11 @@ _COMBINATIONS_TRIED = 3
 _SPARED = 6
 """Number of sound changes that wait for a combination. Further ones become tasks by themselves."""
 _EXAMINED = 8
-"""Maximum number of broken tests of which examples are made."""
+"""Maximum number of broken tests from which examples are made."""
 _ATTEMPTS = 3
-"""Number of attempts at work that the infrastructure breaks off."""
+"""Number of attempts at a piece of work if the infrastructure breaks it off."""
 _AHEAD = 2
-"""Number of changes that may be under way beside one for each slot, while the first of them is undecided."""
+"""Number of changes that may be under way in addition to one for each slot, while the first of them is undecided."""
 _COLLECTED = frozenset({"passed", "failed", "error"})
 
 
@@ -96,9 +96,9 @@ class MakingOutcome:
     kinds: Counter[str] = field(default_factory=Counter)
     levels: Counter[str] = field(default_factory=Counter)
     stable: int = 0
-    """How many tests passed every time."""
+    """Number of tests that passed every time."""
     flaky: list[str] = field(default_factory=list)
-    """Tests that passed sometimes. They are in no task."""
+    """Tests that passed only sometimes. They are in no task."""
     unreadable: list[str] = field(default_factory=list)
     """Sources that were left out, each with the reason."""
     broken: list[str] = field(default_factory=list)
@@ -116,7 +116,7 @@ class MakingOutcome:
 
 
 class _Making(Environment):
-    """The environment whose sandboxes are used. It has no items, because the work is no rollout."""
+    """The environment for whose sandboxes the session is opened. It has no items, because the work is no rollout."""
 
     name = "make-tasks"
     scored = False
@@ -135,7 +135,7 @@ class _Making(Environment):
         return ""
 
     async def prepare_sandbox(self, sandbox: NewSandbox) -> None:
-        """Bring everything into a sandbox whose network is cut afterwards."""
+        """Bring the repository and the packages for its tests into a sandbox whose network is cut afterwards."""
         await self._prepare(sandbox)
 
     @hookimpl
@@ -153,15 +153,15 @@ async def make_tasks(
     writer: Agent | None = None,
     progress: Progress | None = None,
 ) -> MakingOutcome:
-    """Make tasks, or go on with those in the folder, until there are as many as wanted or nothing is left to try.
+    """Make tasks, or go on with the tasks in the folder, until there are as many as wanted or nothing is left to try.
 
     Args:
         writer: writes the problem statements; None takes the template.
 
     Raises:
-        UsageError: what is asked for can't be, or the folder has other tasks.
+        UsageError: an option can't be used here, or the folder has other tasks.
         DatasetError: the repository or its tests can't be used.
-        SetupFailed: what the tests need can't be installed.
+        SetupFailed: a package that the tests need can't be installed.
         InfraError: the sandboxes failed again and again.
     """
     _check_level(runtime, options)
@@ -179,7 +179,7 @@ async def make_tasks(
                 session.sandboxes() as context,
             ):
                 return await maker.make(context, session.room)
-        except ExceptionGroup as group:  # of things that were done at the same time
+        except ExceptionGroup as group:  # raised by work that ran at the same time
             expected = [error for error in group.exceptions if isinstance(error, HermesError)]
             if not expected:
                 raise
@@ -192,7 +192,7 @@ def _check_level(runtime: Runtime, options: RunOptions) -> None:
     """Check that a stranger's tests are not run on this host without isolation.
 
     Raises:
-        UsageError: that was asked for.
+        UsageError: the options ask for that.
     """
     weak = options.isolation == "shared"
     if weak and not options.allow_unisolated and runtime.backend(options.backend).capabilities.on_driver_host:
@@ -256,12 +256,12 @@ class _TaskMaker:
             await self._tasks.aclose()
 
     async def prepare(self, site: SlotHandle | NewSandbox) -> None:
-        """Bring the repository and what its tests need to a sandbox."""
+        """Bring the repository and the packages for its tests to a sandbox."""
         bench = await self._bench(site)
         await bench.ground(site)
 
     async def make(self, context: RolloutContext, room: int) -> MakingOutcome:
-        """Do all of it, in these sandboxes."""
+        """Do the whole work in the sandboxes of `context`, at most `room` changes at the same time."""
         self._backend = context.backend
         self._room = room
         self._seats = asyncio.Semaphore(room)
@@ -372,7 +372,7 @@ class _TaskMaker:
         return Bench(task, source, self._variables, self._wanted.install_timeout_s)
 
     def _write_dataset(self, project: Record) -> None:
-        """Write everything of the dataset but the tasks."""
+        """Write all files of the dataset except the tasks."""
         full = project["repo"].split("/", 1)[1]
         listed = "".join(f"{pin}\n" for pin in project["pins"]).encode()
         file = f"requirements/{full}.txt"
@@ -483,7 +483,7 @@ class _TaskMaker:
         )
 
     async def _decide(self, chosen: Sequence[BugCandidate], group: asyncio.TaskGroup) -> None:
-        """Make tasks of sound changes, in their order, and of combinations of them, until there are enough tasks."""
+        """Make tasks of sound changes, in the order of `chosen`, and of combinations, until there are enough tasks."""
         wanted, waiting = self._wanted, deque(chosen)
         trying: deque[tuple[BugCandidate, asyncio.Task[Record]]] = deque()
         spared: list[BugCandidate] = []
@@ -492,7 +492,7 @@ class _TaskMaker:
         def begin() -> None:
             while waiting and len(trying) < self._room + _AHEAD:
                 candidate = waiting.popleft()
-                if self._is_free(candidate):  # its kind may be wanted again by the time it is decided on
+                if self._is_free(candidate):  # not `_quota`: the kind may be wanted again when the attempt has ended
                     trying.append((candidate, group.create_task(self._attempt(candidate))))
 
         while self.standing.kept < wanted.count:
@@ -579,8 +579,8 @@ class _TaskMaker:
             )
             return {**about, **measured}
         except InfraError as error:
-            # Code can be changed to something that no slot survives. What is left undone then is one change, not the
-            # run: unless the same happens without the change.
+            # A change can make code that no slot survives. Then only this change is left out, and the run goes on;
+            # unless a slot does not survive the unchanged code, either.
             control = await self._with_slot(
                 "control", lambda slot: self._tester.run(slot, {}, self._stable[:1], 60.0), seated=True
             )
@@ -590,7 +590,7 @@ class _TaskMaker:
             return {**about, "outcome": "ends its slot"}
 
     def _change_files(self, candidate: BugCandidate) -> dict[str, bytes] | str:
-        """Return the new contents of the changed files, or why the change can't be tried. Blocking."""
+        """Return the new contents of the changed files, or the reason why the change can't be tried. Blocking."""
         changes = {}
         for path, edits in candidate.edits().items():
             source = self._sources[path]
@@ -605,7 +605,7 @@ class _TaskMaker:
         return changes
 
     async def _measure_change(self, trial: _Trial) -> Record:
-        """Run the tests on a change: first those that can notice it, then all of them."""
+        """Run the tests on a change: first the tests that can notice it, then all tests."""
         slot, candidate, changes = trial
         most = self._wanted.max_broken
         near = self._noticing(candidate)
@@ -642,7 +642,7 @@ class _TaskMaker:
         return {"outcome": KEPT, "broken": certain, "left_out": unsure, **described}
 
     async def _find_examples(self, trial: _Trial, broken: Sequence[str]) -> list[tuple[str, ...]] | str:
-        """Return examples that show each part of a change, in the form of the statement, or why there are none.
+        """Return examples that show each part of a change, in the form of the statement; or why there are none.
 
         An example fails with the change, and runs without it.
         """
@@ -670,7 +670,7 @@ class _TaskMaker:
         return shown
 
     async def _example(self, slot: SlotHandle, candidate: BugCandidate, failed: FailedTest) -> tuple[str, ...] | None:
-        """Return an example of a failed test, with its title and what happens."""
+        """Return an example of a failed test: title, code, and a text on what happens; None if there is no example."""
         if failed.session:
             return await self._in_thread(self._telling, candidate, *examples.describe_doctest_failure(failed))
         source = self._tests.get(failed.node_id.partition("::")[0])
@@ -686,7 +686,8 @@ class _TaskMaker:
         return None
 
     def _telling(self, candidate: BugCandidate, *shown: str) -> tuple[str, ...] | None:
-        """Return an example if it shows what is wrong without saying where; else None. Blocking."""
+        """Return the texts of an example if they do not give away the changed place, and are not too long; else None.
+        Blocking."""
         for part in candidate.parts:
             function = next(each for each in self._sources[part.path].functions if each.name == part.function)
             if examples.gives_away("\n".join(shown), function, part.mutation.lines):
@@ -694,7 +695,8 @@ class _TaskMaker:
         return shown if sum(map(len, shown)) <= 2 * examples.MOST_CHARS else None
 
     def _noticing(self, candidate: BugCandidate) -> list[str] | None:
-        """Return the stable tests that run a change; None if most of them do, or if it is not known."""
+        """Return the stable tests that run the changed lines; None if most of them do, or if the lines run while tests
+        are collected, so that any test can notice the change."""
         places = [(part.path, part.mutation.lines) for part in candidate.parts]
         if any(self._surveyed.importing.ran(*place) for place in places):
             return None
@@ -752,7 +754,7 @@ class _TaskMaker:
         """Return the result of work in a slot; on another slot if the infrastructure breaks it off.
 
         Raises:
-            InfraError: it did, three times.
+            InfraError: the infrastructure broke off each of `_ATTEMPTS` attempts.
         """
         async with contextlib.nullcontext() if seated else self._seats:
             for left in reversed(range(_ATTEMPTS)):
@@ -766,8 +768,8 @@ class _TaskMaker:
         raise AssertionError("not reached")
 
     async def _in_thread(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Return what a blocking function returns. All run in one thread: parsing changes the process's warnings,
-        and Python 3.11 counts the depth of all threads' parsing together."""
+        """Return the result of a blocking function. All functions run in the same thread: parsing changes the process's
+        warnings, and Python 3.11 counts the depth of all threads' parsing together."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
 
     def _show(self, stage: str) -> None:
@@ -780,7 +782,7 @@ def _find_broken(names: Sequence[str], report: PytestReport) -> set[str]:
 
 
 def _unfit(report: PytestReport, broken: set[str], most: int) -> str | None:
-    """Return why a change makes no task, or None."""
+    """Return the reason why a change makes no task, or None if it may make one."""
     if not report.complete:
         return "no end"
     if not broken:

@@ -27,7 +27,7 @@ _REF = re.compile(r"[A-Za-z0-9_][\w./@+-]{0,200}")
 
 @dataclass(frozen=True)
 class RepositoryOrigin:
-    """A repository as the command line names it."""
+    """The repository that the command line names."""
 
     given: str
     url: str | None = None
@@ -73,12 +73,12 @@ class RepositoryOrigin:
         """Yield a tar with the parts of a path's git directory that git needs to read commits. Blocking.
 
         Raises:
-            DatasetError: it can't be read, needs files of another place, or is too large.
+            DatasetError: the git directory can't be read, needs files from elsewhere, or is too large.
         """
         assert self.git_dir is not None
         if os.path.lexists(self.git_dir / "objects/info/alternates"):
             raise DatasetError(f"{self.given} borrows objects of another repository", hint=_clone(self.given))
-        for name in ("refs", "objects"):  # without them git sees no repository, and they may hold no file
+        for name in ("refs", "objects"):  # without these directories, even empty ones, git sees no repository
             info = tarfile.TarInfo(name)
             info.type, info.mode = tarfile.DIRTYPE, 0o755
             yield info.tobuf(tarfile.PAX_FORMAT)
@@ -105,10 +105,10 @@ class RepositoryOrigin:
 
 
 def check_ref(ref: str) -> str:
-    """Return the name of a commit.
+    """Return `ref` unchanged if it can be the name of a commit.
 
     Raises:
-        UsageError: it can't be one.
+        UsageError: `ref` can't be the name of a commit.
     """
     if not _REF.fullmatch(ref) or ".." in ref or "@{" in ref:
         raise UsageError(f"{ref!r} is not the name of a commit", hint="give a branch, a tag or a commit id")
@@ -142,7 +142,7 @@ def _read(path: Path) -> tuple[int, Iterator[bytes]]:
     def pieces(left: int) -> Iterator[bytes]:
         with file:
             while left:
-                piece = file.read(min(left, 1 << 20)) or b"\0" * left  # it shrank: git will say that it is broken
+                piece = file.read(min(left, 1 << 20)) or b"\0" * left  # the file shrank: git will report it as broken
                 left -= len(piece)
                 yield piece
 

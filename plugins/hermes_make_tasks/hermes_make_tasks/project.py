@@ -1,4 +1,4 @@
-"""Brings a repository into the sandbox and out again as a bundle of one commit, and finds out what its tests need."""
+"""Brings a repository into the sandbox and out again as a bundle of one commit, and finds its tests' requirements."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ print(json.dumps({"python": "%d.%d" % sys.version_info[:2], "pins": pins}))
 
 _VERSION = 'import sys; print(\'{"python": "%d.%d", "pins": {}}\' % sys.version_info[:2])'
 
-# pip and its like are those of the environment that is made, whose own dependencies are never pinned.
+# Packages of the new environment itself, which are pinned only if the requirements name them.
 _TOOLS = frozenset({"pip", "setuptools", "wheel"})
 
 _INSTALL = 'cd "$1" && VIRTUAL_ENV="$2" PATH="$2/bin:$PATH" && export VIRTUAL_ENV PATH && eval "$3"'
@@ -56,9 +56,9 @@ class Imported:
     upstream: str
     """The commit of the origin whose tree was imported."""
     commit: str
-    """The one commit of the bundle."""
+    """The only commit of the bundle."""
     files: Mapping[str, str]
-    """The texts of its packaging files, by path."""
+    """The texts of the repository's packaging files, by path."""
     bundle: bytes
 
 
@@ -77,7 +77,7 @@ async def import_project(
 
     Raises:
         DatasetError: there is no such commit, or it can't be read.
-        InfraError: its server can't be reached.
+        InfraError: the repository's server can't be reached.
     """
 
     async def build(commands: SlotCommands, directory: str) -> None:
@@ -117,7 +117,7 @@ async def read_sources(site: Site, repository: PreparedRepository) -> dict[str, 
     """Return the Python files of a prepared repository by path.
 
     Raises:
-        DatasetError: they are too large.
+        DatasetError: the files are too large.
     """
     programs = await prepare_programs(site)
     arguments = {"repo": repository.git_dir, "to": repository.directory}
@@ -141,7 +141,7 @@ def _unpack(tar: bytes) -> dict[str, File]:
 
 @dataclass(frozen=True)
 class Needs:
-    """What the tests of a project need."""
+    """The requirements of a project's tests."""
 
     python: str
     """The Python version, such as `3.11`."""
@@ -159,12 +159,12 @@ async def find_needs(
     env: Mapping[str, str],
     timeout_s: float,
 ) -> Needs:
-    """Install what the tests need, once, and return the installed versions.
+    """Install the packages that the tests need, once, and return the installed versions.
 
     Args:
         python: the version, or an empty text for whatever `python3` is.
         wanted: the requirements; None reads them in the packaging files.
-        install: commands that install them instead, in a checkout, with the new environment's `pip`.
+        install: commands to run in a checkout instead, which install the packages with the new environment's `pip`.
 
     Raises:
         SetupFailed: something can't be installed, or can't be pinned.
@@ -208,7 +208,8 @@ async def find_needs(
 
 
 def _needs(answer: object, asked: set[str]) -> Needs:
-    """Read and check the environment's own description. A project that was installed there could have changed it."""
+    """Check the description that the environment gives of itself, and return it as `Needs`. A project that was
+    installed there could have changed it."""
     if not isinstance(answer, dict) or not re.fullmatch(r"3\.\d{1,2}", str(answer.get("python"))):
         raise SetupFailed("the environment of the tests does not say what is in it")
     pins = []
@@ -228,7 +229,7 @@ async def read_all(site: Site, path: str, most: int) -> bytes:
     """Return the whole content of a file of the preparation user.
 
     Raises:
-        DatasetError: it has more than `most` bytes.
+        DatasetError: the file has more than `most` bytes.
     """
     pieces, size = [], 0
     async for piece in read_pieces(site.preparation, path):
@@ -240,7 +241,7 @@ async def read_all(site: Site, path: str, most: int) -> bytes:
 
 
 async def _in_thread(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
-    """Yield what a blocking iterator gives, from a thread, some pieces at a time."""
+    """Yield the pieces of a blocking iterator, several joined at a time. The iterator runs in a thread."""
     while taken := await asyncio.to_thread(_some, pieces):
         yield taken
 

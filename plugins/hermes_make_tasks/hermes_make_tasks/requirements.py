@@ -1,4 +1,4 @@
-"""Finds what a project's tests need, in its packaging files, without running them."""
+"""Finds the requirements of a project and its tests in the packaging files, without running these files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SELF = re.compile(r"\s*([\w.-]+)\s*\[([^\]]*)\]\s*")
 def find_requirements(files: Mapping[str, str]) -> list[str] | None:
     """Return the requirements of the project and of its tests; None if only the build backend knows them.
 
-    The requirements of the tests are an extra or a dependency group for tests, or else one for development.
+    The requirements of the tests come from an extra or a dependency group for tests, or else from one for development.
     """
     pyproject = pyproject_in(files)
     project = table(pyproject, "project")
@@ -50,8 +50,7 @@ def with_pytest(lines: Sequence[str]) -> list[str]:
 
 
 def are_pins(lines: Sequence[str]) -> bool:
-    """Return whether each requirement names one version, and pytest is among them, so that no versions have to be
-    found."""
+    """Return whether each requirement names one version, and pytest is among them. Then no version has to be found."""
     pins = all(re.fullmatch(r"[A-Za-z0-9][\w.-]*==[\w.!+-]+", line) for line in lines)
     return pins and any(line.startswith("pytest==") for line in lines)
 
@@ -60,7 +59,7 @@ def import_path(files: Mapping[str, str], sources: Sequence[str]) -> str:
     """Return the directory of the checkout from which the project is imported. For most projects, that is `src` or `.`.
 
     Args:
-        sources: the paths of its Python files.
+        sources: the paths of the project's Python files.
     """
     setuptools = table(pyproject_in(files), "tool", "setuptools")
     where = table(setuptools, "packages", "find").get("where")
@@ -81,7 +80,7 @@ def _of_tests(groups: Mapping[str, list[str]]) -> list[str]:
 
 
 def _groups(pyproject: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return the dependency groups, with those that they include."""
+    """Return the dependency groups by name, each with the requirements of the groups that it includes."""
     tables = table(pyproject, "dependency-groups")
 
     def lines(name: str, seen: frozenset[str]) -> list[str]:

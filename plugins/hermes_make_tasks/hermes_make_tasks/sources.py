@@ -1,7 +1,7 @@
-"""Reads a stranger's Python sources without running them: decoded as Python does, parsed within bounds.
+"""Reads a stranger's Python sources without running them: decodes them as Python does, and parses them within bounds.
 
 Places are character offsets in a source's text. A change is a list of edits of that text, so that everything else
-(formatting, comments, line ends, encoding) stays byte for byte.
+(formatting, comments, line ends, encoding) stays the same byte for byte.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class Unreadable(Exception):
-    """A source that is left out; the message says why."""
+    """A source is left out; the message is the reason."""
 
 
 class Edit(NamedTuple):
@@ -60,14 +60,14 @@ class Function:
     """A function or method of a source."""
 
     name: str
-    """Its qualified name, without `<locals>`: `Class.method.inner`."""
+    """The qualified name, without `<locals>`: `Class.method.inner`."""
     node: FunctionNode
     of_class: ast.ClassDef | None
-    """The class whose method it is."""
+    """The class whose method the function is; None if it is no method."""
 
     @property
     def lines(self) -> range:
-        """Return the numbers of its body's lines, from 1."""
+        """Return the numbers of the body's lines, from 1."""
         return range(self.node.body[0].lineno, (self.node.end_lineno or self.node.lineno) + 1)
 
     @property
@@ -77,7 +77,7 @@ class Function:
 
     @property
     def complexity(self) -> int:
-        """Return its complexity as SWE-smith counts it: the number of its decisions, plus 1."""
+        """Return the complexity as SWE-smith counts it: the number of decisions, plus 1."""
         count = 1
         for node in ast.walk(self.node):
             if isinstance(node, ast.If | ast.While | ast.For):
@@ -96,7 +96,7 @@ class SourceFile:
     """A Python file of the repository."""
 
     path: str
-    """Relative to the checkout."""
+    """The path, relative to the checkout."""
     text: str
     encoding: str
     tree: ast.Module = field(repr=False)
@@ -118,7 +118,7 @@ class SourceFile:
         return [0, *(match.end() for match in re.finditer("\n", self.text)), len(self.text)]
 
     def offset(self, line: int, utf8_column: int) -> int:
-        """Return the offset of a line and column of `ast`."""
+        """Return the offset of a position that `ast` gives as a line and a column in UTF-8 bytes."""
         start = self.starts[line - 1]
         text = self.text[start : self.starts[line]]
         if text.isascii():
@@ -132,7 +132,7 @@ class SourceFile:
         return self.offset(node.lineno, node.col_offset), self.offset(node.end_lineno, node.end_col_offset)
 
     def line_of(self, offset: int) -> int:
-        """Return the number of the line, from 1."""
+        """Return the number, from 1, of the line that an offset is in."""
         return bisect.bisect_right(self.starts, offset, hi=len(self.starts) - 1)
 
     @cached_property
@@ -140,7 +140,7 @@ class SourceFile:
         """The source's tokens.
 
         Raises:
-            Unreadable: Python's tokenizer reads it otherwise than its parser.
+            Unreadable: Python's tokenizer and its parser read the source differently.
         """
         found = []
         left_out = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
@@ -164,7 +164,7 @@ class SourceFile:
         return self.tokens[first:last]
 
     def with_parentheses(self, node: ast.expr, inside: Span) -> Span:
-        """Return the place of an expression with the parentheses around it that are inside another place."""
+        """Return the place of an expression, with the parentheses around it as far as they are within `inside`."""
         start, end = self.span(node)
         while True:
             before = self._token_before(start)
@@ -199,7 +199,7 @@ class SourceFile:
         return before.start if before is not None else self.span(decorator)[0]
 
     def indentation(self, node: ast.stmt) -> str:
-        """Return the white space before a statement, with which its line begins."""
+        """Return the white space at the beginning of a statement's line."""
         start = self.span(node)[0]
         return self.text[self.starts[node.lineno - 1] : start]
 
@@ -221,7 +221,7 @@ class SourceFile:
         return tuple(sorted(found, key=lambda each: (each.node.lineno, each.node.col_offset)))
 
     def apply_edits(self, edits: Sequence[Edit]) -> str:
-        """Return the text with some edits, which must not overlap."""
+        """Return the source's text with some edits, which must not overlap."""
         return apply_edits(self.text, edits)
 
 
@@ -229,7 +229,7 @@ def apply_edits(text: str, edits: Sequence[Edit]) -> str:
     """Return the text with some edits.
 
     Raises:
-        ValueError: two of them overlap.
+        ValueError: two edits overlap.
     """
     pieces, end = [], 0
     for edit in sorted(edits):
@@ -244,7 +244,7 @@ def read_source(path: str, data: bytes) -> SourceFile:
     """Return a file as a source. Blocking: it may take a second.
 
     Raises:
-        Unreadable: it is too large, no Python for this interpreter, nested too deep, or in an unknown encoding.
+        Unreadable: the file is too large, no Python for this interpreter, nested too deep, or in an unknown encoding.
     """
     if len(data) > MAX_BYTES:
         raise Unreadable(f"{path} has more than {MAX_BYTES} bytes")
@@ -269,7 +269,7 @@ def parse_source(text: str, path: str) -> ast.Module:
     """Return the text's syntax tree.
 
     Raises:
-        Unreadable: there is none.
+        Unreadable: the text has no syntax tree.
     """
     try:
         with warnings.catch_warnings():
@@ -289,10 +289,10 @@ def _depth(tree: ast.AST) -> int:
 
 
 def unbound(text: str, path: str) -> set[str]:
-    """Return the names that code reads and nothing binds, and the attributes of `self` that nothing there sets.
+    """Return the names that a module reads but never binds, and the attributes of `self` that it reads but never sets.
 
     Raises:
-        Unreadable: it can't be compiled.
+        Unreadable: the text can't be compiled.
     """
     try:
         pending = [symtable.symtable(text, path, "exec")]
@@ -325,10 +325,10 @@ Meaning = tuple[object, ...]
 
 
 def meaning(text: str, path: str) -> Meaning:
-    """Return a value that is equal for texts that compile to the same code, also on other lines.
+    """Return a value that is equal for texts that compile to the same code, even on other lines.
 
     Raises:
-        Unreadable: it can't be compiled.
+        Unreadable: the text can't be compiled.
     """
     try:
         with warnings.catch_warnings():
@@ -348,7 +348,7 @@ def _meaning(code: types.CodeType) -> Meaning:
 
 
 def _constant(value: object) -> object:
-    """Return a constant with its type: 1, 1.0 and True are equal, but not the same code."""
+    """Return a constant with its type, because 1, 1.0 and True are equal, but not the same code."""
     if isinstance(value, types.CodeType):
         return _meaning(value)
     if isinstance(value, tuple | frozenset):
@@ -358,8 +358,8 @@ def _constant(value: object) -> object:
 
 
 def nested_blocks(node: ast.AST) -> Iterator[list[ast.stmt]]:
-    """Yield the blocks of statements of a compound statement, those of its branches and handlers, too, but not those
-    of a definition."""
+    """Yield the blocks of statements of a compound statement, also of its branches and handlers, but not the body of a
+    definition."""
     if isinstance(node, DEFINITIONS):
         return
     for name in ("body", "orelse", "finalbody"):

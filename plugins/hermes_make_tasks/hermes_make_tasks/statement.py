@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from hermes_core import Agent, AgentTask, ModelError
 
 SHOWN = 2
-"""How many failures a statement shows."""
+"""Maximum number of failures that a statement shows."""
 _LINES, _CHARS = 14, 900
 
 _ASKED = """\
@@ -35,8 +35,7 @@ Failure = tuple[str, str]
 
 
 def from_template(project: str, shown: Sequence[Sequence[str]]) -> str:
-    """Return a statement that shows examples, each with a title, and with what happens and what should happen
-    instead."""
+    """Return a statement that shows examples, each with a title, and with the actual and the expected behaviour."""
     parts = [f"{project}: {shown[0][0]}"]
     for number, (title, code, happens) in enumerate(shown):
         parts.append(f"{f'Also, {title}.' if number else 'To see it:'}\n\n```python\n{code}\n```\n\n{happens}")
@@ -47,7 +46,7 @@ async def from_model(agent: Agent, key: str, patch: str, failures: Sequence[Fail
     """Return a statement that a model writes.
 
     Raises:
-        ModelError: its endpoint failed, or it said nothing.
+        ModelError: the model's endpoint failed, or its answer is empty.
     """
     shown = "\n\n".join(f"{plain(name)}:\n\n{_indent(plain(text))}" for name, text in failures[:SHOWN])
     asked = _ASKED.format(patch=patch[:8000], failures=shown)

@@ -1,15 +1,16 @@
-"""Finds a project's tests, and which lines of its sources each of them runs. Sent into slots as source.
+"""Finds a project's tests, and the lines of its sources that each test runs. Sent into slots as source.
 
-Standard library and pytest, Python >= 3.8. It runs pytest in this process, as `hermes_core/pytest_runner/report.py`
-does: with pytest and its plugins from the environment, and the project's directories importable after that. Nothing
-here is protected from the project: what it reports only says which tests to try. The outcomes that count are those of
-core's reporter.
+Standard library and pytest, Python >= 3.8. The module runs pytest in its own process, as
+`hermes_core/pytest_runner/report.py` does: with pytest and its plugins from the environment, and only then with the
+project's directories on the import path. Nothing here is protected from the project, because the report only serves to
+choose the tests to try. The outcomes that count come from core's reporter.
 
 Called with one JSON object on standard input (`root`, `import_path`, `args`, `env`, `tests`, `files`). Prints JSON
 lines: `{"tests": [...]}` with all node ids in their order; for each test `{"test": index, "outcome": "passed",
 "seconds": 0.1, "lines": {"file index": "hexadecimal bits"}}`, where bit n stands for line n; the same with test -1 for
-what runs before the first test; `{"failed": node id, "line": 3, "values": {"argument": "code"}, "error": "Type:
-message", "session": "a doctest's text"}` for each test that fails; and `{"status": pytest's exit status}` in the end.
+the lines that run before the first test; for each test that fails `{"failed": node id, "line": 3, "values":
+{"argument": "code"}, "error": "Type: message", "session": "a doctest's text"}`; and in the end `{"status": pytest's exit
+status}`.
 """
 
 # ruff: noqa: PTH117, PTH118, PTH120
@@ -30,7 +31,7 @@ if TYPE_CHECKING:  # annotations are not evaluated, so newer syntax works on 3.8
     from collections.abc import Callable, Iterator
 
 COLLECTION = -1
-"""The test's number for what runs while tests are collected."""
+"""The number in place of a test's for the lines that run while tests are collected."""
 
 
 class LineTracer:
@@ -96,7 +97,7 @@ class LineTracer:
 
 
 class Later:
-    """Finds the project's modules where nothing else does, for a plugin that an option names (`-p project.plugin`)."""
+    """Finds the project's modules if no other finder does, for a plugin that an option names (`-p project.plugin`)."""
 
     def __init__(self, import_path: list[str]) -> None:
         self._import_path = import_path
@@ -161,7 +162,7 @@ class Survey:
                 continue
 
     def pytest_runtest_makereport(self, item: Any, call: Any) -> None:
-        """Print where and why a test fails."""
+        """Print the place and the cause of a test's failure."""
         if call.when != "call" or call.excinfo is None:
             return
         error, line, session = call.excinfo.value, 0, ""
@@ -203,8 +204,8 @@ def _as_typed(source: str) -> str:
 def main() -> None:
     """Run the survey. Never returns."""
     config = json.loads(sys.stdin.buffer.read())
-    answer, ours, encode = os.dup(1), getpid(), json.JSONEncoder().encode  # before tests replace what is needed
-    os.dup2(2, 1)  # what pytest and the tests print
+    answer, ours, encode = os.dup(1), getpid(), json.JSONEncoder().encode  # before tests can replace these functions
+    os.dup2(2, 1)  # the output of pytest and the tests goes to standard error
 
     def tell(**event: Any) -> None:
         data = encode(event).encode() + b"\n" if getpid() == ours else b""
