@@ -1,5 +1,5 @@
-"""The command `hermes-rl batch-runs`, which makes a run of hermes-rl of conversations of hermes-agent's batch
-runner."""
+"""The command `hermes-rl batch-runs`, which turns conversations of hermes-agent's batch runner into a run of
+hermes-rl."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class SlotEnvironment(BaseEnvironment):
         slots: the slots of the backend.
         session: the task id, which is the lease's name.
         image: an image to use instead of the configured one.
-        cwd: the directory of the first command, if it is writable in the slot; else the workspace is.
+        cwd: the directory of the first command. If it is not writable in the slot, the workspace takes its place.
         timeout: the time limit of a command in seconds.
         lost: called once, when the slot is lost.
 
@@ -96,7 +96,7 @@ class SlotEnvironment(BaseEnvironment):
             self._scratch = f"{self._snapshot_path}.scratch"
             self._scratch_numbers = itertools.count()
             self._free: deque[str] = deque()
-            """Scratch files that no command uses, as several commands of a session may run at the same time."""
+            """Scratch files that no command uses now. Commands of a session that run at the same time need one each."""
             self._begin = begin
             self._persistent = os.environ.get("TERMINAL_CONTAINER_PERSISTENT", "true").lower() in {"true", "1", "yes"}
             self.init_session()
@@ -172,7 +172,7 @@ class SlotEnvironment(BaseEnvironment):
 
     def _note(self, error: HermesError) -> None:
         """Log a command's error. If the slot is lost, give it up, so that the session's next command gets another
-        one."""
+        slot."""
         log.warning("a command of session %s failed: %s", self.lease.slot.trajectory_id, error)
         if isinstance(error, (InfraError, StaleSlotError)) and self._error is None:
             self._error = error

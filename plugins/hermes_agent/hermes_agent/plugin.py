@@ -20,7 +20,8 @@ def register(ctx: Any) -> None:
     """Add an environment `slots-BACKEND` for each backend that is installed.
 
     Raises:
-        PluginError: this version of hermes-agent is too different. It then refuses to run with such an environment.
+        PluginError: this version of hermes-agent is too different. hermes-agent then refuses to run with such an
+            environment.
     """
     with HERMES_AGENT.imports():
         from tools import terminal_tool
@@ -35,8 +36,8 @@ def register(ctx: Any) -> None:
 
 
 def _before_tool(tool_name: str = "", task_id: str = "", session_id: str = "", **_: Any) -> dict[str, str] | None:
-    """Lease the session's slot. Without a slot, block the tool, which would try several times to get one, and then give
-    the model our traceback."""
+    """Lease the session's slot. If there is none, block the tool call: the tool would try several times to get a slot,
+    and then give the model our traceback."""
     backend = seams.current_backend()
     if backend is None:
         return None

@@ -1,4 +1,4 @@
-"""A command of a slot, with the methods that hermes-agent uses of a process."""
+"""A command in a slot, with the methods of a process that hermes-agent uses."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _WAIT_S = 0.1
 """Seconds that `poll` waits for a command's end, so that hermes-agent's loop does not spin."""
 
 _AHEAD, _BEHIND_S = 16, 0.005
-"""Number of pieces of output that may wait for the reader, and the seconds between checks whether it has caught up."""
+"""Number of pieces of output that may wait for the reader, and the seconds between looks at this number."""
 
 
 class Output:
@@ -59,13 +59,13 @@ class SessionCommand:
         self.stdout = Output()
         self.returncode: int | None = None
         self.error: HermesError | None = None
-        """The reason why the command's outcome is not known, if it is not."""
+        """The error because of which the command's outcome is not known; None if there is none."""
         self._done = done
         self._ended = threading.Event()
         self._started = slots.start(self._run(lease, argv, None if stdin is None else stdin.encode()))
 
     def poll(self) -> int | None:
-        """Return the exit status, or None while it runs."""
+        """Return the exit status, or None while the command runs."""
         self._ended.wait(_WAIT_S)
         return self.returncode
 

@@ -1,5 +1,5 @@
-"""Puts our environments into hermes-agent, which has no plugin point for them: it replaces some names of its
-modules."""
+"""Puts our environments into hermes-agent, which has no plugin point for environments: replaces some functions and
+settings of hermes-agent's modules."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _NAMES = {
     "tools.env_probe": "_REMOTE_BACKENDS",
     "tools.skills_tool": "_REMOTE_ENV_BACKENDS",
 }
-"""Sets with the names of environments that are not the host. For these, paths are not the host's, and the prompt says
-where commands run."""
+"""hermes-agent's sets with the names of environments that are not the host. For these environments, paths are not the
+host's, and the prompt says where commands run."""
 
 _MARK = "_hermes_rl"
 
@@ -97,7 +97,7 @@ def install(names: Collection[str], parents: Parents) -> None:
 
 
 def _check_tool() -> None:
-    """Make our function the check of the tool `terminal`, which was registered with hermes-agent's."""
+    """Make our check the one that hermes-agent's registry has for the tool `terminal`."""
     from tools import terminal_tool
     from tools.registry import registry
 
@@ -128,7 +128,7 @@ def _checking(own: Callable[[], bool]) -> Callable[[], bool]:
         from tools import terminal_tool
 
         name = terminal_tool._get_env_config()["env_type"]
-        # The first command reports a backend that is missing or does not work, with what to do.
+        # Any backend passes. If it is missing or does not work, the first command gets an error that says what to do.
         return True if name.startswith(PREFIX) else own()
 
     return check
@@ -136,7 +136,7 @@ def _checking(own: Callable[[], bool]) -> Callable[[], bool]:
 
 def _ending(own: Callable[[], int]) -> Callable[[], int]:
     def end() -> int:
-        """End the sandboxes, too, because `hermes -z` exits by `os._exit`, after which nothing else could."""
+        """Call `own`, and end the sandboxes here, because `hermes -z` then exits by `os._exit`, without any cleanup."""
         try:
             return own()
         finally:

@@ -1,4 +1,4 @@
-"""The environments of hermes-agent's sessions in slots, also those that an earlier process left running."""
+"""The environments of hermes-agent's sessions in slots, also in slots that an earlier process left running."""
 
 from __future__ import annotations
 
@@ -48,8 +48,7 @@ def recover(backend: str) -> None:
 
 
 def place(session: str) -> None:
-    """Open the session's environment if it has none, so that relative paths of its first file tool are resolved
-    there."""
+    """Open the session's environment if it has none, so that its first file tool resolves relative paths there."""
     from tools.code_execution_tool import _get_or_create_env
 
     environment, _ = _get_or_create_env(session)
@@ -63,7 +62,8 @@ def _give_up(session: str, environment: SlotEnvironment) -> None:
 
 
 def read_checkpoint() -> dict[str, dict[str, Any]]:
-    """Return hermes-agent's saved background processes by id. At its start, hermes-agent drops those in sandboxes."""
+    """Return hermes-agent's saved background processes by id. When it starts, hermes-agent itself drops the saved
+    processes in sandboxes."""
     try:
         saved = json.loads(process_registry.CHECKPOINT_PATH.read_text(encoding="utf-8"))
     except (OSError, ValueError):

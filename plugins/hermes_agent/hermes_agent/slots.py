@@ -37,7 +37,7 @@ PREFIX = "slots-"
 """The beginning of our environments' names, before the backend's name: `TERMINAL_ENV=slots-docker`."""
 
 ORPHAN_TTL_S = 24 * 3600.0
-"""Seconds for which a session's sandbox waits for a next process that can take it over."""
+"""Seconds for which a session's sandbox outlives its process, so that another process can take it over."""
 
 _RELEASE_S = 60.0
 """Seconds for which a caller waits for the end of a lease. The release itself goes on."""
@@ -57,7 +57,7 @@ class SessionSlot:
     slot: Slot
     commands: SlotCommands
     taken_over: bool = False
-    """Whether the slot was an earlier process's, whose commands may still run there."""
+    """Whether the slot comes from an earlier process, whose commands may still run there."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Started:
 
     outcome: concurrent.futures.Future[Any]
     cancel: Callable[[], object]
-    """Cancels the work. Once everything is undone, `outcome` has a UsageError."""
+    """Cancels the work. When the work has cleaned up, `outcome` has a UsageError."""
 
 
 @dataclass
@@ -128,7 +128,7 @@ class Slots:
     def release(self, lease: SessionSlot) -> None:
         """End the lease. Blocks, but not in the event loop's own thread, in which the garbage collector may call
         this."""
-        with suppress(HermesError):  # the loop has ended, and the lease with it
+        with suppress(HermesError):  # the loop has ended, and the lease has ended with it
             if threading.current_thread() is self._loop_thread:
                 self._work.spawn(self._release(lease), "release")
             else:
@@ -178,7 +178,7 @@ class Slots:
     # --- in the event loop
 
     async def _open(self) -> _Open:
-        """Return the state, which the first caller opens. After a failed attempt, the next caller tries again."""
+        """Return the state. The first caller opens it; after a failed attempt, the next caller tries again."""
         if self._opened is None or (self._opened.done() and self._opened.exception() is not None):
             self._opened = self._work.spawn(self._begin(), f"open {self._name}")
         return await asyncio.shield(self._opened)
@@ -286,7 +286,7 @@ def _level(backend: Backend) -> Isolation:
 
 
 def _variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of commands by hermes-agent's settings `docker_env` and `docker_forward_env`."""
+    """Return the variables of commands that hermes-agent's settings `docker_env` and `docker_forward_env` define."""
     configured: dict[str, str] = _json(environ, "TERMINAL_DOCKER_ENV", {})
     names: list[str] = _json(environ, "TERMINAL_DOCKER_FORWARD_ENV", [])
     forwarded = {name: environ[name] for name in map(str, names) if name in environ}

@@ -15,7 +15,7 @@ from hermes_core import CallRecord, DatasetError, Record, TurnRecord, UsageError
 _BATCH = re.compile(r"batch_\d+\.jsonl")
 _TOOLS = re.compile(r"<tools>\n(.*)\n</tools>")
 _THOUGHT = re.compile(r"<think>\n(.*?)\n?</think>\n?", re.DOTALL)
-# Both have JSON in one line, by which they differ from the same tags in an answer's text.
+# Calls and responses have their JSON in one line. This distinguishes them from the same tags in an answer's text.
 _CALL = re.compile(r'^<tool_call>\n(\{"name": .*\})\n</tool_call>\n?', re.MULTILINE)
 _RESPONSE = re.compile(r'^<tool_response>\n(\{"tool_call_id": .*\})\n</tool_response>$', re.MULTILINE)
 
@@ -75,7 +75,7 @@ def _record(run: str, row: Mapping[str, Any], trajectory_id: str) -> Record:
 
 
 def _turns(messages: list[Message], model: str | None) -> tuple[list[TurnRecord], list[CallRecord]]:
-    """Return the answers and the calls in a conversation. Calls without a result are left out."""
+    """Return the records of the answers and of the calls in a conversation. Calls without a result are left out."""
     turns: list[TurnRecord] = []
     calls: list[CallRecord] = []
     places = {message["tool_call_id"]: place for place, message in enumerate(messages) if message["role"] == "tool"}

@@ -1,4 +1,4 @@
-"""The commands `process`, `serve` and `evaluate`, for any environment or for one.
+"""The commands `process`, `serve` and `evaluate`, for any environment or for one particular environment.
 
 Atropos' own command line is not used: it reads a negative number as a switch, takes no lists or mappings, prints
 defaults that do not apply, and turns wandb on.
@@ -158,7 +158,8 @@ def _defaults_of_mode(kind: type[Modes], mode: str) -> dict[str, Any]:
 
 
 def _servers(ctx: click.Context, defaults: Any, section: Any) -> list[Any]:
-    """Return the servers of the file, or else those of `config_init`. If there is one, `--openai.KEY` overrides it.
+    """Return the servers of the file, or else of `config_init`. `--openai.KEY` overrides a setting if there is only one
+    server.
 
     Raises:
         ConfigError: there are several servers, and `--openai.KEY` was used.

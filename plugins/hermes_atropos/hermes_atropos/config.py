@@ -17,7 +17,7 @@ _SECONDS = {"acquire_timeout": "acquire_timeout_s", "execution_timeout": "execut
 """Settings of sandboxes that have no unit in their name here, and the name that the core has for each."""
 
 _BACKENDS = ("local", "docker", "ssh", "modal")
-"""Backends whose settings `NAME_KEY` are always accepted. Those of another backend are accepted if it is in use."""
+"""Backends whose settings `NAME_KEY` are always accepted. Settings of another backend are accepted if it is in use."""
 
 
 class HermesAgentEnvConfig(FlatSettings, BaseEnvConfig):  # type: ignore[misc]  # atroposlib has no types
@@ -78,7 +78,7 @@ class HermesAgentEnvConfig(FlatSettings, BaseEnvConfig):  # type: ignore[misc]  
         )
 
     def backend_config(self) -> dict[str, Any]:
-        """Return the settings of the sandboxes of the backend in use, by the names that its profiles have."""
+        """Return the settings of the sandboxes of the backend in use, by the keys of its profiles."""
         return {**self.settings_of(SandboxConfig), **self.sandbox.get(self.backend, {})}
 
     def agent_settings(self) -> ModelSettings:

@@ -41,7 +41,7 @@ def check_overrides(kind: type, base: type) -> None:
         base: the class that the methods are compared with.
 
     Raises:
-        ConfigError: it overrides one. The hint says what to use instead.
+        ConfigError: the subclass overrides such a method. The hint names the replacement.
     """
     for name, instead in INSTEAD.items():
         if inspect.getattr_static(kind, name, None) is not inspect.getattr_static(base, name, None):

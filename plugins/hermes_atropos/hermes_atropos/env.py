@@ -126,13 +126,13 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
         self.group_workers = GroupWorkers(self, self.metrics)
         """The workers of serve mode."""
         self.source = ItemSource(str(self.name), self.get_next_item)
-        """`get_next_item` with its errors kept. It replaces the method while the environment runs, because Atropos
-        calls the method, too."""
+        """A wrapper of `get_next_item` that keeps its error. It replaces the method while the environment runs, because
+        Atropos calls the method, too."""
         self.evaluate = partial(run_evaluation, self.evaluate)  # type: ignore[method-assign]
         self._roller: GroupRoller | None = None
         self._model: BalancedAgent | ExactAgent | None = None
         self._returned_items: Counter[str] = Counter()
-        """How often each item, by its id, was rolled out again."""
+        """Number of times that each item was rolled out again, by the item's id."""
         if config.data_path_to_save_groups is not None:
             # Atropos has opened the file. Its writer has a buffer, which a killed run would lose.
             self.jsonl_writer.close()
@@ -157,7 +157,7 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
 
     @abstractmethod
     async def get_next_item(self) -> Item | None:
-        """Return the next item to roll out, None after the last."""
+        """Return the next item to roll out; None after the last."""
 
     @abstractmethod
     def format_prompt(self, item: Item) -> str:
@@ -176,7 +176,7 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
         return None
 
     def make_environment(self, runtime: Runtime) -> Environment:
-        """Return the core's environment for this one."""
+        """Return the environment of the core that calls the hooks of this one."""
         return AdaptedEnvironment(
             str(self.name),
             EnvironmentConfig(**self.config.environment_settings()),
@@ -317,7 +317,7 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
             config.batch_size = info["batch_size"]
         if info["max_token_len"] != -1:
             self.max_token_len = info["max_token_len"]
-            if isinstance(self._model, ExactAgent):  # a sequence of the limit drops its whole group
+            if isinstance(self._model, ExactAgent):  # a sequence as long as the limit would drop its whole group
                 self._model.max_length = min(config.max_token_length, self.max_token_len - 1)
         if self.curr_step > 0:
             self.load_checkpoint()
@@ -376,8 +376,8 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
     async def collect_trajectories(self, item: Item) -> tuple[list[dict[str, Any]] | None, list[Item]]:
         """Roll out a group of one item, and return the groups to send and the items to roll out again.
 
-        If the group is incomplete, the first is None. The second then has the item if sandboxes or the model failed, up
-        to `MOST_PUT_BACK` times.
+        If the group is incomplete, None takes the place of the groups. If sandboxes or the model failed, the item is to
+        be rolled out again, up to `MOST_PUT_BACK` times.
         """
         try:
             group = await self.roller.roll(item, self.config.group_size)
@@ -397,7 +397,7 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
         return None, [item] if again else []
 
     async def collect_trajectory(self, item: Item) -> tuple[dict[str, Any] | None, list[Item]]:
-        """Do one rollout, and return it as a scored item, None if it can't be used. Subclasses must not override this.
+        """Do one rollout, and return it as a scored item; None if it can't be used. Subclasses must not override this.
 
         Raises:
             UsageError: the rollout has several sequences; `collect_trajectories` returns them all.

@@ -25,7 +25,7 @@ def _like(model: type[BaseModel], name: str, **changes: Any) -> Any:
     copy: Any = Field(**{"default": field.default, "description": meaning(model, name), **changes})
     bounds = [
         each for each in field.metadata if not isinstance(each, BeforeValidator)
-    ]  # it converts to the type that `model` has
+    ]  # a `BeforeValidator` would convert to the type of the field in `model`
     copy.metadata = [*bounds, Origin(model, name)]
     return copy
 

@@ -51,7 +51,7 @@ class PluginEnv(HermesAgentBaseEnv):
     _prefetch: Prefetch | None = None
 
     def make_environment(self, runtime: Runtime) -> Environment:
-        """Return the plugin's environment, with those of its settings that were set.
+        """Return the plugin's environment, configured with the settings that were set.
 
         Raises:
             UnknownNameError: a setting was set that the environment does not have.
@@ -86,7 +86,7 @@ class PluginEnv(HermesAgentBaseEnv):
     async def running(
         self, *, start: bool = True, groups: int | None = None, evaluating: bool = False
     ) -> AsyncIterator[None]:
-        """As in the base class. Meanwhile, the images of the next groups are built or pulled."""
+        """Open all that rollouts need, as in the base class. Build or pull images of the next groups in advance."""
         async with super().running(start=start, groups=groups, evaluating=evaluating):
             context = self.roller.context
             items, ahead = self._rounds(), self.config.prefetch
@@ -164,8 +164,8 @@ def load_environment(name: str, runtime: Runtime | None = None) -> type[PluginEn
         runtime: the runtime with the plugin; None makes one of the installed plugins.
 
     Raises:
-        UnknownNameError: no plugin provides it.
-        PluginError: two plugins claim it, or it cannot be imported.
+        UnknownNameError: no plugin provides the environment.
+        PluginError: two plugins claim the environment, or it cannot be imported.
     """
     environment = (runtime or Runtime()).environment_class(name)
     config = _config_of(environment.config_class, name)
@@ -181,8 +181,8 @@ def load_environment(name: str, runtime: Runtime | None = None) -> type[PluginEn
 
 
 def _config_of(kind: type[EnvironmentConfig], name: str) -> type[PluginEnvConfig]:
-    """Return a model of our settings and the plugin's. The latter are None until they are set: their defaults are the
-    plugin's."""
+    """Return a model of our settings and the plugin's. The plugin's settings are None until they are set, because the
+    plugin has their defaults."""
     own: dict[str, Any] = {
         key: (field.annotation | None, Field(default=None, description=f"{name}: {key}"))  # type: ignore[operator]
         for key, field in kind.model_fields.items()

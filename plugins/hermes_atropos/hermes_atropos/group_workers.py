@@ -1,5 +1,5 @@
-"""The workers of serve mode, each of which rolls out a group and sends it. Only this module changes Atropos' lists of
-them."""
+"""The workers of serve mode. Each worker rolls out a group and sends it. Only this module changes Atropos' lists of
+workers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class GroupWorkers:
     running workers, their items, and the items to be rolled out again.
 
     Args:
-        env: the environment that the workers are of.
+        env: the environment whose groups the workers roll out.
         metrics: counts failed evaluations.
     """
 
@@ -53,8 +53,8 @@ class GroupWorkers:
     async def step(self, status: Mapping[str, Any]) -> None:
         """Call Atropos' checks for a step of the trainer: they evaluate, write checkpoints and log when it is time.
 
-        For an evaluation, Atropos cancels all workers and rolls out their items again. It has no item for a worker that
-        is sending a group, so this group would be lost. Such workers are hidden from it meanwhile.
+        For an evaluation, Atropos cancels all workers and rolls out their items again. Atropos has no item for a worker
+        that is sending a group, so the group would be lost. Therefore such workers are hidden from Atropos meanwhile.
 
         Args:
             status: the API's answer to `/status-env`.
@@ -89,14 +89,14 @@ class GroupWorkers:
                     raise
 
     def return_items(self) -> None:
-        """Cancel the workers that roll out a group; their items are rolled out again. Those that send a group go on."""
+        """Cancel the workers that roll out a group, and roll out their items again. Workers that send a group go on."""
         for running in self._env.running_items.values():
             self._env.backlog.append(running["item"])
             self._cancel(running["worker"])
         self._env.running_items = {}
 
     def end_overdue(self, limit_s: float) -> None:
-        """Cancel the workers that have rolled out a group for longer than this. 0 and less is no limit."""
+        """Cancel workers that have been rolling out a group for more than `limit_s` seconds. 0 or less is no limit."""
         for key, running in list(self._env.running_items.items()):
             if 0 < limit_s < time.time() - running["start_time"]:
                 log.warning("a group is not done after %g s, and is given up", limit_s)

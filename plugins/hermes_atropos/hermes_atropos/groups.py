@@ -17,8 +17,8 @@ def make_scored_groups(group: Group) -> list[dict[str, Any]]:
     """Return a group as Atropos' `ScoredDataGroup`s, each with one sequence of every rollout.
 
     All groups need the registered size: run-api holds back a group of another size until the sizes add up, and trainers
-    compare the scores within a group. So the k-th sequences of all rollouts make a group. A rollout without a k-th
-    sequence has the first two tokens of its last one there, masked, and `overrides` marks them as not trainable.
+    compare the scores within a group. So the k-th sequences of all rollouts make a group. If a rollout has no k-th
+    sequence, the first two tokens of its last one fill the gap, masked, and `overrides` marks them as not trainable.
     """
     parts = max(len(rolled.sequences) for rolled in group.kept) or 1
     return [_make_scored_group(group, part, parts) for part in range(parts)]
@@ -34,7 +34,7 @@ def _make_scored_group(group: Group, part: int, parts: int) -> dict[str, Any]:
         "ref_logprobs": None,
         "messages": [rolled.record.messages for rolled in group.kept],
         "overrides": [about for _, about in rows],
-        # Atropos reads it without a check for None.
+        # Never None, because Atropos reads this field without a check.
         "group_overrides": {"group_id": group.group_id, "item_id": group.item_id, "part": part, "parts": parts},
         "images": None,
     }
@@ -62,7 +62,7 @@ def make_scored_item(group: Group) -> dict[str, Any]:
     """Return a group of one rollout as Atropos' `ScoredDataItem`.
 
     Raises:
-        UsageError: the rollout has several sequences, and an item holds one.
+        UsageError: the rollout has several sequences, but an item holds only one.
     """
     first, *others = make_scored_groups(group)
     if others:

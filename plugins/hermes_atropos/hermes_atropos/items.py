@@ -1,4 +1,4 @@
-"""`ItemSource`: gets items from a subclass, and keeps the error if that fails."""
+"""`ItemSource`: gets items from a subclass, and keeps its error if it fails."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hermes_core import DatasetError, HermesError, Item, PluginError, describe
 
 
 class ItemSource:
-    """Replaces `get_next_item` of an environment, and tells an error from the end of the items.
+    """Replaces `get_next_item` of an environment, and distinguishes an error from the end of the items.
 
     Args:
         name: the environment's name.
@@ -19,12 +19,12 @@ class ItemSource:
         self._name = name
         self._ask = ask
         self.given = 0
-        """How many items it has returned."""
+        """Number of items returned so far."""
         self.failure: HermesError | None = None
-        """The error because of which there are no more items; None if there is none."""
+        """The error after which there are no more items; None if there was no error."""
 
     async def __call__(self) -> Item | None:
-        """Return the next item, None after the last.
+        """Return the next item; None after the last.
 
         Raises:
             HermesError: the environment raised it.

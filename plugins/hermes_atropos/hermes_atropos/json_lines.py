@@ -1,4 +1,4 @@
-"""Lines of JSON: a file that loses no line if the process dies, and groups for it and for the API."""
+"""Lines of JSON: a file that loses no line if the process dies, and the text of groups for this file and the API."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ class JsonLines:
 async def group_json(group: Mapping[str, Any]) -> bytes:
     """Return a group as JSON in ASCII, without a line feed. The event loop can run between its rows.
 
-    A group of eight long rollouts takes a tenth of a second. A thread would block the loop as well, because the encoder
-    holds the interpreter's lock.
+    A group of eight long rollouts takes a tenth of a second. Encoding it in a thread would block the loop as well,
+    because the encoder holds the interpreter's lock.
 
     Raises:
         ValueError: a number is NaN or infinite.

@@ -91,7 +91,7 @@ class Metrics:
         """Return the metrics since the last call: the mean of each value, and the counts.
 
         Args:
-            api: `TrainerApi.counts`, which are since the start.
+            api: `TrainerApi.counts`, which count from the start.
         """
         metrics: dict[str, Any] = {name: fmean(values) for name, values in sorted(self._values.items())}
         metrics |= sorted(self._counts.items())
@@ -118,8 +118,8 @@ def lengths(trained: Sequence[int], limit: int) -> dict[str, float]:
 
     Args:
         trained: the number of trained tokens of each sequence.
-        limit: the trainer's limit for a sequence, in tokens. If it is positive, the share of sequences above 95% of it
-            is a metric, too.
+        limit: the trainer's limit for a sequence, in tokens. If it is positive, the share of sequences that are longer
+            than 95% of the limit is a metric, too.
     """
     if not trained:
         return {}

@@ -28,9 +28,8 @@ POLL_S = 0.2
 async def process(env: BaseEnv, steps: int, at_a_time: int, roller: GroupRoller, source: ItemSource) -> None:
     """Write a group for each of `steps` items, or of fewer if there are no more.
 
-    A group that stays incomplete is counted. If sandboxes or the model failed it, its item is rolled out again, a
-    limited number of times. If the next item cannot be had, the running groups are finished before that error is
-    raised.
+    A group that stays incomplete is counted. If sandboxes or the model are the cause, its item is rolled out again, a
+    limited number of times. If getting the next item fails, the running groups are finished before the error is raised.
 
     Args:
         at_a_time: number of groups that run at the same time.
@@ -38,11 +37,11 @@ async def process(env: BaseEnv, steps: int, at_a_time: int, roller: GroupRoller,
     Raises:
         UsageError, PolicyError, InfraError, ModelError: as `GroupRoller.roll` does.
         CostLimitReached, EndpointDown: no more groups can be rolled out. The running ones have ended.
-        HermesError: the next item cannot be had, or there are no items at all.
+        HermesError: getting the next item failed, or there are no items at all.
     """
     left = iter(range(steps))
-    # The lock may be held during a network call, because each worker needs an item of its own. One task that gets items
-    # ahead for all workers would take items that nobody rolls out.
+    # The lock may be held during a network call. A task that gets items in advance for all workers would avoid this,
+    # but would also take items that are never rolled out.
     source_lock = asyncio.Lock()
 
     async def next_item() -> Item | None:
@@ -83,7 +82,7 @@ def check_servable(config: HermesAgentEnvConfig, *, exact: bool) -> None:
     """Refuse settings with which no group is ever sent.
 
     Raises:
-        ConfigError: the servers return no tokens, or groups of one are to have different scores.
+        ConfigError: the servers return no tokens, or different scores are required of groups with only one rollout.
     """
     if not exact:
         raise ConfigError(
@@ -128,7 +127,7 @@ class Serving:
         Raises:
             ConfigError: sizes do not fit the trainer's.
             TrainerGone: the trainer was silent for too long.
-            HermesError: the next item cannot be had, or there are no items at all.
+            HermesError: getting the next item failed, or there are no items at all.
             UsageError, PolicyError, InfraError, ModelError: as `GroupRoller.roll` does.
         """
         try:
@@ -170,7 +169,7 @@ class Serving:
         while True:
             if (fatal := self.roller.fatal) is not None:
                 if isinstance(fatal, STOPPING):
-                    await self.workers.wait()  # the groups that are complete are still sent
+                    await self.workers.wait()  # groups that are already complete are still sent
                 raise fatal
             if self.source.failure is not None and self.workers.idle:  # running groups are finished first
                 raise self.source.failure
@@ -182,7 +181,7 @@ class Serving:
                 api.check_patience()
             else:
                 if status["current_step"] < self.env.curr_step:
-                    api.forget(registered_id)  # another API, which has given our id to another environment
+                    api.forget(registered_id)  # this is a restarted API that has given our id to another environment
                     continue
                 if is_done(self.config, status):
                     return

@@ -30,7 +30,7 @@ async def run_evaluation(evaluate: Callable[..., Awaitable[None]], *args: Any, *
 
 
 class RolloutReporter:
-    """Counts rollouts and writes their records. Those of evaluations are counted and written separately."""
+    """Counts rollouts and writes their records. Rollouts of evaluations are counted and written separately."""
 
     def __init__(self) -> None:
         self.training = Metrics("train")

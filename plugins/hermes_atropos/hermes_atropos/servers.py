@@ -43,7 +43,7 @@ def default_config(kind: type[HermesAgentEnvConfig], **given: Any) -> HermesAgen
 def default_server() -> APIServerConfig:
     """Return the server of the variables `ATROPOS_SERVER_…`, in the environment or in `.env`.
 
-    What they leave out comes from the settings of the other commands, such as `OPENAI_BASE_URL`.
+    Values that these variables leave out come from the settings of the other commands, such as `OPENAI_BASE_URL`.
 
     Raises:
         ConfigError: `ATROPOS_SERVER_TIMEOUT_S` is not a number.
@@ -114,7 +114,8 @@ def _fill_tokenizer(server: APIServerConfig, tokenizer: str) -> APIServerConfig:
 
 
 def fill_key(servers: Sequence[APIServerConfig]) -> list[APIServerConfig]:
-    """Return copies with a key each. Atropos makes clients of them, which need a key and are never used."""
+    """Return copies of the servers, each with a key. Atropos makes clients of them, which need a key and are never
+    used."""
     return [server.model_copy(update={"api_key": server.api_key or "none"}) for server in servers]
 
 
@@ -166,7 +167,7 @@ def open_servers(
 def open_agent(
     runtime: Runtime, config: HermesAgentEnvConfig, model: BalancedAgent | ExactAgent, settings: AgentSettings
 ) -> Agent:
-    """Return the agent that the configuration names. It asks `model`.
+    """Return the agent that the configuration names, which gets its answers from `model`.
 
     Args:
         settings: the settings of the model's server.
@@ -177,7 +178,7 @@ def open_agent(
     """
     if config.agent_options and config.agent == ModelAgent.name:
         raise ConfigError("agent_options are those of a program", hint="name one: --env.agent")
-    # None is the default of each, and a program refuses some settings even if they are set to None.
+    # Leave out None, which is each setting's default, because a program refuses some settings even if they are None.
     options = {**settings.model_dump(exclude_unset=True, exclude_none=True), **config.agent_options}
     return agent_on(runtime, config.agent, options, model)
 

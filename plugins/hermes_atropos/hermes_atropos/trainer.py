@@ -1,7 +1,7 @@
 """The client of the trainer's `run-api`: registers, asks for its status, and sends groups until they are acknowledged.
 
 run-api 0.4.0 calls for care. It keeps its state in memory, so after a restart it knows no environment. A group that
-reaches it before a trainer has registered disables it for good, because it skips the registration once its queue
+arrives before a trainer has registered disables run-api for good, because it skips the registration once its queue
 exists. It even accepts groups of environments that it does not know.
 """
 
@@ -34,7 +34,7 @@ SENT_KEYS = (
     *("tokens", "masks", "scores", "advantages", "ref_logprobs", "messages", "inference_logprobs"),
     *("overrides", "group_overrides", "images", "generation_params", "distill_token_ids", "distill_logprobs"),
 )
-"""The fields of a group that run-api accepts. Only a subclass's `postprocess_histories` sets some of them."""
+"""The fields of a group that run-api accepts. Some of them are only set by a subclass's `postprocess_histories`."""
 
 
 class TrainerGone(InfraError):
@@ -76,7 +76,7 @@ class TrainerApi:
         await self._client.aclose()
 
     async def register(self) -> dict[str, Any]:
-        """Register, unless that is done, and return the API's answer. Waits for a trainer.
+        """Register, unless the environment is registered, and return the API's answer. Waits for a trainer.
 
         Raises:
             TrainerGone: no trainer came within `patience_s`.
@@ -117,7 +117,7 @@ class TrainerApi:
         return _answer(response)
 
     def forget(self, env_id: int | None) -> None:
-        """Forget our id, if it is this one, because the API does not know it. `send` then registers again."""
+        """Forget our id if it is `env_id`, which the API does not know. `send` then registers again."""
         if env_id is not None and self.env_id == env_id:
             log.warning("the API at %s does not know this environment any more: it registers anew", self.url)
             self.env_id = None
@@ -142,7 +142,8 @@ class TrainerApi:
     async def send(self, group: Mapping[str, Any]) -> bool:
         """Send one group until it is acknowledged. Return False if the API refuses it.
 
-        If the answer to a group is lost, the group is sent again, and may arrive twice. That is counted and logged.
+        If the answer to a group is lost, the group is sent again, and may arrive twice. Such groups are counted and
+        logged.
 
         Raises:
             TrainerGone: as `register` does.
@@ -156,7 +157,7 @@ class TrainerApi:
             try:
                 response = await self._client.post(f"{self.url}/scored_data", content=body, headers=headers)
             except httpx.HTTPError as error:
-                # Only if no connection was made, nothing was sent for sure.
+                # Nothing was sent for certain only if no connection was made.
                 lost_answer = not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
                 unsure = unsure or lost_answer
                 log.warning("a group was not acknowledged: %s: %s", type(error).__name__, error)
@@ -197,7 +198,7 @@ class TrainerApi:
             self.env_id = None
 
     async def _ask(self, method: str, path: str, body: Any = None) -> dict[str, Any] | None:
-        """Return the API's answer; None if there is none, or if the API failed.
+        """Return the API's answer; None if no answer came, or if the API failed.
 
         Raises:
             ConfigError: the API refuses the body.
@@ -213,7 +214,7 @@ class TrainerApi:
             return await self._client.request(method, self.url + path, json=body)
         except httpx.HTTPError as error:
             log.info("%s%s: %s: %s", self.url, path, type(error).__name__, error)
-            if isinstance(error, httpx.ConnectError):  # run-api is not running: after its start it does not know us
+            if isinstance(error, httpx.ConnectError):  # run-api is not running; when it starts, it will not know us
                 self.forget(env_id)
             return None
 

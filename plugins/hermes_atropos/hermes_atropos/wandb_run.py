@@ -49,7 +49,7 @@ class WandbRun:
             group: the group of the run; None is that of `WANDB_RUN_GROUP`.
 
         Raises:
-            InfraError: wandb can't begin it.
+            InfraError: wandb can't begin the run.
         """
         await asyncio.to_thread(self._start, project, group)
 
@@ -64,7 +64,7 @@ class WandbRun:
         """Write or send the rest of the run, and end it. Idempotent."""
         await asyncio.to_thread(self._finish)
 
-    # When a caller is cancelled, its thread goes on. So there is a lock, and a thread stores the run itself.
+    # When a caller is cancelled, its thread goes on. So threads take a lock, and the thread itself stores the run.
 
     def _start(self, project: str | None, group: str | None) -> None:
         with self._one_at_a_time:
@@ -75,7 +75,7 @@ class WandbRun:
                     group=group,
                     config=dict(self._config),
                     reinit="create_new",  # other environments in this process have runs of their own
-                    # The screen output and the command line are not redacted.
+                    # Leave out the screen output and the command line, because they may contain secrets.
                     settings=wandb.Settings(console="off", x_disable_meta=True),
                 )
             except (wandb.Error, ValueError, OSError) as error:
@@ -88,7 +88,7 @@ class WandbRun:
         with self._one_at_a_time:
             if self._run is None:
                 return
-            # wandb drops values of a step before the last one, and second values of a metric for one step.
+            # wandb drops values of a step before the last one, and a second value of a metric for the same step.
             if step < self._step or (step == self._step and not self._logged.isdisjoint(metrics)):
                 step = self._step + 1
             if step > self._step:

@@ -35,10 +35,10 @@ class HermesSandboxConfig(BaseModel):
 
 
 def read_config(config: BaseModel | str | None) -> HermesSandboxConfig:
-    """Return the settings for what Inspect hands to the provider: a model, the path of a file, or None.
+    """Return the settings of a sandbox. Inspect gives the provider a model, the path of a file, or None.
 
     Raises:
-        ConfigError: the settings are wrong, or demand something that a slot can't be.
+        ConfigError: the settings are wrong, or demand something that a slot can't provide.
     """
     if config is None:
         return HermesSandboxConfig()
@@ -62,13 +62,13 @@ def read_config(config: BaseModel | str | None) -> HermesSandboxConfig:
 # ------------------------------------------------------------------ settings for Inspect's Docker provider
 
 _IGNORED = {"command", "entrypoint", "init", "tty", "stdin_open", "restart", "pull_policy", "stop_grace_period"}
-"""Keys of a service that concern its main process, which is ours here."""
+"""Ignored keys of a service: they concern the container's main process, which is our own here."""
 
 _UNITS = {"": 1 / 2**20, "b": 1 / 2**20, "k": 1 / 2**10, "m": 1.0, "g": 2.0**10}
 
 
 def _container(settings: dict[str, Any], cwd: str | None = None) -> HermesSandboxConfig:
-    """Return the settings for a container for each sample, in which commands are root, as tasks for Docker expect."""
+    """Return settings by which each sample has a container whose commands run as root, as tasks for Docker expect."""
     settings = {"slot_user": "root", **settings}
     return HermesSandboxConfig(backend="docker", isolation="dedicated", backend_config=settings, cwd=cwd)
 

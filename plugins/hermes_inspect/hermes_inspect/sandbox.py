@@ -24,8 +24,8 @@ from hermes_core import CommandError, HermesError, Runtime, Slot, SlotCommands, 
 from hermes_inspect.config import HermesSandboxConfig, read_config
 
 DEFAULTS: dict[str, Any] = {"acquire_timeout_s": 7 * 86400.0, "reserve_slots": 0}
-"""Default settings of a pool. Samples wait for a slot without a limit in practice, and scorers use their sample's slot,
-so none is reserved for verification."""
+"""Default settings of a pool. Samples wait for a slot for practically any time. Scorers use their sample's slot, so no
+slot is reserved for verification."""
 
 ERRNO = {
     "not_found": errno.ENOENT,
@@ -34,7 +34,7 @@ ERRNO = {
     "not_a_directory": errno.ENOTDIR,
     "no_space": errno.ENOSPC,
 }
-"""The number of the `OSError` for a `CommandError`, by the latter's code."""
+"""The error number of the `OSError` for a `CommandError`, by the code of the `CommandError`."""
 
 SYSTEM_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -52,7 +52,7 @@ exec "$run" -u "$user" -- "$@"
 
 
 class EvalRuntime:
-    """The runtime that all tasks of an event loop share, with a tool backend for each of their settings."""
+    """The runtime that all tasks of an event loop share, with a tool backend for each of the different settings."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
@@ -92,7 +92,7 @@ class EvalRuntime:
             raise
 
     async def leave(self, *, keep: bool = False) -> None:
-        """End a task. With the last one, everything ends; `keep` lets sandboxes live for their `orphan_ttl_s`."""
+        """End a task. With the last task, everything ends; `keep` lets sandboxes live for their `orphan_ttl_s`."""
         self._tasks -= 1
         if self._tasks > 0:
             return
@@ -131,7 +131,7 @@ class HermesSandbox(SandboxEnvironment):
     """A slot as the sandbox of a sample.
 
     An `InfraError`, such as a lost sandbox, is never turned into an error that Inspect reports to the model. It ends
-    the sample, which has an error and no score then."""
+    the sample, which then has an error and no score."""
 
     def __init__(self, commands: SlotCommands, slot: Slot) -> None:
         super().__init__()
@@ -253,7 +253,7 @@ class HermesSandbox(SandboxEnvironment):
         """Return whether the slot's commands run as this user anyway.
 
         Raises:
-            SandboxUserUnsupportedError: they run as another user, and can't run as this one.
+            SandboxUserUnsupportedError: the slot's commands run as another user, and can't run as `user`.
         """
         if not self._names:
             result = await self._commands.run(["/bin/sh", "-c", WHO_AM_I])

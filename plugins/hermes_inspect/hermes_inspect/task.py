@@ -111,8 +111,8 @@ class LoadedTask:
         """Check that the task can be run without Inspect's eval.
 
         Raises:
-            DatasetError: it can't; the message has the reason.
-            ConfigError: a scorer asks a model, and none is named.
+            DatasetError: the task can't be run; the message has the reason.
+            ConfigError: a scorer asks a model, but the settings name none.
         """
         task = self.task
         for unfit, reason in (
@@ -133,7 +133,7 @@ class LoadedTask:
         """Return the settings of the sample's sandbox; None if it has no sandbox.
 
         Raises:
-            ConfigError: the settings demand something that a slot can't be, such as several containers.
+            ConfigError: the settings demand something that a slot can't provide, such as several containers.
         """
         spec = await resolve_sandbox(resolve_task_sandbox(self.task, None), sample, self.task.name)
         if spec is None:
@@ -172,7 +172,7 @@ class LoadedTask:
             raise DatasetError(f"{self._label(sample)}: {error.message}", hint=error.hint) from error
         except PrerequisiteError as error:  # raised by `get_model()`, as there is no model
             raise DatasetError(f"{self._label(sample)}: its solver asks the model itself", hint=REPLACE) from error
-        except Exception:  # a solver may fail on an empty answer, and work with the agent's
+        except Exception:  # a solver may fail on an empty answer, but work with the agent's answer
             pass
 
     async def state(self, sample: Sample, conversation: Sequence[Mapping[str, Any]], model: str = "none") -> TaskState:
@@ -182,7 +182,7 @@ class LoadedTask:
             VerifierError: the solver does not end with one answer of the model.
             Exception: whatever the solver raises.
         """
-        messages = await messages_from_openai(copy.deepcopy(list(conversation)), model)  # it changes its argument
+        messages = await messages_from_openai(copy.deepcopy(list(conversation)), model)  # the call changes its argument
         answers = [message for message in messages if message.role == "assistant"]
         expected = await self._run_to_generate(sample)
         answered = False

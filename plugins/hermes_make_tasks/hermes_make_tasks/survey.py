@@ -9,8 +9,8 @@ Called with one JSON object on standard input (`root`, `import_path`, `args`, `e
 lines: `{"tests": [...]}` with all node ids in their order; for each test `{"test": index, "outcome": "passed",
 "seconds": 0.1, "lines": {"file index": "hexadecimal bits"}}`, where bit n stands for line n; the same with test -1 for
 the lines that run before the first test; for each test that fails `{"failed": node id, "line": 3, "values":
-{"argument": "code"}, "error": "Type: message", "session": "a doctest's text"}`; and in the end `{"status": pytest's exit
-status}`.
+{"argument": "code"}, "error": "Type: message", "session": "a doctest's text"}`; and in the end
+`{"status": pytest's exit status}`.
 """
 
 # ruff: noqa: PTH117, PTH118, PTH120

@@ -1,5 +1,4 @@
-"""hermes-rl environments for OpenEnv: a factory of resource sessions, with the trainer's model or with one of their
-own."""
+"""hermes-rl environments for OpenEnv: a factory of resource sessions. The trainer or our own agent runs the model."""
 
 from hermes_openenv.sessions import HermesSession, HermesSessionFactory, HermesTrainableSession
 

@@ -41,7 +41,8 @@ class HermesSessionFactory(ResourceSessionFactory[ResourceSession]):
         environment: its name, or an instance.
         env: the environment's configuration, if it is given by name.
         agent: settings of the agent `model`, whose rollouts are token-exact: `base_url`, `tokenizer_name`, … Then the
-            sessions are `HermesTrainableSession`. Without it, the caller runs the model, and they are `HermesSession`.
+            sessions are `HermesTrainableSession`. Without `agent`, the caller runs the model, and the sessions are
+            `HermesSession`.
         options: options of the run (`RunOptions`): `backend`, `isolation`, `rollout_timeout`, … `concurrency` is the
             number of sessions at the same time.
 
@@ -76,7 +77,8 @@ class HermesSessionFactory(ResourceSessionFactory[ResourceSession]):
         After a failure to begin, tool calls are answered with an error, and `verify` gives no reward.
 
         Args:
-            task: an item's id; or a mapping with the id under `item_id`; or a prompt whose last message is one.
+            task: an item's id; or a mapping with the id under `item_id`; or a prompt whose last message is such a
+                mapping.
             seed: ignored; the caller, or the agent's settings, decide how the model samples.
             episode_id: ignored; the rollout's own id is in the artifacts of `verify`.
 
@@ -91,7 +93,7 @@ class HermesSessionFactory(ResourceSessionFactory[ResourceSession]):
         return HermesSession(self.run, item_id)
 
     def close(self) -> None:
-        """End the rollouts and the sandboxes. Idempotent. It also happens when the program ends."""
+        """End the rollouts and the sandboxes. Idempotent. Called also when the program ends."""
         self.run.close()
 
     def __enter__(self) -> Self:
@@ -170,7 +172,7 @@ class HermesTrainableSession(ResourceSession):
         """Refuse the call, because the agent calls its tools itself.
 
         Raises:
-            KeyError: always; OpenEnv's bridge expects it for an unknown tool.
+            KeyError: always; OpenEnv's bridge expects this error for an unknown tool.
         """
         raise KeyError(f"Unknown tool: {name}")
 

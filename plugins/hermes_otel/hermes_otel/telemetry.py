@@ -21,7 +21,7 @@ _NS = 1_000_000_000
 
 
 def open_telemetry() -> Telemetry:
-    """Return an observer that sends to the collector that the `OTEL_*` variables name, by OTLP over HTTP."""
+    """Return an observer that sends, by OTLP over HTTP, to the collector that the `OTEL_*` variables name."""
     resource = Resource.create()  # from OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES
     if str(resource.attributes["service.name"]).startswith("unknown_service"):
         resource = resource.merge(Resource({"service.name": "hermes-rl"}))
@@ -31,7 +31,7 @@ def open_telemetry() -> Telemetry:
 
 
 class Telemetry:
-    """Makes the spans and metrics of rollouts, by the names of the `gen_ai` conventions where these have one.
+    """Makes the spans and metrics of rollouts. Their names follow the `gen_ai` conventions where these define one.
 
     When a rollout has ended, its spans are made from its record: one for the rollout, one for each answer of the model
     and one for each tool call. No span holds a prompt, an answer, arguments or output.
@@ -67,7 +67,7 @@ class Telemetry:
 
     @hookimpl
     def hermes_trajectory_started(self, environment: str) -> None:
-        """Add a rollout to those that run."""
+        """Count one more running rollout."""
         self._active.add(1, {"hermes.environment": environment})
 
     @hookimpl
@@ -79,18 +79,18 @@ class Telemetry:
 
     @hookimpl
     def hermes_sandbox_created(self, sandbox_id: str, backend: str, profile: str) -> None:
-        """Add a sandbox to those that exist."""
+        """Count one more existing sandbox."""
         self._alive[sandbox_id] = attributes = {"hermes.backend": backend, "hermes.profile": profile}
         self._sandboxes.add(1, attributes)
 
     @hookimpl
     def hermes_sandbox_lost(self, sandbox_id: str) -> None:
-        """Remove a sandbox from those that exist. It may be lost first and terminated then."""
+        """Count one existing sandbox less, unless this was done before: a sandbox may be lost, and then terminated."""
         self._forget(sandbox_id)
 
     @hookimpl
     def hermes_sandbox_terminated(self, sandbox_id: str) -> None:
-        """Remove a sandbox from those that exist. It may be lost first and terminated then."""
+        """Count one existing sandbox less, unless this was done before: a sandbox may be lost, and then terminated."""
         self._forget(sandbox_id)
 
     def _forget(self, sandbox_id: str) -> None:
@@ -151,7 +151,7 @@ class Telemetry:
 
 
 def _common_attributes(record: Mapping[str, Any]) -> dict[str, str]:
-    """Return a rollout's attributes in metrics. Each has few values, so that there are few time series."""
+    """Return a rollout's attributes for metrics. Each attribute has few values, so that there are few time series."""
     shared = {"environment": record["environment"], "agent": record["agent"], "backend": record["backend"]}
     return {f"hermes.{key}": value for key, value in shared.items()} | (
         {"gen_ai.request.model": record["model"]} if record["model"] else {}

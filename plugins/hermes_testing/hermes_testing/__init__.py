@@ -1,6 +1,6 @@
 """For authors of plugins: a conformance kit for backends, a model server that answers from a script, a tiny real model.
 
-This module is imported to list plugins, so it imports none of them.
+This module is imported to list plugins, so it imports none of these parts.
 """
 
 from hermes_core import Registrar, hookimpl

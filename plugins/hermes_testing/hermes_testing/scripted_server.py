@@ -36,9 +36,9 @@ logger = logging.getLogger(__name__)
 
 _MAX_HEAD = 64 * 1024
 FEWEST = (1, 16)
-"""The fewest tokens that can be asked for: 16 of Responses."""
+"""The smallest values of `max_tokens` that an API accepts: 1, or 16 for Responses."""
 _TICKS = 5
-"""How many rounds of the event loop we wait for the task of an accepted connection; asyncio takes three."""
+"""Number of rounds of the event loop that we wait for the task of an accepted connection; asyncio takes three."""
 _DIALECTS: Mapping[str, Dialect] = {"/v1/messages": AnthropicDialect(), "/v1/responses": ResponsesDialect()}
 _REASONS = {200: "OK", 400: "Bad Request", 401: "Unauthorized", 404: "Not Found", 413: "Content Too Large"}
 
@@ -66,7 +66,7 @@ class Reply:
     content: str | None = None
     tool_calls: Sequence[ScriptedCall] = ()
     reasoning: str | None = None
-    """Sent as `reasoning_content`."""
+    """The reasoning, sent as `reasoning_content`."""
     finish_reason: str | None = None
     """The finish reason. None means `tool_calls` or `stop`, depending on the reply."""
     usage: tuple[int, int] = (0, 0)
@@ -85,7 +85,7 @@ class Reply:
 
 @dataclass(frozen=True)
 class Fault:
-    """One scripted failure, of HTTP or in the body."""
+    """One scripted failure: an HTTP error, a wrong body, or a broken connection."""
 
     status: int = 200
     """The HTTP status. An error status comes with an error body in the form of the API unless `body` is given."""
@@ -108,8 +108,8 @@ Script = Callable[[dict[str, Any]], Any] | Sequence[Answer]
 """A function that takes a request and returns an answer (or an awaitable of one), or the list of answers of one
 conversation.
 
-A list serves any number of conversations: the number of answers that a request already contains decides which one is
-next.
+A list serves any number of conversations: the number of answers that a request already contains is the index of the
+next answer.
 """
 
 
@@ -117,11 +117,11 @@ class ScriptedServer:
     """The server: `async with ScriptedServer(script) as server: … server.base_url …`.
 
     Args:
-        script: the answers. It is given each request in the form of Chat Completions, whatever the API.
-        faults: failures of the first requests, one for each; the script is not asked for these.
+        script: the answers. A function gets each request in the form of Chat Completions, whatever the API.
+        faults: failures of the first requests, one for each. For these requests, the script is not used.
         models: the models that the server has; requests for others get a 404.
         api_key: if set, requests without it get a 401.
-        keep_requests: how many of the latest request bodies `requests` holds.
+        keep_requests: maximum number of latest request bodies in `requests`.
         port: the port to listen on; 0 is any free one.
     """
 
@@ -163,7 +163,7 @@ class ScriptedServer:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop listening and end every connection. Raise what the script raised, such as a failed assertion."""
+        """Stop listening and end every connection. Raise the script's first error, such as a failed assertion."""
         if self._server is not None:
             await self._accept_no_more(self._server)
             self._server.close()
@@ -177,8 +177,8 @@ class ScriptedServer:
             raise self.script_error
 
     async def _accept_no_more(self, server: asyncio.Server) -> None:
-        """Stop accepting, and wait until every accepted connection has its task. asyncio forgets connections without a
-        task when the server is closed, and leaves them open: their clients would wait for ever."""
+        """Stop accepting connections, and wait until every accepted connection has its task. When the server is closed,
+        asyncio forgets connections without a task, and leaves them open: their clients would wait for ever."""
         for listening in server.sockets:
             asyncio.get_running_loop().remove_reader(listening.fileno())
         for _ in range(_TICKS):
@@ -195,7 +195,7 @@ class ScriptedServer:
         except (ConnectionError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             pass  # the client has gone, or does not speak HTTP
         except asyncio.CancelledError:
-            pass  # `__aexit__` ends it; asyncio would log a cancelled connection as an error
+            pass  # `__aexit__` cancelled this task; asyncio would log a cancelled connection as an error
         finally:
             self._connections.discard(task)
             writer.close()
@@ -249,7 +249,7 @@ class ScriptedServer:
         return answer, 200, json.dumps(self._completion(request, answer)).encode()
 
     async def _respond_in(self, dialect: Dialect, request: dict[str, Any]) -> tuple[Answer, int, bytes]:
-        """Return the answer to a request in another form than Chat Completions, or one that asks for a stream."""
+        """Return the answer to a request that has another form than Chat Completions, or that asks for a stream."""
         try:
             asked = dialect.read(request)
         except BadRequest as error:
@@ -334,13 +334,13 @@ Play = Callable[[str], Generator[Step, Any, str | Reply]]
 class ToolScript:
     """Plays a generator function as the model: `ScriptedServer(ToolScript(play))`.
 
-    `play(prompt)` gets the text of the prompt's last message. It yields the next step: a `ScriptedCall`, a list of
-    them, or a whole `Reply`. It receives the tool's answer as a decoded JSON value; a list of answers if it yielded a
-    list or a reply. Its return value is the model's last message.
+    `play(prompt)` gets the text of the prompt's last message. It yields each step: a `ScriptedCall`, a list of
+    `ScriptedCall`s, or a whole `Reply`. `yield` returns the tool's answer as a decoded JSON value; after a list or a
+    `Reply`, a list of answers. The return value of `play` is the model's last message.
 
     The server keeps no state of a conversation: each request runs the function again from its start, with the results
     in the request. So one function serves any number of conversations at once, and must depend only on its arguments
-    and the results. A request for the fewest tokens is the check of a key by an agent, and is answered without `play`.
+    and the results. With a request for the fewest tokens, an agent checks a key. It is answered without `play`.
 
     Raises:
         TypeError: at a request, if `play` is no generator function, or yields or returns something else.

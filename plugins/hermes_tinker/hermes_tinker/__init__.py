@@ -1,4 +1,4 @@
-"""hermes-rl environments for Tinker: groups of token-exact rollouts, a GRPO loop, and what its cookbook takes."""
+"""hermes-rl environments for Tinker: groups of token-exact rollouts, a GRPO loop, and environments for its cookbook."""
 
 from hermes_tinker.grpo import Step, advantages, datums, grpo
 from hermes_tinker.run import TinkerRun

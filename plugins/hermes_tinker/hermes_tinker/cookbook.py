@@ -33,7 +33,7 @@ _STOPS: Mapping[str | None, str] = {
     StopReason.CONTEXT_LENGTH: "context_overflow",
     StopReason.TIME_LIMIT: "rollout_timeout",
 }
-"""The cookbook's names of our stop reasons. The others have none there."""
+"""The cookbook's names of our stop reasons. It has no names for the other stop reasons."""
 
 
 class CookbookEnv(Env):
@@ -51,7 +51,7 @@ class CookbookEnv(Env):
         """Begin the rollout in a fresh slot, and return its first prompt; or its reward, if it ended before.
 
         Raises:
-            InfraError, SetupFailed, ModelError: it could not begin, or its prompt is too long.
+            InfraError, SetupFailed, ModelError: the rollout could not begin, or its prompt is too long.
         """
         prompt = await self._rollout.begin()
         if prompt is not None:
@@ -171,7 +171,7 @@ class HermesDatasetBuilder(RLDatasetBuilder):
     group_size: int = 8
 
     async def __call__(self) -> tuple[RLDataset, RLDataset | None]:
-        """Return the dataset for training, and None in place of one for tests.
+        """Return the dataset for training, and None in place of a dataset for tests.
 
         Raises:
             HermesError: the run can't be opened.

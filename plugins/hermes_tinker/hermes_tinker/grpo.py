@@ -25,8 +25,8 @@ class Step:
     trained: int
     """Number of sequences that were trained on; 0 if the rewards were equal within every group."""
     drift: float | None
-    """The largest difference between the sampler's and the trainer's logprob of a token that is trained on; None if
-    nothing was. More than rounding errors means that the weights changed between sampling and training."""
+    """The largest difference between the sampler's and the trainer's logprob of a token that was trained on; None if no
+    token was. If it exceeds rounding errors, the weights changed between sampling and training."""
 
 
 def grpo(
@@ -39,7 +39,7 @@ def grpo(
     loss: str = "importance_sampling",
     substeps: int = 1,
 ) -> Iterator[Step]:
-    """Train, and yield each step when it is done. Each step samples from the weights that the last one trained.
+    """Train, and yield each step when it is done. Each step samples from the weights that the step before trained.
 
     Args:
         groups: number of items of a step.
@@ -59,7 +59,7 @@ def grpo(
             data = datums(rolled[part::substeps])
             if not data:
                 continue
-            # Wait for each result: of two queued requests, SkyRL's server has run the second one first.
+            # Wait for each result: if two requests were queued, SkyRL's server sometimes ran the second one first.
             outputs = run.training.forward_backward(data, loss).result().loss_fn_outputs
             run.training.optim_step(AdamParams(learning_rate=learning_rate)).result()
             drift = _drift(data, outputs) if drift is None else drift
@@ -73,7 +73,7 @@ def grpo(
 
 
 def advantages(rewards: Sequence[float]) -> list[float]:
-    """Return how far each reward is above the mean of its group, in standard deviations."""
+    """Return each reward's difference from the mean of its group, in standard deviations."""
     mean, deviation = statistics.fmean(rewards), statistics.pstdev(rewards)
     return [(reward - mean) / (deviation + 1e-6) for reward in rewards]
 
@@ -94,7 +94,7 @@ def datums(groups: Sequence[Group]) -> list[Any]:
 
 
 def _datum(sequence: TokenSequence, advantage: float) -> Any:
-    """Return a sequence as Tinker takes it: the target of each position is the next token."""
+    """Return a sequence in Tinker's form, in which the target of each position is the next token."""
     import numpy as np
     from tinker import Datum, ModelInput
 
@@ -111,7 +111,7 @@ def _datum(sequence: TokenSequence, advantage: float) -> Any:
 
 
 def _drift(data: Sequence[Any], outputs: Sequence[Any]) -> float:
-    """Return the largest difference between the logprobs of the data and those that the trainer computed."""
+    """Return the largest difference between the logprobs of the data and the logprobs that the trainer computed."""
     import numpy as np
 
     def difference(inputs: Any, output: Any) -> float:

@@ -1,4 +1,4 @@
-"""The run of a training loop: its environment, its sandboxes and its rollouts, in an event loop of its own."""
+"""The run of a training loop: its environment, its sandboxes and its rollouts, in a separate event loop."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class TinkerRun:
     The run lives in a thread. The sandboxes are started at once, and end with the block, or else with the program.
 
     Args:
-        environment: its name, or an instance.
-        training: the `TrainingClient`. The caller trains with it.
+        environment: the environment's name, or an instance.
+        training: the `TrainingClient`, with which the caller trains.
         env: the environment's configuration, if it is given by name.
-        agent: settings of the agent: `max_turns`, `max_tokens`, `max_token_length`, … The model and its tokenizer are
-            those of `training` unless they are named here. `name` names another agent than `model`: a program's.
+        agent: settings of the agent: `max_turns`, `max_tokens`, `max_token_length`, … The model and its tokenizer come
+            from `training` unless they are set here. `name` selects an agent that is a program, in place of `model`.
         refills: number of failed rollouts of a group that may be replaced.
         options: options of the run (`RunOptions`): `backend`, `isolation`, `rollout_timeout`, … `concurrency` is the
             number of rollouts at the same time.
@@ -74,11 +74,11 @@ class TinkerRun:
 
     @property
     def version(self) -> int:
-        """Return the version of the weights that are sampled from; 0 until `use_new_weights` is called."""
+        """Return the version of the weights that rollouts are sampled from; 0 until `use_new_weights` is called."""
         return self._policy.current[1]
 
     def roll(self, groups: int, size: int) -> list[Group]:
-        """Roll out the next items, each `size` times, all at the same time. After the last item comes the first.
+        """Roll out the next `groups` items, each `size` times, all at the same time. After the last item, start over.
 
         Returns:
             The groups. Rollouts that failed are in `Group.failed`, not in `kept`; see `docs/reference/trainers.md`.

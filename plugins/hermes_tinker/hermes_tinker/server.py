@@ -12,7 +12,7 @@ from hermes_core.agents.exact.wires import Sampled, check_sampled
 
 
 class Policy:
-    """The weights of a training run, and a client that samples from those saved last.
+    """The weights of a training run, and a client that samples from the weights saved last.
 
     Args:
         training: Tinker's `TrainingClient`.
@@ -25,7 +25,7 @@ class Policy:
 
     @property
     def current(self) -> tuple[Any, int]:
-        """Return the `SamplingClient` of the weights saved last, and their version: 0 for the first saved ones."""
+        """Return the `SamplingClient` of the weights saved last, and their version, which counts the saves from 0."""
         return self._client, self._version
 
     @property
@@ -42,7 +42,7 @@ class Policy:
         self._version += 1
 
     async def info(self) -> Any:
-        """Return what Tinker says about the training run."""
+        """Return Tinker's information about the training run."""
         return await self._training.get_info_async()
 
 
@@ -60,11 +60,11 @@ class TokensOnly:
         return None
 
     async def aclose(self) -> None:
-        """Do nothing: it holds nothing open."""
+        """Do nothing: the server holds nothing open."""
 
 
 class TinkerServer(TokensOnly):
-    """Samples with Tinker's SDK. Retries and errors are those of every model server.
+    """Samples with Tinker's SDK. Retries and errors are the same as with every model server.
 
     Args:
         policy: the weights to sample from.
@@ -89,7 +89,7 @@ class TinkerServer(TokensOnly):
         seed: int | None = None,
         patience_s: float = math.inf,
     ) -> Sampled:
-        """Return one completion of the prompt, with the version of the weights that it was sampled from.
+        """Return one completion of the prompt, with the version of the weights from which it was sampled.
 
         Raises:
             ModelError: as `GenerateServer.sample` says.
@@ -117,11 +117,11 @@ class TinkerServer(TokensOnly):
         try:
             async with asyncio.timeout(self.settings.request_timeout_s):
                 answer = await _awaitable(client.sample(prompt=prompt, num_samples=1, sampling_params=params))
-        except RequestFailedError as error:  # the server took the request, and could not do it
+        except RequestFailedError as error:  # the server accepted the request, but could not carry it out
             raise BadCompletion(f"Tinker could not sample: {error}", hint="look at the server's own log") from error
         try:
             (sequence,) = answer.sequences
-            logprobs = [min(each, 0.0) for each in sequence.logprobs]  # rounded to float32, one may be above 0
+            logprobs = [min(each, 0.0) for each in sequence.logprobs]  # rounding to float32 may give a value above 0
             sampled = Sampled(list(sequence.tokens), logprobs, str(sequence.stop_reason), weight_version=str(version))
             return check_sampled(sampled, prompt.length, params.max_tokens)
         except (TypeError, ValueError) as error:

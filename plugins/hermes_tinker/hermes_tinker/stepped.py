@@ -1,4 +1,4 @@
-"""Rollouts that the caller steps: it gets each prompt as tokens, and answers with what its policy sampled."""
+"""Rollouts that the caller steps: it gets each prompt as tokens, and answers with tokens from its own policy."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class CallerTokenServer(TokensOnly):
         self.settings = settings
         self.endpoint = Endpoint(settings, self.url, self.url, self.aclose)
         self.prompts: asyncio.Queue[list[int]] = asyncio.Queue()
-        """Holds the prompt that waits for an answer, if there is one."""
+        """A queue with the prompt that waits for an answer, if there is one."""
         self._answer: asyncio.Future[Sampled] | None = None
 
     def answer(self, tokens: Sequence[int], finish_reason: str) -> None:
@@ -67,7 +67,7 @@ class CallerTokenServer(TokensOnly):
         """
         if self._answer is None or self._answer.done():
             raise RolloutEnded("no prompt waits for an answer", hint="make one step after the other")
-        # The caller keeps its logprobs. The zeros are never read, as `CallerAgent` keeps the tokens out of the record.
+        # The caller has the logprobs. The zeros are never read: `CallerAgent` keeps the tokens out of the record.
         self._answer.set_result(Sampled(list(tokens), [0.0] * len(tokens), finish_reason))
 
     async def sample(
@@ -87,7 +87,7 @@ class CallerTokenServer(TokensOnly):
 
 
 class CallerAgent:
-    """The exact agent, whose tokens are left out of the record, because it has no logprobs for them."""
+    """The exact agent, but without tokens in the record, because only the caller has their logprobs."""
 
     name = "model"
 
@@ -101,14 +101,14 @@ class CallerAgent:
         return result
 
     async def aclose(self) -> None:
-        """Do nothing: it holds nothing open."""
+        """Do nothing: the agent holds nothing open."""
 
 
 @asynccontextmanager
 async def _open_session(
     environment: str | Environment, env: Mapping[str, Any] | None, agent: Mapping[str, Any], options: RunOptions
 ) -> AsyncIterator[Session]:
-    """Open a session whose model is the caller's.
+    """Open a session in which the caller samples the model's answers.
 
     Raises:
         UsageError: the agent is a program.
@@ -122,7 +122,7 @@ async def _open_session(
         )
     async with open_trainer_session(environment, options, env=env, agent=agent, server=CallerTokenServer) as session:
         assert isinstance(session.agent, ExactAgent)
-        # A run would probe an ExactAgent before its first rollout, when there is no caller who could answer.
+        # Before its first rollout, a run would probe an ExactAgent, but there is no caller yet who could answer.
         session.agent = CallerAgent(session.agent)
         yield session
 
@@ -167,7 +167,7 @@ class SteppedRollout:
         """Return the record of a rollout that has ended.
 
         Raises:
-            InfraError, SetupFailed, ModelError, VerifierError, RolloutEnded: it failed, so it has no reward.
+            InfraError, SetupFailed, ModelError, VerifierError, RolloutEnded: the rollout failed, so it has no reward.
         """
         assert self._rolling is not None  # it has begun
         rolled = self._rolling.result()
@@ -206,7 +206,7 @@ class Rollouts:
     """The run of the cookbook's environments, which is opened once in each process that has this object or a copy.
 
     Args:
-        environment: its name, or an instance.
+        environment: the environment's name, or an instance.
         env: the environment's configuration, if it is given by name.
         agent: settings of the agent `model`: `tokenizer_name`, `max_token_length`, `max_turns`, …
         options: options of the run (`RunOptions`). `infra_retries` is always 0: a restart would drop turns that the
@@ -233,10 +233,10 @@ class Rollouts:
         """Return the open run of this process; the first use opens it. Blocks.
 
         Raises:
-            HermesError: it can't be opened.
+            HermesError: the run can't be opened.
         """
         return self._shared.run
 
     def close(self) -> None:
-        """End the rollouts and the sandboxes of this process. Idempotent. It also happens when the program ends."""
+        """End the rollouts and the sandboxes of this process. Idempotent. Called also when the program ends."""
         self._shared.close()

@@ -1,4 +1,4 @@
-"""Starts the open Tinker server of SkyRL, for tests and examples without an account. It runs on a CPU with JAX."""
+"""Starts SkyRL's open Tinker server, on a CPU with JAX, for tests and examples without an account."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def skyrl_server(
     Args:
         python: an interpreter with `skyrl==0.4.0`, its Tinker server and JAX; see `docs/guides/tinker.md`.
         model: a folder with a small Llama 3 or Qwen 3 model and its tokenizer.
-        state: a folder for its log, its database and its checkpoints.
+        state: a folder for the server's log, database and checkpoints.
         adapters: maximum number of LoRA adapters at the same time: one more than there are training clients.
         rank: maximum rank of an adapter.
         prompts: number of prompts in one sampling batch.
@@ -53,7 +53,7 @@ def skyrl_server(
             shape, which takes seconds, so equal sizes are faster.
 
     Raises:
-        ConfigError: it did not start; the log says why.
+        ConfigError: the server did not start; its log has the reason.
     """
     shims = state / "bin"
     shims.mkdir(parents=True, exist_ok=True)

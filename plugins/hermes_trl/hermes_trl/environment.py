@@ -31,7 +31,7 @@ class RolloutEnvironment:
         self._rollout: DrivenRollout | None = None
 
     def reset(self, prompt: Sequence[Mapping[str, Any]], **_row: Any) -> None:
-        """Begin a rollout of the prompt's item in a fresh slot, and drop the one before.
+        """Begin a rollout of the prompt's item in a fresh slot, and drop the rollout before.
 
         After a failure to begin, tool calls are answered with an error, and the rollout gets no reward.
 
@@ -54,7 +54,7 @@ def item_of(prompt: Sequence[Mapping[str, Any]]) -> str:
     """Return the id of the item that a prompt of `train_dataset` belongs to.
 
     Raises:
-        ConfigError: the prompt has no id, so it is not of `train_dataset`.
+        ConfigError: the prompt has no id, so it does not come from `train_dataset`.
     """
     item_id = prompt[-1].get(ITEM) if prompt and isinstance(prompt[-1], Mapping) else None
     if not isinstance(item_id, str):
@@ -79,7 +79,7 @@ def _method(schema: Mapping[str, Any]) -> Callable[..., str]:
     """Return a method that calls a tool, with the signature and the docstring from which TRL makes its schema.
 
     Raises:
-        ConfigError: its name, or that of a parameter, can't be a method's.
+        ConfigError: the tool's name or a parameter's name can't be used for a method.
     """
     function = schema["function"]
     name: str = function["name"]
@@ -123,7 +123,8 @@ def _hint(schema: Mapping[str, Any], *, optional: bool) -> Any:
 
 
 def _docstring(description: str, properties: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return a docstring for the parser of transformers, which would take an `Args:` in the description for its own."""
+    """Return a docstring for the parser of transformers. `Args:` in the description is replaced, because the parser
+    would take it for the beginning of the arguments."""
     text = re.sub(r"\b(Args|Returns|Raises):", r"\1 -", description.strip())
     if not properties:
         return text
@@ -145,7 +146,7 @@ def environment_reward(
 
     Args:
         environments: the environments of `environment_factory`, whose rollouts are verified here, at the same time.
-        reward, failure: columns of `rollout_func`, whose rollouts were verified there.
+        reward, failure: columns of `rollout_func`, which has verified its rollouts.
     """
     if environments is not None:
         _score(environments, completions)
@@ -162,7 +163,7 @@ def environment_reward(
 def only_scored(function: RewardFunction) -> RewardFunction:
     """Wrap a reward function so that it returns None for rollouts without a reward of the environment.
 
-    Otherwise TRL would train on such rollouts by this function's rewards alone.
+    Otherwise TRL would train on such rollouts with the rewards of `function` alone.
     """
 
     @functools.wraps(function)

@@ -27,7 +27,7 @@ def rollout_columns(run: TrlRun, prompts: Sequence[Sequence[Mapping[str, Any]]],
 
 
 def check_exact(run: TrlRun, temperature: float) -> None:
-    """Check that the rollouts keep their tokens, and that these are sampled at the trainer's temperature.
+    """Check that the rollouts keep their tokens, and that the tokens are sampled at the trainer's temperature.
 
     Raises:
         UsageError: the spec has no agent.

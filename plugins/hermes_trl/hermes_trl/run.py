@@ -9,10 +9,10 @@ from typing import Any
 from hermes_core import AdaptedPackage, Environment, RunOptions, TrainerRun, UsageError, open_trainer_session
 
 TRL = AdaptedPackage("hermes-rl-trl", "trl", "1.16.0")
-"""Pinned to one version, because the parts of TRL that are used are experimental."""
+"""The version of TRL. It is pinned, because the adapter uses experimental parts of TRL."""
 
 ITEM = "item_id"
-"""The field of a prompt's last message with the item's id, because `rollout_func` gets nothing but the prompt."""
+"""The field of a prompt's last message that has the item's id, because `rollout_func` gets only the prompt."""
 
 _MORE_ROOM = (
     "set concurrency of HermesSpec to the rollouts of a generation batch in one process: "
@@ -52,7 +52,7 @@ class TrlRun(TrainerRun):
         """Return the tool schemas, which all rollouts of the run share.
 
         Raises:
-            UsageError: items differ in their tools, or some tools are those of MCP servers.
+            UsageError: items differ in their tools, or some tools come from MCP servers.
         """
         session, offered, items = self.session, self.session.tools, list(self.items.values())
         if offered.servers or any(map(session.environment.mcp_servers, items)):

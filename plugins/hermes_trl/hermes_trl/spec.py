@@ -35,11 +35,11 @@ class HermesSpec:
     started at the first rollout, and ended when the program ends.
 
     Args:
-        environment: its name, or an instance.
+        environment: the environment's name, or an instance.
         env: the environment's configuration, if it is given by name.
-        agent: settings of the agent, whose rollouts are token-exact: `base_url`, `tokenizer_name`, …, and `name` if it
-            is a program. Without `agent`, TRL runs the model.
-        rewards: more reward functions. Rollouts that have no reward of the environment get none of these, either.
+        agent: settings of the agent, whose rollouts are token-exact: `base_url`, `tokenizer_name`, …, and `name` if the
+            agent is a program. Without `agent`, TRL runs the model.
+        rewards: more reward functions. A rollout without a reward of the environment gets no reward of these, either.
         refills: number of failed rollouts of a group that `rollout_func` and `rollout_worker` may replace.
         options: options of the run (`RunOptions`): `backend`, `isolation`, `rollout_timeout`, … `concurrency` is the
             number of rollouts at the same time, in each process.
@@ -67,7 +67,7 @@ class HermesSpec:
         """Return the open run of this process; the first use opens it.
 
         Raises:
-            HermesError: it can't be opened.
+            HermesError: the run can't be opened.
         """
         return self._shared.run
 
@@ -92,7 +92,7 @@ class HermesSpec:
 
     @property
     def reward_funcs(self) -> list[RewardFunction]:
-        """Return the reward functions: that of the environment, then `rewards`."""
+        """Return the reward functions: first the environment's, then `rewards`."""
         return [environment_reward, *map(only_scored, self._rewards)]
 
     def rollout_func(self, prompts: Sequence[Sequence[Mapping[str, Any]]], trainer: Any) -> dict[str, list[Any]]:
@@ -100,7 +100,7 @@ class HermesSpec:
 
         Raises:
             UsageError: the spec has no `agent`.
-            ConfigError: its agent samples at another temperature than the trainer.
+            ConfigError: the spec's agent samples at a temperature other than the trainer's.
             HermesError: as `GroupRoller.roll` says.
         """
         return rollout_columns(self.run, prompts, trainer)

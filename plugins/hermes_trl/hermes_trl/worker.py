@@ -18,7 +18,7 @@ FULL_S = 0.05
 """Seconds between looks at a full queue."""
 
 BEAT_S = 0.5
-"""Seconds between two beats, by which the trainer sees that the event loop runs."""
+"""Seconds between two beats. They show the trainer that the event loop runs."""
 
 
 class HermesRolloutWorker:
@@ -55,7 +55,8 @@ class HermesRolloutWorker:
         self._version = 0
         self._beat = time.monotonic()
         self._fruitless: tuple[float, str] | None = None
-        """Time and reason of the first of the groups in a row that gave no sample; None if the last one gave some."""
+        """Time and reason of the first in the current row of groups without a sample; None if the last group gave
+        samples."""
 
     def start(self) -> None:
         """Start rolling out, in the run's own thread.
@@ -73,11 +74,11 @@ class HermesRolloutWorker:
             self._run.call(self._tasks.aclose())
 
     def update_model_version(self, model_version: int) -> None:
-        """Set the version that later groups are marked with."""
+        """Set the version of the model that is recorded in the samples of later groups."""
         self._version = model_version
 
     def check_health(self, stale_after_s: float) -> None:
-        """Check that there will be something to train on. Rollouts have no time limit here.
+        """Check that rollouts go on and give samples. The duration of a single rollout is not checked.
 
         Raises:
             RuntimeError: the worker has failed; or for `stale_after_s` seconds the event loop has not run, or every
@@ -137,7 +138,7 @@ def _samples(group: Group, version: int, number: int) -> Iterator[Any]:
     import numpy as np
     from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
 
-    rewards = [rolled.reward or 0.0 for rolled in group.kept]  # a kept rollout has one
+    rewards = [rolled.reward or 0.0 for rolled in group.kept]  # a kept rollout has a reward
     if len(rewards) < 2:
         return
     mean, deviation = statistics.fmean(rewards), statistics.pstdev(rewards)

@@ -20,7 +20,7 @@ ERRORS: Mapping[FailureKind, type[RolloutError]] = {
     FailureKind.SETUP: TaskError,
     FailureKind.VERIFIER: TaskError,
 }
-"""The error of verifiers for each kind of failure; `HarnessError` for the others."""
+"""The error of verifiers for each kind of failure. Other kinds become a `HarnessError`."""
 
 DEFAULTS = {"temperature": None, "request_timeout_s": 3600.0}
 """Default settings of the agent. verifiers sets the temperature. A request that is repeated after a time limit would be
@@ -45,8 +45,8 @@ class HermesTasksetConfig(vf.TasksetConfig):
 
 
 _workers: dict[str, Worker] = {}
-"""The workers of this process by key. Tasks, harness and env find theirs here, because verifiers makes each of them
-without the others."""
+"""The workers of this process by key. Tasks, harness and env look their worker up here, because verifiers makes each of
+these objects separately."""
 
 
 def worker_of(config: HermesTasksetConfig) -> Worker:
@@ -58,7 +58,7 @@ class HermesData(vf.TaskData):
     """One item of the environment. Its id is `name`."""
 
     worker: str
-    """The key of its worker."""
+    """The key of the item's worker."""
 
 
 class HermesState(vf.State):
@@ -68,7 +68,7 @@ class HermesState(vf.State):
 
 
 class HermesTask(vf.Task[HermesData, HermesState]):
-    """One item. `HermesHarness.launch` sets it up and scores it."""
+    """One item, which `HermesHarness.launch` sets up and scores."""
 
     @property
     def key(self) -> str:
@@ -85,7 +85,11 @@ class HermesTask(vf.Task[HermesData, HermesState]):
         return reward
 
     async def validate(self, runtime: vf.Runtime) -> bool:
-        """Return whether the reference solution scores 1. Raise as `HermesHarness.launch`."""
+        """Return whether the reference solution scores 1.
+
+        Raises:
+            SandboxError, TaskError, HarnessError: as `HermesHarness.launch` says.
+        """
         return (await roll_item(self.data, "oracle")).reward == 1.0
 
 
@@ -206,7 +210,7 @@ class HermesEnv(SingleAgentEnv, vf.Env[HermesEnvConfig]):
         """Open the run.
 
         Raises:
-            HermesError: there is no such agent or setting of it, or as `Worker.open` says.
+            HermesError: there is no such agent, or it has no such setting; or as `Worker.open` says.
         """
         async with AsyncExitStack() as opening:
             run = await opening.enter_async_context(worker_of(self.taskset.config).open())

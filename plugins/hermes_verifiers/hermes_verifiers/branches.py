@@ -1,4 +1,5 @@
-"""The sequences of a trace to train on. It needs only the shape of verifiers' traces, and does not import verifiers."""
+"""The sequences of a trace to train on. This module relies on the shape of verifiers' traces, and does not import
+verifiers."""
 
 from __future__ import annotations
 
@@ -13,14 +14,14 @@ class Branch(NamedTuple):
     mask: list[bool]
     """Whether the token is trained on."""
     logprobs: list[float]
-    """The sampler's logprob of a token that the model sampled; 0.0 for others."""
+    """For a token that the model sampled, the sampler's logprob; 0.0 for other tokens."""
 
 
 def branches(trace: Any) -> Iterator[Branch]:
-    """Yield the branches of a trace, with masks in which every sampled token is trained on once.
+    """Yield the branches of a trace, with masks by which every sampled token is trained on once.
 
-    Branches share nodes up to where they part. As in prime-rl, a shared node is trained on in the first branch that has
-    it, and is only context in later ones. A branch without a token to train on is left out.
+    Branches share nodes up to the node after which they differ. As in prime-rl, a shared node is trained on in the
+    first branch that has it, and is only context in later branches. A branch without a token to train on is left out.
     """
     trained: set[int] = set()
     for branch in trace.branches:

@@ -67,7 +67,7 @@ class SlotRuntime(vf.Runtime):
         """Run a command in the slot's directory."""
         try:
             result = await self._commands.run(argv, env=self.process_env(env), output_limit=OUTPUT_LIMIT)
-        except CommandError as error:  # the statuses are those of a shell
+        except CommandError as error:  # a shell would return the same statuses
             return vf.ProgramResult(127 if error.code == "not_found" else 126, "", error.message)
         return vf.ProgramResult(result.returncode, result.text, result.error_text)
 
@@ -167,7 +167,7 @@ class VerifiersEnvironment(Environment):
 
     @hookimpl
     async def setup_trajectory_workspace(self, item: Item, rollout: RolloutHandle) -> dict[str, Any]:
-        """Set up the task in the slot. The metadata hand the trace, with the task's state, to the verification."""
+        """Set up the task in the slot. Return the trace, with the task's state, as metadata for the verification."""
         task = self._tasks[item["id"]]
         trace = Trace(
             task=TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash),

@@ -1,4 +1,4 @@
-"""Limits the rollouts at the same time over all processes of a user on one host."""
+"""Limits the number of rollouts at the same time, over all processes of a user on one host."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Places:
     def __init__(self, directory: Path, count: int) -> None:
         self._files = [directory / str(number) for number in range(count)]
         self._line = asyncio.Lock()
-        """Held by the one caller of this process that checks for a free place."""
+        """A lock, held by the only caller in this process that checks for a free place."""
 
     @asynccontextmanager
     async def one(self) -> AsyncIterator[None]:

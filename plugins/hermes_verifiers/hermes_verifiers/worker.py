@@ -1,4 +1,5 @@
-"""The run that a process of verifiers opens once and shares among its rollouts. It does not import verifiers."""
+"""The run that a process of verifiers opens once and shares among its rollouts. This module does not import
+verifiers."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from hermes_verifiers.places import Places
 
 
 class WorkerOptions(RunOptions):
-    """The options of a run, with those fixed that verifiers decides."""
+    """The options of a run. Options that verifiers decides have fixed values."""
 
     concurrency: int = Field(default=32, ge=1, le=1 << 16)
     """Maximum number of rollouts at the same time, over all processes of this user on this host."""
@@ -98,5 +99,5 @@ class Worker:
         finally:
             self._users -= 1
             if not self._users:
-                self._run = None  # so that the next user opens another run and need not wait for this one to close
+                self._run = None  # so that the next user opens another run, without waiting for this run to close
                 await complete(run.aclose())

@@ -1,4 +1,4 @@
-"""Checks of what separates the slots of a sandbox, for each isolation level: the table of the threat model."""
+"""Checks of the separation between the slots of a sandbox, at each isolation level: the table of the threat model."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ NAMES = {**SHARED, Isolation.USER: "at user process names and command lines may 
 TMP = {**SHARED, Isolation.USER: "at user a sandbox has one /tmp: names are visible (see the threat model)"}
 
 PYTHON = "isolation between slots above shared"
-"""What a sandbox without Python lacks. The attacks are written in Python, so they can't be run there."""
+"""A feature that a sandbox without Python lacks. The attacks are written in Python, so they can't be run there."""
 
 HARMLESS = {0, 1, 3, 4, 5, 6, 7, 8, 10, 18}
-"""Capabilities of root of a slot's own root, over nothing but that: CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID,
-SETUID, SETPCAP, NET_BIND_SERVICE, SYS_CHROOT."""
+"""Capabilities that a slot with its own root directory may have, because they apply only there: CHOWN, DAC_OVERRIDE,
+FOWNER, FSETID, KILL, SETGID, SETUID, SETPCAP, NET_BIND_SERVICE, SYS_CHROOT."""
 
 PTRACE = """
 import ctypes, os, sys
@@ -60,7 +60,7 @@ sys.exit(0 if libc.shmget(int(sys.argv[1]), 4096 if sys.argv[2] == "make" else 0
 
 @dataclass
 class Pair:
-    """An attacker, and a victim that has something for each attack."""
+    """An attacker's slot, and a victim's slot with a target for each attack."""
 
     slot: SlotCommands
     other: SlotCommands
@@ -74,7 +74,7 @@ class Pair:
         return self.mark in (await self.slot.run(command)).text
 
     async def got_process(self, name: str) -> bool:
-        """Return whether this file of /proc has the mark, for any process that the attacker sees."""
+        """Return whether the file `name` in /proc of any process that the attacker sees has the victim's mark."""
         script = f'for p in /proc/[0-9]*; do case "$p" in /proc/$$|/proc/$PPID) ;; *) cat "$p/{name}" ;; esac; done'
         return await self.got(f"{{ {script}; }} 2>/dev/null")
 
@@ -112,7 +112,7 @@ async def a_neighbours_files_can_not_be_read(kit: Kit) -> None:
 async def a_neighbours_files_can_not_be_changed(kit: Kit) -> None:
     """A slot can't write, plant or remove anything in a neighbour's directories."""
     both = await _pair(kit)
-    # The workspace comes last: in a sandbox of its own, the slot's commands begin in a directory of the same name.
+    # The workspace comes last: if each slot has its own sandbox, the attacker's own workspace has the same path.
     for place in (both.home, both.tmp, both.other.workspace_dir):
         await both.slot.run(f"echo changed >{place}/secret; touch {place}/planted; rm -rf {place}")
     look = 'cat secret "$HOME/secret" "$TMPDIR/secret"; ls planted "$HOME/planted" "$TMPDIR/planted" 2>/dev/null; true'
@@ -140,7 +140,7 @@ async def a_neighbour_can_not_be_signalled(kit: Kit) -> None:
     """A slot can't signal a neighbour's processes, neither by number nor by signalling everything it sees."""
     both = await _pair(kit)
     everything = 'for p in /proc/[0-9]*; do kill -9 "${p#/proc/}"; done; kill -9 -1'
-    # In a sandbox of its own a slot may be root. If that sandbox separates nothing, this would kill the host.
+    # A slot that has its own sandbox may be root. If the sandbox separates nothing, `kill -9 -1` would kill the host.
     found = f"grep -q {both.mark} /proc/{both.pid}/cmdline && kill -9 {both.pid}"
     await both.slot.run(found if kit.is_dedicated else f"kill -9 {both.pid}; {everything}")
     alive = [each for each in await both.other.processes() if each.running]

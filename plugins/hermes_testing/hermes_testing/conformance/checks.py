@@ -21,7 +21,7 @@ LIMIT_S = 90.0
 
 @dataclass(frozen=True)
 class Check:
-    """One promise, and the function that checks whether it is kept. The plugin for pytest describes its marks."""
+    """One promise, and the function that checks whether it is kept. `plugin` describes the marks of the function."""
 
     group: str
     function: Callable[[Kit], Awaitable[None]]
@@ -41,7 +41,7 @@ class Check:
 
     @property
     def limit_s(self) -> float:
-        """Return its time limit in seconds."""
+        """Return the check's time limit in seconds."""
         return float(self._argument("limit", LIMIT_S))
 
     @property
@@ -51,18 +51,20 @@ class Check:
 
     @property
     def needs(self) -> str:
-        """Return what it needs, in words of `DirectClient.missing`; empty if a sandbox without a guest will do."""
+        """Return the feature that the check needs, in words of `DirectClient.missing`; empty if a sandbox without a
+        guest will do."""
         return str(self._argument("needs", ""))
 
     def as_param(self) -> Any:
-        """Return it as an argument of `parametrize`. Where the promise is not made by design, it is skipped."""
+        """Return the check as an argument of `parametrize`. At a level that by design does not make the promise, the
+        check is skipped."""
         levels = _marks(self.function).get("levels")
         why = "" if levels is None else levels.kwargs.get("documented", {}).get(self.level, "")
         marks = [pytest.mark.skip(reason=f"documented as open: {why}")] if why else []
         return pytest.param(self, id=f"{self.group}-{self.name}", marks=marks)
 
     def own_frames(self, trace: TracebackType | None) -> TracebackType | None:
-        """Return a traceback from the check's own first frame on: all of it, if there is no such frame."""
+        """Return a traceback from the check's own first frame on; or the whole traceback if there is no such frame."""
         here = trace
         while here is not None and here.tb_frame.f_code is not self.function.__code__:
             here = here.tb_next

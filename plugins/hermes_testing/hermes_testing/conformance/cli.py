@@ -1,4 +1,4 @@
-"""The command `conformance`: lets pytest run the checks, and prints what came of them."""
+"""The command `conformance`: lets pytest run the checks, and prints their outcomes."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from hermes_testing.conformance.kit import reason_of
 from hermes_testing.conformance.waiting import NotDone
 
 TELL_S = 15.0
-"""How often in seconds a program without a terminal is told what takes long."""
+"""Seconds between lines about a check that takes long, if standard error is no terminal."""
 
 MOST_HUNG = 3
-"""After this many checks that did not end in time, no further ones are run."""
+"""Number of checks that did not end in time after which no further checks are run."""
 
 FIGURES = {
     "true_p50_ms": ("`true` in a slot, p50", "ms"),
@@ -50,7 +50,7 @@ _PYTEST = (
     *(word for name in _USELESS for word in ("-p", f"no:{name}")),
     *("-p", "hermes_testing.conformance.plugin", str(_HERE / "every_check.py")),
 )
-"""The arguments of pytest: nothing of the folder that the command is started in, and no output but our own."""
+"""The arguments of pytest: it ignores the configuration of the current folder, and prints nothing by itself."""
 
 
 @click.command()
@@ -114,9 +114,9 @@ def _hide_warnings(*, unless: bool) -> Iterator[None]:
 
 
 class _KitSession:
-    """A plugin of pytest for one session: prints each check when it ends, and keeps what came of it.
+    """A plugin of pytest for one session: prints each check when it ends, and keeps its outcome.
 
-    On a terminal, the last line says what is being done. Elsewhere, a line says so if it takes long.
+    On a terminal, the last line names the current work. Elsewhere, a line is printed if the current work takes long.
     """
 
     def __init__(self, mark: pytest.MarkDecorator, *, rows_to_stderr: bool, tracebacks: bool) -> None:
@@ -125,33 +125,33 @@ class _KitSession:
         self._hung = 0
         self._began = time.monotonic()
         self.doing = "the `create` of a first sandbox, which may take minutes"
-        """What is being done, and how long it may take."""
+        """The current work, and its time limit, in words."""
         self.rows: list[dict[str, Any]] = []
         """The checks that have ended, as in the JSON output."""
         self.figures: dict[str, Any] = {}
         self.interrupted = False
         self.error: BaseException | None = None
-        """What went wrong outside of the checks: there is no such check, or the backend makes no sandbox."""
+        """An error outside of the checks: there is no such check, or the backend makes no sandbox."""
 
     def pytest_sessionstart(self, session: pytest.Session) -> None:
         """Add the mark `conformance` to the session, so that each test has it."""
         session.add_marker(self._mark)
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """Note which checks will be run."""
+        """Keep the list of the checks that will be run."""
         self._items = session.items
 
     def pytest_exception_interact(self, call: pytest.CallInfo[object], report: object) -> None:
-        """Note why the checks can't be listed."""
+        """Keep the error because of which the checks can't be listed."""
         if isinstance(report, pytest.CollectReport) and call.excinfo is not None:
             self.error = call.excinfo.value
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
-        """Record Ctrl-C, but not an error of a subclass, by which pytest ends a session itself."""
+        """Record Ctrl-C, but not an error of a subclass: with such an error, pytest itself ends a session."""
         self.interrupted = excinfo.type is KeyboardInterrupt
 
     def pytest_runtest_call(self, item: pytest.Item) -> None:
-        """Say which check begins."""
+        """Show the check that begins as the current work."""
         check = _check_of(item)
         number = f"{len(self.rows) + 1}/{len(self._items)}"
         self._begin(f"{number} {check.group} {check.name}, which may take {check.limit_s:g} s")
@@ -186,7 +186,7 @@ class _KitSession:
         self.rows.append({**row, "seconds": round(seconds, 3)})
         if sys.stderr.isatty():
             click.echo("\r\x1b[K", err=True, nl=False)
-        if outcome != "not_applicable":  # those are told together at the end
+        if outcome != "not_applicable":  # these checks are listed together at the end
             mark = click.style(
                 f"{outcome.upper() if report.failed else outcome:6}", _COLOURS[outcome], bold=outcome == "failed"
             )
@@ -202,7 +202,7 @@ class _KitSession:
 
     @contextmanager
     def tell_what_lasts(self) -> Iterator[None]:
-        """Say now and then what takes long, while the block runs."""
+        """While the block runs, print a line every `TELL_S` seconds if the current work takes long."""
         ended = threading.Event()
 
         def tell() -> None:
@@ -223,11 +223,11 @@ class _KitSession:
         return [_check_of(item).name for item in self._items[len(self.rows) :]]
 
     def as_dict(self, backend: str) -> dict[str, Any]:
-        """Return what came of the checks, for programs."""
+        """Return the outcomes of the checks, for programs."""
         return {"backend": backend, "checks": self.rows, "figures": self.figures, "not_run": self._not_run()}
 
     def as_text(self, backend: str) -> str:
-        """Return what follows the rows: the checks that are not applicable by reason, the figures, and the sums."""
+        """Return the text after the rows: the checks that are not applicable, by reason, the figures, and the sums."""
         lines = [""]
         inapplicable: dict[str, list[str]] = {}
         for row in self.rows:

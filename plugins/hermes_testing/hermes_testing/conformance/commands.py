@@ -17,7 +17,7 @@ HARMLESS = {
     *("PATH", "SHELL", "LANG", "LC_ALL", "LC_CTYPE", "TERM", "TZ"),
     *("SHLVL", "PWD", "OLDPWD", "_", "USER", "LOGNAME", "HOME"),
 }
-"""Variables that may have the driver's value by chance, or by the system's default."""
+"""Variables that may have the same value as on the driver by chance, or by the system's default."""
 
 
 async def exit_status(kit: Kit) -> None:

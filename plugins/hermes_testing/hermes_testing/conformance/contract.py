@@ -38,7 +38,8 @@ MEMORY_MB = 128
 """Memory in MiB of the sandbox that tests whether `memory` is a limit."""
 
 LATER_S = 1.0
-"""How long after a cancelled creation nothing may appear, beside one and a half times what a creation takes."""
+"""Seconds after a cancelled creation in which no sandbox may appear, added to one and a half times the duration of a
+creation."""
 
 MOST_STALL, MOST_STALL_S = 0.3, 0.1
 """The share of a call, and the seconds, for which the event loop may be blocked at a time."""
@@ -173,7 +174,7 @@ async def no_call_stops_the_loop(kit: Kit) -> None:
     """While the provider works on a call, the driver's event loop keeps running, so other rollouts are not delayed."""
     always: set[str] = {"create", "open", "a channel", "status", "list", "terminate"}
     stopped: dict[str, str] = {}
-    for _ in range(3):  # others may use the machine during one of them
+    for _ in range(3):  # other programs may use the machine during one attempt
         stopped = {}
         async with AsyncExitStack() as stack:
             sandbox = await _watch_loop(kit.create(kit.spec()), "create", stopped)
@@ -190,10 +191,10 @@ async def no_call_stops_the_loop(kit: Kit) -> None:
 
 
 async def _watch_loop(call: Awaitable[T], name: str, stopped: dict[str, str]) -> T:
-    """Return the call's result, and note it if it kept the event loop from running."""
+    """Return the call's result. If the call kept the event loop from running, add a text on this to `stopped`."""
     stalls = [0.0]
     ticking = asyncio.create_task(_tick(stalls))
-    await asyncio.sleep(0.01)  # until it has begun
+    await asyncio.sleep(0.01)  # until the ticking has begun
     began = time.monotonic()
     try:
         return await call
@@ -276,7 +277,7 @@ async def a_cut_network_leads_nowhere(kit: Kit) -> None:
 
 
 async def _is_cut_off(kit: Kit, sandbox: Sandbox) -> None:
-    """Check that the sandbox has no route, or else that it can't reach a server that others can."""
+    """Check that the sandbox has no route; or, if it has one, that it can't reach a server that others can reach."""
     header, *lines = (
         await communicate(await sandbox.open(["cat", "/proc/net/route", "/proc/net/ipv6_route"]))
     ).out.split(b"\n")
@@ -295,7 +296,8 @@ async def _is_cut_off(kit: Kit, sandbox: Sandbox) -> None:
 
 @asynccontextmanager
 async def _servers() -> AsyncIterator[list[str]]:
-    """Serve on all addresses of the driver's host, and return those that a sandbox might reach it at, with the port."""
+    """Serve on all addresses of the driver's host. Yield the addresses, with the port, at which a sandbox might reach
+    the server."""
     server = await asyncio.start_server(lambda reader, writer: writer.close(), "0.0.0.0", 0)
     async with server:
         port = server.sockets[0].getsockname()[1]
@@ -577,7 +579,7 @@ async def a_cancelled_creation_leaves_nothing(kit: Kit) -> None:
             await kit.backend.terminate_id(info.sandbox_id)
     assert await kit.list_sandboxes() == [], "what is listed after five cancelled creations"
     end = time.monotonic() + LATER_S + 1.5 * took
-    while time.monotonic() < end:  # a call of the provider that nobody waits for may be done only now
+    while time.monotonic() < end:  # a call of the provider that nobody awaits may have an effect only now
         await asyncio.sleep(0.2)
         assert await kit.list_sandboxes() == [], "what is listed some time after five cancelled creations"
 

@@ -1,5 +1,4 @@
-"""A driver in a process of its own, for the check that kills it: it makes a slot, runs a command, and waits to be
-killed."""
+"""A driver in a separate process, for the check that kills a driver: it makes a slot, runs a command, and waits."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ from hermes_testing.conformance.kit import Rig
 
 
 async def main(request: dict[str, Any]) -> None:
-    """Print `ready` once something runs in a slot."""
+    """Print `ready` when a command runs in a slot."""
     async with Runtime() as runtime:
         rig = Rig(runtime, request["backend"], request["config"])
         config = rig.profile(slots_per_sandbox=1, min_sandboxes=1, max_sandboxes=1, reserve_slots=0)

@@ -15,7 +15,7 @@ from hermes_testing.conformance.tamper import TamperedBackend
 from hermes_testing.conformance.waiting import until, within
 
 DEAD_AFTER_S = 3.0
-"""`orphan_ttl_s` of sandboxes that must die."""
+"""The setting `orphan_ttl_s` of sandboxes that must die."""
 
 
 @pytest.mark.limit(120)
@@ -75,7 +75,7 @@ async def nobody_waits_for_a_lost_creation(kit: Kit) -> None:
     tampered = TamperedBackend(kit.backend)
     tampered.lose_answers = 100
     async with kit.tools(seats=1, per_sandbox=1, backend=tampered) as tools:
-        for timeout_s in (2, 8, 32):  # until a creation has had the time to end
+        for timeout_s in (2, 8, 32):  # until there was time enough for a creation
             with pytest.raises(InfraError):
                 await tools.acquire(timeout_s=timeout_s)
             if tampered.lost:

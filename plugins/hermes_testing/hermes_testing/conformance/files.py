@@ -41,7 +41,7 @@ async def modes_are_the_usual_ones(kit: Kit) -> None:
 async def rights_are_the_slots(kit: Kit) -> None:
     """File operations have the slot's rights: reading a file that it can't read is refused."""
     slot = await kit.slot()
-    if kit.level is Isolation.PRIVATE_ROOT:  # all files of its root are its own
+    if kit.level is Isolation.PRIVATE_ROOT:  # the slot owns all files of its root directory
         await expect_refusal(slot.read_file("/proc/1/environ"), "permission")
         await expect_refusal(slot.write_file("/proc/planted", b"x"), "permission", "not_found", "failed")
         return

@@ -16,7 +16,7 @@ from hermes_testing.conformance.transport import open_tampered_slot
 from hermes_testing.conformance.waiting import expect_refusal, until, within
 
 FORWARD = "ports whose connections end on the driver"
-"""What a sandbox without Python lacks."""
+"""A feature that a sandbox without Python lacks."""
 
 BODY = 10_000_000
 """Number of bytes of a large body."""
@@ -36,7 +36,7 @@ def rest(sock):
         parts.append(data)
 s = connected()
 """
-"""The beginning of the programs in slots: a connection `s`."""
+"""The beginning of the programs in slots, which opens a connection `s` to the port."""
 
 
 async def run(slot: SlotCommands, port: int, program: str) -> CommandResult:
@@ -45,7 +45,7 @@ async def run(slot: SlotCommands, port: int, program: str) -> CommandResult:
 
 
 async def with_python(kit: Kit, *slots: SlotCommands) -> None:
-    """Skip the check if a slot can't run these programs."""
+    """Skip the check if a slot has no Python for the programs."""
     for slot in slots:
         done = await slot.run("python3 -c 'import socket, threading'")
         if not done.ok:
@@ -53,7 +53,7 @@ async def with_python(kit: Kit, *slots: SlotCommands) -> None:
 
 
 async def rest(connection: Connection) -> bytes:
-    """Return all that the program still sends."""
+    """Return everything that the program still sends."""
     parts = []
     while data := await connection.read():
         parts.append(data)
@@ -61,7 +61,7 @@ async def rest(connection: Connection) -> bytes:
 
 
 async def upper(connection: Connection) -> None:
-    """Answer all that the program sends, in capitals."""
+    """Send everything that the program sends back to it, in capitals."""
     await connection.write((await rest(connection)).upper())
 
 
@@ -124,7 +124,7 @@ async def a_port_carries_large_bodies(kit: Kit) -> None:
 
 
 async def _exchange(slot: SlotCommands, data: bytes) -> None:
-    """Have a program and the driver send this to each other at once."""
+    """Let a program and the driver send `data` to each other at the same time."""
     await slot.write_file("mine", data)
     heard = asyncio.get_running_loop().create_future()
 

@@ -1,4 +1,4 @@
-"""What a check gets: the backend under test, slots of it, and tool backends and sandboxes of the check's own."""
+"""The tools of a check: the backend under test, slots of it, and tool backends and sandboxes of the check's own."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ ACQUIRE_S = 90.0
 """Seconds that a check waits for a slot, including the creation of its sandbox."""
 
 PROBE_S = 60.0
-"""How long a program that does nothing may take in a new sandbox, in seconds."""
+"""Time limit in seconds of a program that does nothing, in a new sandbox."""
 
 FIRST_S = 600.0
-"""How long the first sandbox may take in seconds, for which an image may have to be fetched."""
+"""Time limit in seconds for the first sandbox, whose image may have to be fetched."""
 
 RAW_TTL_S = 120.0
 """Seconds that a sandbox without a guest lives, because its watchdog gets no heartbeat."""
@@ -57,7 +57,7 @@ SHOWN = 300
 
 @dataclass(frozen=True)
 class ProgramOutput:
-    """The output of a program and how it ended, over a channel of its own."""
+    """The output and the end of a program that ran over its own channel."""
 
     status: int
     out: bytes
@@ -67,7 +67,7 @@ class ProgramOutput:
         """Check what the program wrote to its standard output.
 
         Raises:
-            pytest.fail.Exception: it was something else; the message names `what` and says how the program ended.
+            pytest.fail.Exception: the output was not `wanted`; the message names `what` and the program's end.
         """
         if self.out != wanted:
             said = f", and it wrote to standard error: {self.err.strip()[-SHOWN:]!r}" if self.err.strip() else ""
@@ -96,7 +96,7 @@ async def communicate(channel: Channel, stdin: bytes = b"") -> ProgramOutput:
 
 
 class Rig:
-    """One run of the kit on one backend: an async context manager. Holds what its checks share.
+    """One run of the kit on one backend, with the sandboxes that its checks share; an async context manager.
 
     Args:
         name: the backend's name in the runtime.
@@ -123,16 +123,19 @@ class Rig:
         self.backend = runtime.backend(name)
         self.level = Isolation.SHARED
         self.missing: tuple[str, ...] = ()
-        """What its sandboxes can't do because they have no guest: they have no Python, or their slots are root."""
+        """The features that the sandboxes lack because they have no guest: they have no Python, or their slots are
+        root."""
         self.no_guest = ""
-        """Why the guest can't start, if it can't."""
+        """The reason why the guest can't start; empty if it can."""
         self.no_slots = ""
-        """Why no command can be run in a slot at all. Then only the checks of group `contract` can be run."""
+        """The reason why no command can be run in a slot; empty if commands can be run. With a reason, only the checks
+        of group `contract` can be run."""
         self.owner = f"kit-{secrets.token_hex(6)}"
         self.refused: dict[Isolation, str] = {}
-        """The levels that the backend declares and refuses to this profile, with its reason."""
+        """The levels that the backend declares, but refuses to this profile, with the backend's reason."""
         self.broken: dict[Isolation, str] = {}
-        """The levels that it declares and does not refuse, but that its sandboxes can't give, with the reason."""
+        """The levels that the backend declares and does not refuse, but that its sandboxes can't give, with the
+        reason."""
         self._asked = None if isolation is None else Isolation.parse(isolation)
         self._shared: dict[Isolation, ToolBackend] = {}
         self.profile()
@@ -141,9 +144,9 @@ class Rig:
         """Check that the backend can be used, and whether its sandboxes have a guest.
 
         Raises:
-            ProvisionError: it can't be used here.
-            PolicyError: it does not declare the level that was asked for.
-            PluginError: its `check` is broken.
+            ProvisionError: the backend can't be used here.
+            PolicyError: the backend does not declare the level that was asked for.
+            PluginError: the backend's `check` is broken.
         """
         diagnosis = await diagnosis_of(self.backend)
         if not diagnosis.usable:
@@ -170,7 +173,7 @@ class Rig:
 
     @property
     def capabilities(self) -> Capabilities:
-        """Return what the backend declares."""
+        """Return the capabilities that the backend declares."""
         return self.backend.capabilities
 
     @property
@@ -238,7 +241,7 @@ class Rig:
             self.missing = tools.missing(slot)
 
     async def _try_levels(self, levels: Sequence[Isolation]) -> None:
-        """Find out which of the declared levels the profile under test is refused, and why."""
+        """Find the declared levels that are refused to the profile under test, with the reasons."""
         for level in levels:
             if level is self.level:
                 continue
@@ -261,11 +264,11 @@ class Rig:
             return True
 
     async def _has_python(self) -> bool:
-        """Return whether the guest can start. If not, note why, and whether commands can be run at all.
+        """Return whether the guest can start. If not, set `no_guest`, and `no_slots` if no command can be run.
 
         Raises:
             HermesError: the backend says that it can't make a sandbox.
-            PluginError: it gave no sandbox in time.
+            PluginError: the backend did not make and end a sandbox in time.
         """
         weakest = min(self.capabilities.isolation, default=Isolation.SHARED)
         tried = False
@@ -280,14 +283,14 @@ class Rig:
                 f"backend {self.name!r} made and ended no sandbox within {FIRST_S:g} s",
                 hint="look at what its `create`, `terminate` and `list` wait for",
             ) from error
-        except Exception:  # what comes after the try is a matter for the checks
+        except Exception:  # after the attempt, an error is a matter for the checks
             if not tried:
                 raise
         return not self.no_guest
 
 
 async def _failure_of(sandbox: Sandbox, *argv: str) -> str:
-    """Return why a program that does nothing failed; empty if it did not."""
+    """Run a program that does nothing, and return the reason of its failure; empty if it succeeds."""
     try:
         async with asyncio.timeout(PROBE_S):
             done = await communicate(await sandbox.open(argv))
@@ -303,7 +306,7 @@ async def _failure_of(sandbox: Sandbox, *argv: str) -> str:
 
 
 class Kit:
-    """The tools of one check: an async context manager that ends what the check has left.
+    """The tools of one check: an async context manager that ends the slots and sandboxes that the check has left.
 
     `slot` and `lease` return slots of sandboxes that all checks share; `tools` and `sandbox` make new ones for the
     check.
@@ -316,7 +319,7 @@ class Kit:
         self.owner = f"{rig.owner}-{secrets.token_hex(4)}"
         """The owner of the check's own sandboxes."""
         self.figures = {} if figures is None else figures
-        """What the check has measured."""
+        """The figures that the check has measured, by name."""
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -328,10 +331,10 @@ class Kit:
         await self.aclose(failed=error is not None)
 
     async def aclose(self, *, failed: bool = False) -> None:
-        """End what the check has left.
+        """End the slots and sandboxes that the check has left.
 
         Args:
-            failed: the check has raised an error, so sandboxes that it has left are no error of their own.
+            failed: whether the check has raised an error. Then it is no further error if it has left sandboxes.
 
         Raises:
             AssertionError: the check has left sandboxes. They are ended first.
@@ -358,7 +361,7 @@ class Kit:
         return bool(self.rig.missing)
 
     def figure(self, name: str, value: float) -> None:
-        """Add a figure to those of this check."""
+        """Add a figure to `figures`."""
         self.figures[name] = round(value, 3)
 
     # --- slots of sandboxes that are shared with other checks
@@ -387,7 +390,7 @@ class Kit:
         tools = await self.common_tools()
         return tools.commands(one), tools.commands(other)
 
-    # --- what is the check's own
+    # --- the check's own sandboxes
 
     @asynccontextmanager
     async def tools(
@@ -424,7 +427,7 @@ class Kit:
         """Create a sandbox, which the caller ends.
 
         Raises:
-            HermesError: the backend raised it, raised something else, or returned no sandbox.
+            HermesError: the backend raised an error, or returned no sandbox.
         """
         return await create_sandbox(self.backend, "create", lambda: self.backend.create(spec))
 

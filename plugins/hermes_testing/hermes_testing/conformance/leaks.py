@@ -23,7 +23,7 @@ SPARE = 3
 
 @dataclass(frozen=True)
 class Holdings:
-    """What this process holds."""
+    """The numbers of descriptors, threads and child processes that this process holds."""
 
     descriptors: Counter[str]
     threads: int
@@ -31,20 +31,20 @@ class Holdings:
 
     @classmethod
     def take(cls) -> Holdings:
-        """Return what it holds now. Descriptors are counted by kind, because their numbers change."""
+        """Return the current numbers. Descriptors are counted by kind, because a descriptor's own number changes."""
         gc.collect()
         kinds: Counter[str] = Counter()
         for entry in Path("/proc/self/fd").iterdir():
             try:
                 kinds[str(entry.readlink()).partition(":")[0]] += 1
             except OSError:
-                continue  # the descriptor of this very listing
+                continue  # the descriptor of the listing itself
         children = Path("/proc/self/task").glob("*/children")
         threads = sum(not thread.name.startswith("asyncio_") for thread in threading.enumerate())
         return cls(kinds, threads, sum(len(path.read_text().split()) for path in children))
 
     def beyond(self, before: Holdings) -> str:
-        """Return what is more than before, in words; empty if nothing is."""
+        """Return the numbers that have grown by more than `SPARE`, in words; empty if there are none."""
         grown = []
         for what, now, then in (
             ("descriptors", self.descriptors.total(), before.descriptors.total()),
@@ -58,7 +58,7 @@ class Holdings:
 
 
 async def census() -> Holdings:
-    """Return what this process holds, collected outside the event loop's thread."""
+    """Return the holdings of this process, collected outside the event loop's thread."""
     if sys.platform != "linux":
         pytest.skip("what the driver holds can only be counted on Linux")
     return await asyncio.to_thread(Holdings.take)
@@ -85,7 +85,7 @@ async def a_thousand_commands(kit: Kit) -> None:
         results = await asyncio.gather(*(slot.run("true") for _ in range(size)))
         assert all(each.ok for each in results), "`true` failed"
 
-    await turn()  # an SDK keeps as many connections as it needed at once
+    await turn()  # an SDK keeps as many connections as it needed at the same time
     inside, before = int((await slot.run(count)).text), await census()
     for _ in range(turns):
         await turn()
@@ -148,7 +148,7 @@ async def a_hundred_channels(kit: Kit) -> None:
             channels = await asyncio.gather(*(sandbox.open(["sh", "-c", "cat; exit 0"]) for _ in range(5)))
             await asyncio.gather(*(channel.aclose() for channel in channels))
 
-        for _ in range(10):  # a backend may keep as many threads as it ever had calls at a time
+        for _ in range(10):  # a backend may keep a thread for each call that it ever had at the same time
             await open_and_close()
         before = await census()
         for _ in range(10):

@@ -1,4 +1,4 @@
-"""For pytest: every check of the conformance kit as a test of its own, in a test file of five lines.
+"""A plugin of pytest: every check of the conformance kit is a separate test, in a test file of five lines.
 
     import pytest
 

@@ -74,7 +74,7 @@ async def cancelling_a_start_leaves_nothing(kit: Kit) -> None:
 
 
 async def _cut(work: Coroutine[Any, Any, Any], seconds: float) -> Any:
-    """Return the result if it is ready within that many seconds; else cancel it and return None."""
+    """Return the result of `work` if it ends within `seconds`; else cancel it, and return None."""
     task = asyncio.ensure_future(work)
     await asyncio.wait([task], timeout=seconds)
     task.cancel()

@@ -1,4 +1,4 @@
-"""Runs one check on a backend: within its time, and skipped if the backend does not make its promise."""
+"""Runs one check on a backend, within the check's time limit. The check is skipped if its promise is not made here."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from hermes_testing.conformance.kit import Kit, Rig
 from hermes_testing.conformance.waiting import within
 
 CLEANUP_S = 30.0
-"""How long a check may take in seconds to end what it made, after its own time."""
+"""Seconds that a check may take to end its sandboxes, after its own time limit."""
 
 
 async def run_check(rig: Rig, check: Check, figures: dict[str, float] | None = None) -> None:
     """Run a check on a rig that has been entered.
 
     Args:
-        figures: gets what the check measures, also if the check is skipped or fails after that.
+        figures: gets the figures that the check measures, also if the check is then skipped or fails.
 
     Raises:
-        pytest.skip.Exception: the promise is not made here; the message says why.
-        pytest.fail.Exception: the backend declares what it can't give, or no command can be run in a slot.
-        NotDone: the check, or ending what it had made, took too long.
-        Exception: what the check raises if the promise is not kept.
+        pytest.skip.Exception: the promise is not made here; the message is the reason.
+        pytest.fail.Exception: the backend declares a level that it can't give, or no command can be run in a slot.
+        NotDone: the check, or ending its sandboxes, took too long.
+        Exception: the error of the check, if the promise is not kept.
     """
     level = rig.level if check.level is None else check.level
     _skip_or_fail(rig, check, level)
-    # For a check that goes on when its time is over.
+    # This outer limit is for a check that goes on after it was cancelled at its own limit.
     kit = Kit(rig, level, {} if figures is None else figures)
     await within(check.limit_s + 2 * CLEANUP_S, _run(kit, check), "the check and ending what it had made")
 
@@ -36,20 +36,20 @@ async def _run(kit: Kit, check: Check) -> None:
     try:
         try:
             await within(check.limit_s, check.function(kit))
-        # Ending has a limit of its own, which begins only now. One that began earlier could be lost: the event loop may
-        # have been held up until it and the check's own were both over, and then a task is cancelled once for both.
+        # Ending has a separate time limit, which begins only now. A limit that began earlier could be lost: if the
+        # event loop is held up until both limits are over, the task is cancelled only once, for both of them.
         except BaseException:
             await within(CLEANUP_S, kit.aclose(failed=True), "ending what it had made")
             raise
         await within(CLEANUP_S, kit.aclose(), "ending what it had made")
     except (Exception, pytest.fail.Exception):
-        # The check may have damaged the sandboxes that it shares with others.
+        # The check may have damaged the sandboxes that it shares with other checks.
         await within(CLEANUP_S, kit.rig.replace(kit.level), "ending the sandboxes that it shared")
         raise
 
 
 def _skip_or_fail(rig: Rig, check: Check, level: Isolation) -> None:
-    """Skip the check if its promise is not made here. Fail it if the promise is made and can't even be tried."""
+    """Skip the check if its promise is not made here. Fail the check if its promise is made, but can't be tested."""
     levels = sorted(rig.capabilities.isolation)
     if level not in levels:
         declared = ", ".join(each.label for each in levels)

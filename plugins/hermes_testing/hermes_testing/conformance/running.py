@@ -1,4 +1,4 @@
-"""Programs that run in a slot until they are ended, and functions that tell whether they still run."""
+"""Programs that run in a slot until they are ended, and functions that check whether they still run."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from hermes_core import SlotCommands
 from hermes_testing.conformance.waiting import until
 
 TICKER = "while :; do echo x >>ticks; sleep 0.05; done"
-"""A program that shows that it runs with a growing file, so that no process list is needed."""
+"""A program whose file grows while it runs, so that no process list is needed to see it run."""
 
 BOMB = "bomb() { bomb | bomb & }; bomb"
 
 PROOF = "proof that a killed slot is dead"
-"""What a check needs if it leaves a slot full of such programs, in words of `DirectClient.missing`."""
+"""The feature that a check needs if it leaves a slot full of running programs, in words of `DirectClient.missing`."""
 
 
 async def ticks(slot: SlotCommands) -> str:
-    """Return how often the ticker has ticked."""
+    """Return the size of the ticker's file, which grows with each tick, as text; `0` if there is no file."""
     return (await slot.run("wc -c <ticks 2>/dev/null || echo 0")).text.strip()
 
 

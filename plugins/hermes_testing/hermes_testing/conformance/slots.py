@@ -32,7 +32,7 @@ async def a_slots_user_has_a_name(kit: Kit) -> None:
     said = await (await kit.slot()).run("id -un && id -gn")
     if said.ok:
         return
-    # In a system that is not the sandbox's own, or can't be written to, names can't be given.
+    # In a system that is not the sandbox's own, or can't be written to, users can't be given names.
     async with kit.sandbox() as sandbox:
         writable = (
             sandbox.own_system and (await communicate(await sandbox.open(["sh", "-c", "test -w /etc"]))).status == 0
@@ -107,7 +107,7 @@ async def reset_leaves_no_process(kit: Kit) -> None:
 
 
 async def _leave_tickers(commands: SlotCommands) -> None:
-    """Start writers that go on in the workspace even if their parents die or it is removed."""
+    """Start writers that go on in the workspace even if their parents die or the workspace is removed."""
     writer = 'while :; do mkdir -p "$1"; echo x >>"$1/ticks"; sleep 0.05; done'
     for prefix in ("", "setsid "):
         await commands.run(f"trap '' TERM HUP; ( {prefix}sh -c '{writer}' x \"$PWD\" >/dev/null 2>&1 & ) ; true")

@@ -13,14 +13,14 @@ from hermes_core import Sandbox
 from hermes_testing.conformance.kit import Kit, communicate
 
 GUEST = "background processes that outlive"
-"""What a sandbox without Python lacks. Without a guest, a command needs two channels."""
+"""A feature that a sandbox without Python lacks. Without a guest, a command needs two channels."""
 
 _TRIES = 3
-"""How often a comparison may be made, as others may use the machine during one of them."""
+"""Maximum number of attempts at a comparison, because other programs may use the machine during one attempt."""
 
 
 async def p50(work: Callable[[], Awaitable[object]], times: int) -> float:
-    """Return the median of its seconds, after one run that does not count."""
+    """Run `work` `times` times, after one run that does not count, and return the median duration in seconds."""
     await work()
     seconds = []
     for _ in range(times):
@@ -34,7 +34,8 @@ async def less(measure: Callable[[], Awaitable[tuple[float, float]]], times: flo
     """Check that the first of the two figures is less than `times` the second. Measure again if it is not.
 
     Raises:
-        pytest.fail.Exception: it never was; the message is `otherwise`, formatted with the last figures.
+        pytest.fail.Exception: it was not less in any attempt; the message is `otherwise`, formatted with the last
+            figures.
     """
     for _ in range(_TRIES):
         figures = await measure()

@@ -1,4 +1,4 @@
-"""A backend between core and the one under test: loses answers, and cuts, stalls or corrupts channels."""
+"""A backend between core and the backend under test: loses answers, and cuts, stalls or corrupts channels."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class TamperedChannel(Channel):
     def __init__(self, inner: Channel) -> None:
         self.inner = inner
         self.garbage = b""
-        """Returned by the next `read` instead of what arrives."""
+        """Data that the next `read` returns in place of the data that arrive; empty for no change."""
         self.flowing = asyncio.Event()
-        """While cleared, nothing is read."""
+        """While this event is cleared, nothing is read."""
         self.flowing.set()
         self._is_cut = False
 
@@ -39,7 +39,7 @@ class TamperedChannel(Channel):
         await self.inner.aclose()
 
     async def read(self, n: int) -> bytes:
-        """Read from the channel, once it flows; an error after a cut, and once the garbage if there is some."""
+        """Wait until `flowing` is set, and read from the channel. After a cut, raise an error. Return garbage once."""
         await self.flowing.wait()
         data = await self.inner.read(n)
         if self._is_cut:
@@ -105,7 +105,7 @@ class TamperedBackend(Backend):
         self.channels: list[TamperedChannel] = []
         """All channels that were opened, oldest first."""
         self.lose_answers = 0
-        """For how many of the next creations the sandbox is made, but the caller gets an error instead of it."""
+        """Number of next creations for which the sandbox is made, but the caller gets an error instead."""
         self.lost = 0
         self.unreachable = False
         """Whether opening further channels fails."""

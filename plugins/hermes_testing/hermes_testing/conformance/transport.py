@@ -14,7 +14,7 @@ from hermes_testing.conformance.tamper import TamperedBackend
 from hermes_testing.conformance.waiting import within
 
 OUTLIVES = "background processes that outlive"
-"""What a sandbox without Python lacks: a command there depends on its channel."""
+"""A feature that a sandbox without Python lacks, because a command there depends on its channel."""
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""What pytest has not: waiting for something with a limit, and errors of commands by their code."""
+"""Assertions that pytest lacks: waiting with a time limit, and expecting an error of a command by its code."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ T = TypeVar("T")
 
 
 class NotDone(AssertionError):
-    """Something took longer than it may; the message says what, and how many seconds it had."""
+    """Something took longer than its time limit; the message names both."""
 
 
 async def until(condition: Callable[[], Awaitable[object]], limit_s: float, otherwise: str) -> None:
     """Wait until the condition holds.
 
     Raises:
-        AssertionError: it did not hold within the limit; the message is `otherwise`.
+        AssertionError: the condition did not hold within the limit; the message is `otherwise`.
     """
     deadline = time.monotonic() + limit_s
     while not await condition():
@@ -34,7 +34,7 @@ async def within(limit_s: float, attempt: Awaitable[T], what: str = "") -> T:
     """Return the result of the attempt, which is cancelled after the limit.
 
     Raises:
-        NotDone: it took longer; the message names `what`.
+        NotDone: the attempt took longer; the message names `what`.
     """
     try:
         async with asyncio.timeout(limit_s) as clock:

@@ -1,4 +1,4 @@
-"""Samples from a transformer, many prompts at a time, in a thread of its own, and remembers each token that it drew."""
+"""Samples from a transformer, many prompts at a time, in a separate thread, and remembers each token that was drawn."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ from hermes_core import UsageError
 log = logging.getLogger(__name__)
 
 Plan = Sequence[Collection[int] | None]
-"""The allowed tokens at each position of a completion, or None for any. After its end the model is free to write
-anything."""
+"""The allowed tokens at each position of a completion, or None for any. After the plan's end, any token is allowed."""
 
 MakePlan = Callable[[Sequence[int], random.Random], Plan]
-"""The plan for the completion of a prompt."""
+"""Returns the plan for the completion of a prompt."""
 
 
 @dataclass(frozen=True)
@@ -35,14 +34,15 @@ class SampledCompletion:
     """The tokens after the prompt, including the end of turn if the model wrote it."""
     logprobs: tuple[float, ...]
     """For each token, the natural logarithm of its probability under softmax(logits / temperature) over the whole
-    vocabulary. A plan limits what is drawn, never this value: a trainer computes the same from the same weights."""
+    vocabulary. A plan limits the tokens that are drawn, but does not change these values: a trainer computes the same
+    values from the same weights."""
     forced: tuple[bool, ...]
     """For each token, whether a plan left the model no other choice."""
     temperature: float
     finish_reason: str
     """`stop` or `length`."""
     version: int
-    """How often the weights had been lent before."""
+    """Number of times that the weights had been lent before this completion."""
 
 
 @dataclass(eq=False)
@@ -73,13 +73,13 @@ class Engine:
 
     Args:
         model: a causal model of `transformers`; from now on it belongs to the engine. `weights` lends it.
-        stop: the tokens that end a completion; None means those of the model's own configuration.
+        stop: the tokens that end a completion; None takes them from the model's own configuration.
         plan: makes the plan of each completion, for a random model that has to write tool calls; None means no plan.
-        max_batch: the most prompts that are sampled together.
-        max_waiting: the most prompts that may wait; more are refused.
-        raw_logprobs: whether logprobs are those at temperature 1, at whatever temperature tokens are drawn. vLLM does
+        max_batch: maximum number of prompts that are sampled together.
+        max_waiting: maximum number of prompts that may wait; further prompts are refused.
+        raw_logprobs: whether to return logprobs at temperature 1, at whatever temperature tokens are drawn. vLLM does
             so, unless it is started with `--logprobs-mode processed_logprobs`.
-        keep: how many of the latest completions `sampled` holds.
+        keep: maximum number of latest completions in `sampled`.
         seed: the random seed. The same tokens are drawn again only if the prompts come in the same batches.
     """
 
@@ -103,7 +103,7 @@ class Engine:
         self.sampled: deque[SampledCompletion] = deque(maxlen=keep)
         """The latest completions."""
         self.version = 0
-        """How often the weights have been lent."""
+        """Number of times that the weights have been lent."""
         self.raw_logprobs = raw_logprobs
         self._max_batch = max_batch
         self._waiting: queue.Queue[_BatchRow | None] = queue.Queue(max_waiting)
@@ -119,7 +119,7 @@ class Engine:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End the thread, after the batch that it is at. What still waits is cancelled."""
+        """End the thread after its current batch. Prompts that still wait are cancelled."""
         with self._weights:
             waiting = list(self._drain())
             self._waiting.put_nowait(None)
@@ -133,8 +133,8 @@ class Engine:
         """Complete a prompt.
 
         Args:
-            max_tokens: the most tokens to write.
-            temperature: 0 takes the likeliest token each time, and returns logprobs as at temperature 1.
+            max_tokens: maximum number of tokens of the completion.
+            temperature: 0 takes the likeliest token each time, and returns logprobs at temperature 1.
             seed: the seed of this completion alone; a plan does not depend on it.
 
         Raises:
@@ -158,9 +158,9 @@ class Engine:
 
     @contextlib.contextmanager
     def weights(self) -> Iterator[Any]:
-        """Lend the model while nothing is sampled from it, to train it in place or to load other weights into it.
+        """Lend the model for the length of a block, in which nothing is sampled, to train it or to load other weights.
 
-        Wait for the batch that is being sampled. The next one has a new `version`.
+        Wait first for the batch that is being sampled. The next batch has a new `version`.
         """
         with self._weights:
             yield self.model
@@ -173,10 +173,10 @@ class Engine:
                     yield row
 
     def _run(self) -> None:
-        """Run the thread: wait for a prompt, take all that wait with it, sample them."""
+        """Run the thread: wait for a prompt, take all waiting prompts, and sample their completions."""
         import torch
 
-        torch.set_num_threads(1)  # for this thread: with so little work, two would mostly wait
+        torch.set_num_threads(1)  # for work started by this thread: it is so little that two threads would mostly wait
         draws = torch.Generator().manual_seed(self._seed)
         while (first := self._waiting.get()) is not None:
             rows = [first]
@@ -200,7 +200,7 @@ class Engine:
                             row.future.set_exception(error)
 
     def _sample(self, rows: list[_BatchRow], draws: Any) -> None:
-        """Write all rows to their ends. Prompts are padded on the left; a row that is done leaves the batch."""
+        """Sample all rows to their ends. Prompts are padded on the left; a row that is done leaves the batch."""
         import torch
 
         for row in rows:
@@ -233,8 +233,8 @@ class Engine:
             places = places[keep, -1:] + 1
 
     def _choose(self, rows: Sequence[_BatchRow], logits: Any, draws: Any) -> Any:
-        """Draw the next token of each row and write it down with its logprob: the Gumbel-max way, as it needs no
-        probabilities that sum to 1 once a plan has taken tokens away."""
+        """Draw the next token of each row, and add it and its logprob to the row. This uses the Gumbel-max trick, with
+        which the probabilities of the tokens that a plan allows need not sum to 1."""
         import torch
 
         temperatures = torch.tensor([[row.temperature or 1.0] for row in rows])
@@ -261,7 +261,7 @@ class Engine:
         return chosen
 
     def _finish(self, row: _BatchRow) -> bool:
-        """Return whether the row is done, and if so, give its caller the result."""
+        """Return whether the row is done. If so, give its caller the result."""
         stopped = row.tokens[-1] in self.stop
         if not stopped and len(row.tokens) < row.max_tokens:
             return False

@@ -14,16 +14,16 @@ from hermes_core import UnknownNameError
 
 @dataclass(frozen=True)
 class ChatFormat:
-    """What a tokenizer has to know of one family of chat models."""
+    """The tokens and texts with which one family of chat models marks turns, tool calls and results."""
 
     end_of_turn: str
     """The token that ends an answer."""
     special: tuple[str, ...]
-    """The other special tokens. The first one is for padding and, if the template uses it, for the beginning."""
+    """The other special tokens. The first one is the padding token, and the beginning token if the template uses it."""
     call: str
-    """How the model writes a tool call; `{name}` is a JSON string, `{arguments}` a JSON object."""
+    """The form in which the model writes a tool call; `{name}` is a JSON string, `{arguments}` a JSON object."""
     result: str
-    """What begins a tool's result in the prompt."""
+    """The text that begins a tool's result in the prompt."""
     calls_per_answer: int = 2
     """Maximum number of calls in one answer."""
     thinks: bool = False
@@ -43,8 +43,8 @@ FORMATS = {
     ),
     "qwen3": ChatFormat("<|im_end|>", ("<|endoftext|>", "<|im_start|>"), _TAGGED, "<tool_response>", thinks=True),
 }
-"""ChatML with Hermes tool calls, Llama 3.1 and Qwen3 with thinking. The templates say the same as the models' public
-ones, in fewer words."""
+"""ChatML with Hermes tool calls, Llama 3.1, and Qwen3 with thinking. The templates are shorter versions of the models'
+public templates."""
 
 
 def chat_format(name: str) -> ChatFormat:
@@ -61,12 +61,12 @@ def chat_format(name: str) -> ChatFormat:
 def make_tokenizer(folder: Path, form: str = "chatml", texts: Iterable[str] = (), vocabulary: int = 600) -> Any:
     """Train a byte-level BPE tokenizer on `texts` and save it with the chat template of `form`.
 
-    It loses nothing: any text comes back from its tokens as it was.
+    The tokenizer loses nothing: decoding the tokens of a text gives the same text.
 
     Args:
-        folder: where `AutoTokenizer.from_pretrained` will find it.
-        texts: what to make few tokens of; the template's own words are always among them.
-        vocabulary: tokens at most; 256 of them are the bytes.
+        folder: the folder for the tokenizer, from which `AutoTokenizer.from_pretrained` can load it.
+        texts: the training texts, which become few tokens. The template's own words are added to them.
+        vocabulary: maximum number of tokens; 256 of them are the bytes.
 
     Returns:
         The tokenizer, a `transformers.PreTrainedTokenizerFast`.
@@ -120,7 +120,7 @@ def make_model(tokenizer: Any, *, width: int = 64, layers: int = 2, context: int
         num_hidden_layers=layers,
         num_attention_heads=width // 8,
         max_position_embeddings=context,
-        initializer_range=width**-0.5,  # the usual 0.02 suits widths of thousands: attention would learn nothing
+        initializer_range=width**-0.5,  # with the usual 0.02, for widths of thousands, attention would learn nothing
         tie_word_embeddings=True,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,

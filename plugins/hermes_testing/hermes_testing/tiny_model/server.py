@@ -2,16 +2,16 @@
 
 Four formats, two of which are told apart by the body of `POST /generate`:
 
-- `atropos`: that of the API server of Atropos' example trainer: `{"prompt": {"prompt_token_ids": […]}, "logprobs": 0,
+- `atropos`: as the API server of Atropos' example trainer: `{"prompt": {"prompt_token_ids": […]}, "logprobs": 0,
   "n": …, "max_tokens": …, "temperature": …}`, answered by `logprobs[completion][place] = [{"token id": logprob}]`;
-- `sglang`: SGLang's native one: `{"input_ids": […], "sampling_params": {…}, "return_logprob": true}`, answered by
+- `sglang`: SGLang's native format: `{"input_ids": […], "sampling_params": {…}, "return_logprob": true}`, answered by
   `meta_info.output_token_logprobs = [[logprob, token id, text or null], …]`;
 - `tokens`: stock vLLM's `POST /inference/v1/generate`: `{"token_ids": […], "sampling_params": {…}}`, answered by
   `choices[…] = {"token_ids": […], "logprobs": {"content": [{"token": "token_id:7", "logprob": …}, …]}}`;
 - `completions`: stock vLLM's `POST /v1/completions` with `return_token_ids`.
 
-Stock vLLM and SGLang return the tokens of a text at `POST /tokenize`. At `GET /v1/models` they say who they are and how
-long a conversation may be.
+Stock vLLM and SGLang return the tokens of a text at `POST /tokenize`. At `GET /v1/models` they return their own name
+and the maximum length of a conversation.
 
 Anything that would change the sampled distribution (`top_p`, penalties, `stop` strings, …) is refused unless it is
 neutral, because the logprobs would no longer be those of the weights.
@@ -38,7 +38,7 @@ MAX_REQUEST_BYTES = 64 << 20
 
 
 class _Sampling(BaseModel):
-    """The parameters that both formats have, limited to those that leave the distribution unchanged."""
+    """The parameters that all formats have. Only values that leave the sampled distribution unchanged are accepted."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -59,7 +59,8 @@ class _Ids(BaseModel):
 
 
 class CompletionsRequest(_Sampling):
-    """`POST /v1/completions` as vLLM has it. `max_tokens` has OpenAI's default; of `logprobs`, the sampled token's."""
+    """`POST /v1/completions` as vLLM has it. `max_tokens` has OpenAI's default. `logprobs` may only ask for the sampled
+    token's logprob."""
 
     model: str | None = None
     prompt: list[int]
@@ -71,15 +72,16 @@ class CompletionsRequest(_Sampling):
 
 
 class TokensSampling(_Sampling):
-    """vLLM's own sampling parameters. Of `logprobs`, the sampled token's."""
+    """vLLM's own sampling parameters. `logprobs` may only ask for the sampled token's logprob."""
 
     max_tokens: int | None = Field(default=None, ge=1)
     seed: int | None = None
     logprobs: Literal[0, 1] | None = None
     stop_token_ids: tuple[int, ...] = ()
-    """Only tokens that end a completion anyway."""
+    """Tokens that end the completion. Only tokens that end every completion are accepted."""
     routed_experts_prompt_start: int | None = Field(default=None, ge=0)
-    """From where a mixture of experts tells its routing. verifiers sends it to every model; this one has no experts."""
+    """The position from which a mixture of experts returns its routing. verifiers sends this to every model; this model
+    has no experts."""
 
 
 class TokensRequest(BaseModel):
@@ -135,10 +137,10 @@ class TinyModelServer:
 
     Args:
         engine: the sampler. It runs in its own thread, so this server's event loop never waits for it.
-        tokenizer: for the texts beside the tokens.
-        wires: the formats that it serves.
-        model: the name that requests may give it; another is refused, as vLLM does.
-        port: where to listen on the loopback interface; 0 means any free port.
+        tokenizer: the tokenizer that makes the texts beside the tokens.
+        wires: the formats to serve.
+        model: the model's name. A request with another name is refused, as by vLLM.
+        port: the port to listen on, on the loopback interface; 0 means any free port.
     """
 
     def __init__(
@@ -153,7 +155,7 @@ class TinyModelServer:
         self.engine = engine
         self.tokenizer = tokenizer
         self.base_url = ""
-        """Where it listens, ending in `/v1` as `server_type: vllm` and `sglang` want it; set once it does."""
+        """The server's URL, ending in `/v1` as `server_type: vllm` and `sglang` need it; set once it listens."""
         self._model = model
         self._port = port
         stock = {
@@ -163,7 +165,7 @@ class TinyModelServer:
         self._paths = {path: answer for name, (path, answer) in stock.items() if name in wires}
         if {"atropos", "sglang"} & set(wires):
             self._paths["/generate"] = self._either
-        self._kind: str | None = None  # what it says it is
+        self._kind: str | None = None  # the server's kind, as `/v1/models` reports it
         if set(wires) - {"atropos"}:
             self._paths["/tokenize"] = self._tokenize
             self._kind = "vllm" if stock.keys() & set(wires) else "sglang"
@@ -322,7 +324,7 @@ class TinyModelServer:
     async def _complete(
         self, ids: list[int], asked: _Sampling, max_tokens: int | None, seed: int | None
     ) -> Sequence[SampledCompletion]:
-        """Return the requested completions. If the caller disconnects, those that still wait are not made."""
+        """Return the requested completions. If the caller disconnects, completions that still wait are not made."""
         room = max_tokens if max_tokens is not None else self.engine.context - len(ids)
         one = asked.top_k == 1
         temperature = 0.0 if one else asked.temperature
