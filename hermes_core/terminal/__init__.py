@@ -33,7 +33,7 @@ def terminal_tool(
 
     Args:
         background: start the command and return at once.
-        timeout: seconds after which it is killed. None is TERMINAL_TIMEOUT.
+        timeout: seconds after which the command is killed. None is TERMINAL_TIMEOUT.
         task_id: the task whose sandbox is used. None is the task `default`.
         workdir: the directory for this command only. None is the directory where the last one ended.
         profile: the profile of the sandbox, for the task's first command, which makes it.
@@ -96,7 +96,7 @@ def process_tool(
 def subscribe(subscriber: Subscriber) -> None:
     """Await `subscriber(update)` for new output and ends of processes that were started with `check_interval`.
 
-    It runs in another thread, in the event loop of the tasks. `cleanup_all` ends the subscription.
+    The subscriber runs in another thread, in the event loop of the tasks. `cleanup_all` ends the subscription.
     """
     _tasks().subscribe(subscriber)
 
@@ -105,7 +105,7 @@ def cleanup_vm(task_id: str | None = None, force: bool = False) -> bool:
     """End the task's sandbox and all processes in it. Return whether there was one.
 
     Raises:
-        UsageError: it has running background processes, and `force` is not set.
+        UsageError: the task has running background processes, and `force` is not set.
     """
     return _terminals is not None and _terminals.cleanup(task_id, force=force)
 

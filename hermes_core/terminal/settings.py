@@ -21,8 +21,8 @@ from hermes_core.validation import validate_data
 log = logging.getLogger(__name__)
 
 ConfigClasses = Mapping[str, Callable[[], type[SandboxConfig]]]
-"""For each backend, a function that returns its `config_class`. It is called only for the one in use, because it may
-load a provider's SDK."""
+"""Maps each backend to a function that returns its `config_class`. Only the function of the backend in use is called,
+because it may load a provider's SDK."""
 
 _PLAIN = {
     "TERMINAL_ENV": "backend",
@@ -42,7 +42,7 @@ _NOT_READ = {
     **dict.fromkeys(("TERMINAL_CONTAINER_CPU", "TERMINAL_CONTAINER_MEMORY"), "this backend has no containers"),
     **dict.fromkeys(("TERMINAL_SLOT_BACKEND", "TERMINAL_SLOT_APP_NAME"), _NO_SLOTS),
 }
-"""Variables that other programs read, and why they have no effect here."""
+"""Maps each variable that only other programs read to the reason why it has no effect here."""
 _DEFAULT = "default"
 
 
@@ -87,7 +87,8 @@ class TerminalSettings(BaseModel):
 
 
 def explain(classes: ConfigClasses, environ: Mapping[str, str] | None = None) -> tuple[TerminalSettings, list[str]]:
-    """Return the settings, and a line for each that names its source and what it overrides. Raises as `load` does."""
+    """Return the settings, and lines that name the source of each, with the source that it overrides. Raises as `load`
+    does."""
     found = _gather(classes, os.environ if environ is None else environ)
     settings = found.settings()
     plain = ("backend", "timeout_s", "lifetime_s", "cwd", "default_profile")
@@ -125,7 +126,7 @@ class _Found:
         return validate_data(TerminalSettings, values, "the terminal tool", names=self.origins)
 
     def origin(self, profile: str, key: str) -> str:
-        """Return the source of a profile's value, and what it overrides."""
+        """Return the source of a profile's value, and the source that it overrides."""
         specific, common = self.own.get(profile, {}).get(key), self.common.get(key)
         if specific is None:
             return common or _DEFAULT

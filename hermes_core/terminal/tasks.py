@@ -50,7 +50,7 @@ class TerminalCall:
     command: str
     background: bool = False
     timeout_s: float | None = None
-    """Time limit in seconds. None is that of the settings."""
+    """Time limit in seconds. None is the limit in the settings."""
     task_id: str = DEFAULT_TASK
     workdir: str | None = None
     """Directory of the command. None is the directory where the task's last command ended."""
@@ -90,7 +90,7 @@ class TaskTerminals:
 
     @property
     def is_closed(self) -> bool:
-        """Return whether it has ended."""
+        """Return whether the tasks have been ended."""
         return self._thread.closed
 
     def call(self, request: TerminalCall) -> dict[str, Any]:
@@ -113,7 +113,7 @@ class TaskTerminals:
         """End a task's sandbox, and block until it is done. Return whether there was one.
 
         Raises:
-            UsageError: it has running background processes, and `force` is not set.
+            UsageError: the task has running background processes, and `force` is not set.
         """
         return self._thread.call(self._cleanup(task_id or DEFAULT_TASK, force))
 
@@ -127,7 +127,7 @@ class TaskTerminals:
         return await self._with_errors(self._run(request))
 
     async def _with_errors(self, work: Awaitable[dict[str, Any]]) -> dict[str, Any]:
-        """Return the answer of `work`, or one for its error, without the secrets that we know."""
+        """Return the answer of `work`, or an answer for its error, in both cases without known secrets."""
         try:
             answer = await work
         except HermesError as error:
@@ -175,8 +175,8 @@ class TaskTerminals:
         return args
 
     def _entering(self, profile: str | None) -> str:
-        """Return shell code that changes to the directory where the task's last command ended, or its first one
-        starts."""
+        """Return shell code that changes to the directory where the task's last command ended. For the first command,
+        this is the directory that the settings name, if any."""
         first = self._settings.cwd_of(profile)
         return _ENTER.format(first="true" if first is None else _BEGIN_IN.format(shlex.quote(first), _SETTING))
 

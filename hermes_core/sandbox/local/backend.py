@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 
 class LocalConfig(SandboxConfig):
-    """A profile of the `local` backend. It uses the processors, the memory and the system of the host."""
+    """A profile of the `local` backend. Its sandboxes use the processors, the memory and the system of the host."""
 
     unsupported = ("image", "cpu", "memory")
 
@@ -56,8 +56,9 @@ class LocalBackend(Backend):
     """Sandboxes made of this host's own processes.
 
     At `user` and `namespace`, a sandbox has its own mounts, processes and ipc. It sees the system's directories and the
-    interpreter that runs us, but not our home, files, environment or processes. Root gives each slot a user id. An
-    ordinary user gets the same by user namespaces. At `shared`, a sandbox is only a directory, and nothing is isolated.
+    interpreter that runs us, but not our home, files, environment or processes. Root gives each slot a user id. For an
+    ordinary user, user namespaces isolate slots in the same way. At `shared`, a sandbox is only a directory, and
+    nothing is isolated.
 
     Args:
         settings: the runtime's settings. Results of searches on this host are kept in its `state_dir`.
@@ -79,7 +80,7 @@ class LocalBackend(Backend):
 
     @property
     def capabilities(self) -> Capabilities:  # type: ignore[override]
-        """Return what this host allows. The first access tries it out, in 30 ms."""
+        """Return the capabilities that this host allows. The first access tests the host, which takes 30 ms."""
         probe = self._probe
         levels = {Isolation.SHARED}
         networks = {Network.OPEN}
@@ -137,7 +138,7 @@ class LocalBackend(Backend):
         """Return a handle on a running sandbox.
 
         Raises:
-            SandboxLost: there is none with that id, or it has ended.
+            SandboxLost: no sandbox has this id, or it has ended.
         """
         sandbox = await self._find(sandbox_id)
         if sandbox is None or await sandbox.status() is not SandboxStatus.RUNNING:

@@ -1,4 +1,4 @@
-"""The diagnosis of local sandboxes for `hermes-rl doctor`: what a real one can do here, and how to fix the rest."""
+"""The diagnosis of local sandboxes for `hermes-rl doctor`: the levels that a real sandbox gets here, and remedies."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ _LIMIT_S = 20.0
 async def diagnose(backend: Backend, probe: Probe) -> Diagnosis:
     """Try a sandbox of the strongest level that the host seems to allow.
 
-    For `private-root`, try `namespace`: these sandboxes differ only in their slots, which the probe has tried.
+    For `private-root`, try `namespace`: sandboxes of the two levels differ only in their slots, which the probe has
+    tested.
     """
     capabilities = backend.capabilities
     trusted = "until then, only trusted work: `--isolation shared --allow-unisolated`"

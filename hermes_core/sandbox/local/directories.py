@@ -1,7 +1,7 @@
 """A sandbox's directory on the host: how it is made, locked and removed. Light imports only.
 
-The supervisor holds a lock on the directory, from before it gets its name until after it is gone. So if the lock can be
-taken, the sandbox is dead. This needs no process ids, and works from another pid namespace too.
+The supervisor holds a lock on the directory, from before the directory gets its name until after it is removed. So if
+the lock can be taken, the sandbox is dead. This needs no process ids, and works from another pid namespace too.
 """
 # pathlib is slow to import
 # ruff: noqa: PTH101, PTH102, PTH104, PTH118, PTH120, PTH123, PTH208
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 RECORD, DATA, TMP, VAR_TMP, ROOT, DISK = "record.json", "data", "tmp", "vartmp", "root", "disk"
-"""Its contents: the record, three writable directories, and two empty ones to mount on."""
+"""The contents of a sandbox's directory: the record, three writable directories, and two empty ones to mount on."""
 
 PREFIX = "local-"
 """The prefix of all sandbox ids."""
@@ -86,7 +86,7 @@ def is_held(path: str) -> bool:
 def discard(path: str) -> bool:
     """Remove a directory that the caller has locked. Return whether all of it is gone.
 
-    It is renamed first, so that a half-removed directory never looks like a sandbox, and the name is free at once.
+    The directory is renamed first, so that half of it never looks like a sandbox, and the name is free at once.
     """
     trash = os.path.join(os.path.dirname(path), _TRASH + os.urandom(8).hex())
     try:

@@ -49,7 +49,7 @@ _LIMITS = {
     "kernel.unprivileged_userns_clone": ("0", "1"),
     "user.max_user_namespaces": ("0", "10000"),
 }
-"""Settings that can forbid user namespaces: the value that does, and one that does not."""
+"""Maps kernel settings that can forbid user namespaces to (the value that forbids them, a value that allows them)."""
 
 
 class Probe(NamedTuple):
@@ -91,7 +91,8 @@ class SandboxRecord(NamedTuple):
 
     @property
     def slot_root(self) -> str | None:
-        """Return the path inside of the directory that slots' root directories start from. None: the host's system."""
+        """Return the directory that slots' root directories start from, as a path inside the sandbox. None: they start
+        from the host's system."""
         return _IMAGE if self.has_image else None
 
     @property
@@ -365,7 +366,7 @@ def entry(place: str, record: SandboxRecord, argv: Sequence[str], env: Mapping[s
 def end(place: str, record: SandboxRecord) -> None:
     """End a sandbox and remove its files. Idempotent. Blocks for some ms, or for half a minute if it does not end.
 
-    If removing its files takes longer, the sandbox has ended when this returns, and its supervisor goes on removing.
+    If removing its files takes longer, the sandbox has ended when this returns, and its supervisor removes the rest.
 
     Raises:
         InfraError: the supervisor can't be ended from here.
@@ -374,7 +375,7 @@ def end(place: str, record: SandboxRecord) -> None:
     has_ended = processes.stop(record.supervisor, signal.SIGTERM, _END_S)
     if not has_ended and os.path.lexists(path):  # without this path, the supervisor is removing the renamed directory
         processes.stop(record.supervisor, signal.SIGKILL, _KILL_S)
-    if os.path.lexists(path):  # the supervisor was killed, so it could not remove it
+    if os.path.lexists(path):  # the supervisor was killed before it removed the directory
         if not record.is_isolated:
             processes.kill_marked(record.sandbox_id)
         directories.discard_dead(path)
@@ -416,7 +417,7 @@ def _create(place: str, request: dict[str, Any]) -> dict[str, Any]:
         packages = list(view.package_folders(view.interpreter_prefixes()))
     if select.select([0], [], [], 0)[0] and not os.read(0, 1):
         sys.exit(1)  # the connection was closed meanwhile: don't create a sandbox that nobody knows of
-    for _ in range(_ATTEMPTS):  # the end of the last sandbox removes the directory, maybe just now
+    for _ in range(_ATTEMPTS):  # the end of the last sandbox may remove the directory just now
         open_place(place, "directory")
         sweep(place)
         report = _start_supervisor(creation(place, sandbox, probe, own=view.homes(), packages=packages))
@@ -432,7 +433,7 @@ def _start_supervisor(request: dict[str, Any]) -> dict[str, Any]:
     reader, writer = os.pipe()
     if os.fork() == 0:
         try:
-            os.setsid()  # so that the end of the connection does not end it
+            os.setsid()  # so that the supervisor survives the connection
             null = os.open(os.devnull, os.O_RDWR)
             for descriptor, source in ((0, null), (1, writer), (2, null)):
                 os.dup2(source, descriptor)

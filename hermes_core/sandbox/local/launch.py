@@ -101,14 +101,14 @@ async def create(request: Mapping[str, Any]) -> dict[str, Any]:
             "the launcher ended without a report", hint="check whether this host is out of memory"
         ) from error
     if "record" not in report or report["record"]["supervisor"][0] != pid:
-        await asyncio.to_thread(os.waitpid, pid, 0)  # it failed, or found a running sandbox, so it ends now
+        await asyncio.to_thread(os.waitpid, pid, 0)  # the supervisor failed, or found a running sandbox, so it ends now
     return report
 
 
 def _spawn(request: Mapping[str, Any]) -> tuple[int, int]:
     """Start a supervisor. Return its pid, and a descriptor to read its report from.
 
-    It may outlive us. Otherwise, `host.end` reaps it.
+    The supervisor may outlive us. Otherwise, `host.end` reaps it.
     """
     reader, writer = os.pipe()
     try:
@@ -128,13 +128,13 @@ def _spawn(request: Mapping[str, Any]) -> tuple[int, int]:
         raise
     finally:
         os.close(writer)
-    supervisor.returncode = 0  # or this object warns that its process still runs
+    supervisor.returncode = 0  # otherwise this object warns that its process still runs
     return supervisor.pid, reader
 
 
 def _abandon(pid: int, directory: Path) -> None:
-    """Undo a start at any stage. The sandbox's first process dies with the supervisor. Until it is dead, it also holds
-    the directory's lock, so we wait for that."""
+    """Undo a start at any stage: kill the supervisor, and remove the directory. The sandbox's first process dies with
+    the supervisor, but holds the directory's lock until it is dead, so wait for the lock."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)

@@ -19,7 +19,8 @@ _SETTLED_NS = 2_000_000_000
 
 @functools.cache
 def package_folders(file: Path) -> tuple[str, ...]:
-    """Return the result of `view.package_folders`, from this file if it is still right. Otherwise search and write it.
+    """Return the result of `view.package_folders`: from `file` if that is up to date, otherwise from a new search, with
+    whose result the file is replaced.
 
     A search reads thousands of directories and takes a third of a second. Comparing the times of their last changes
     takes a tenth of that. No folder can come, go, or become readable without such a change.
@@ -36,7 +37,7 @@ def package_folders(file: Path) -> tuple[str, ...]:
 
 @functools.cache
 def _search(prefixes: tuple[str, ...], user: int) -> tuple[tuple[str, ...], Mapping[str, int], bool]:
-    """Search once for each process and user, whatever number of runtimes it has.
+    """Search, but only once for each process and user, however many runtimes the process has.
 
     Returns:
         The folders, the time of the last change of each directory that was read, and whether these times can be used.

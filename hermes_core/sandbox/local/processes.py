@@ -8,7 +8,8 @@ import os
 import time
 
 MARKER = "HERMES_SANDBOX_ID"
-"""The environment variable with the sandbox id. All programs in a sandbox have it. At `shared` we find them by it."""
+"""The environment variable with the sandbox id, which all programs in a sandbox have. At `shared`, they are found by
+this variable."""
 
 _ROUNDS, _PAUSE_S, _CLEAN_ROUNDS = 100, 0.01, 2
 
@@ -84,7 +85,7 @@ def reap(process: tuple[int, int]) -> None:
 
 
 def find_marked(sandbox_id: str) -> list[int]:
-    """Return the pids of other processes with this sandbox's marker in their environment, if we may read that.
+    """Return the pids of other processes with this sandbox's marker in their environment, if we may read it.
 
     The oldest come first, so the guest before its commands. If a command were killed first, the guest could still
     report its end.

@@ -16,7 +16,7 @@ def remove_tree(path: str) -> bool:
     """Remove a directory tree, whatever the modes in it. Return whether nothing is left.
 
     Each directory is moved up to the top before it is emptied. So neither the maximum length of a path nor Python's
-    recursion limit matters. Mounts in the tree stay, and all that we may not remove.
+    recursion limit matters. Mounts in the tree stay, and so does everything that we may not remove.
     """
     try:
         top = os.open(path, _DIRECTORY)

@@ -1,4 +1,4 @@
-"""The supervisor of a sandbox, which starts it and removes its files at its end, and entering a sandbox. Light imports.
+"""Starts a sandbox under a supervisor, which removes its files at its end, and enters running sandboxes. Light imports.
 
 A supervisor runs outside of the sandbox. It is the parent of the sandbox's first process, waits for its end, and
 removes the directory. With namespaces, the first process is the init of the pid namespace, so its death kills all
@@ -152,7 +152,7 @@ def _stay(init: int) -> None:
     """Wait for the end of the first process."""
     os.chdir("/")
     _silence()
-    # Don't reap it before TERM is ignored: our handler could kill another process with its pid.
+    # Don't reap the process before TERM is ignored: our handler could kill another process that has got its pid.
     os.waitid(os.P_PID, init, os.WEXITED | os.WNOWAIT)
     _signal.signal(_SIGTERM, _signal.SIG_IGN)
     os.waitpid(init, 0)
@@ -316,10 +316,10 @@ def enter(request: dict[str, Any]) -> int:
 def _leave_to_init(request: dict[str, Any], go: int, report: int) -> NoReturn:
     """Fork a process that runs the program, and exit, so that the sandbox's init adopts it.
 
-    If it stayed our child and we were killed, the host's init would adopt it. Some of these reap nothing, and the
-    kernel can't end a pid namespace with unreaped processes. The same holds for the process that calls this. So the
-    program starts only when the caller has reaped this process, and has written to `go`. Then, the caller can be
-    killed at any time.
+    If the new process stayed our child and we were killed, the host's init would adopt it. Some inits reap nothing, and
+    the kernel can't end a pid namespace with unreaped processes. The same holds for this process if its caller is
+    killed. So the program starts only when the caller has reaped this process, and has written to `go`. From then on,
+    the caller can be killed at any time.
     """
     try:
         if os.fork() == 0:

@@ -105,8 +105,8 @@ def view(
 def package_folders(prefixes: tuple[str, ...]) -> tuple[str, ...]:
     """Return the folders of installed packages in the system's directories and below `prefixes`.
 
-    They belong to any Python: of the distribution, built by hand, of virtual environments, of conda and its cache. The
-    search runs once per process, because it takes a third of a second.
+    These are folders of any Python: of the distribution, built by hand, of virtual environments, of conda and its
+    cache. The search runs once per process, because it takes a third of a second.
     """
     return search_packages(prefixes, lambda directory: None)
 

@@ -1,1 +1,1 @@
-"""Slots as leases: a pool and what it is made of."""
+"""The pool, which leases the slots of sandboxes, and its parts."""

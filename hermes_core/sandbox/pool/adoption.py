@@ -43,7 +43,7 @@ class Adoption:
 
     Args:
         owner: the owner of the sandboxes. None: nothing is adopted.
-        tasks: own the task that lists them.
+        tasks: owns the task that lists the sandboxes.
     """
 
     def __init__(self, backend: Backend, owner: str | None, tasks: TaskSet) -> None:

@@ -1,6 +1,6 @@
 """The checkpoint of a driver: its sandboxes and leases, so that another driver can take them over after its death.
 
-It does not list processes. The guests know these, and tell the driver that takes over.
+The checkpoint does not list processes: the guests know them, and tell the driver that takes over.
 """
 
 from __future__ import annotations

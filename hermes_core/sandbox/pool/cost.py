@@ -1,4 +1,4 @@
-"""Counts what the sandboxes of a profile cost, and compares it with `max_cost`."""
+"""Counts the cost of a profile's sandboxes, and compares it with `max_cost`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hermes_core.errors import PolicyError
 
 GROWTH_PART = 0.9
-"""When this part of `max_cost` is spent, no further sandbox is made. The rest is for the existing ones."""
+"""When this part of `max_cost` is spent, no further sandbox is made. The rest is for the existing sandboxes."""
 
 _HOUR_S = 3600.0
 

@@ -31,7 +31,7 @@ class Client(Protocol):
     """The number of processors that the sandbox may use."""
     lost: asyncio.Event
     missing: tuple[str, ...]
-    """Descriptions of what can't be done in this sandbox; empty with a guest."""
+    """Descriptions of the operations that this sandbox does not support; empty with a guest."""
     life: GuestLife | None
     """Identifies the running guest; None if there is none."""
 
@@ -58,7 +58,7 @@ class Client(Protocol):
 
 
 class Turns:
-    """A semaphore of `count` turns. A holder can also have all of them."""
+    """A semaphore of `count` turns. One holder can also have all turns."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -70,7 +70,7 @@ class Turns:
         """Hold a turn, or all of them, while the block runs."""
         async with AsyncExitStack() as stack:
             if alone:
-                await stack.enter_async_context(self._all)  # or two such holders with half each would block each other
+                await stack.enter_async_context(self._all)  # two holders with half the turns each would never end
             for _ in range(self._count if alone else 1):
                 await stack.enter_async_context(self._each)
             yield
@@ -83,7 +83,7 @@ class PooledSandbox:
     sandbox: Sandbox
     client: Client
     processors: Turns
-    """One turn for each processor that its profile and its host give it."""
+    """One turn for each processor that its profile and its host give the sandbox."""
     vacant: list[Seat] = field(default_factory=list)
     """The seats without a lease."""
     creation_id: str = ""

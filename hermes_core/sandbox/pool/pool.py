@@ -37,10 +37,10 @@ from hermes_core.sandbox.pool.waiting import Waiter, WaitQueue
 log = logging.getLogger(__name__)
 
 START_ATTEMPTS = 3
-"""`start` fails after so many failed creations in a row."""
+"""The number of failed creations in a row after which `start` fails."""
 
 OPEN_ATTEMPTS = 3
-"""A waiter fails after so many slots that could not be opened."""
+"""The number of slots that could not be opened for a waiter after which the waiter fails."""
 
 RESET_LIMIT_S = 60.0
 """Time limit of a reset in seconds. After that, the sandbox is quarantined."""
@@ -50,7 +50,7 @@ LEAVING_BESIDE = 2
 nor exhaust the host."""
 
 LAST_PART, LAST_PART_S = 0.25, 300.0
-"""If a provider ends sandboxes after a time, they get no new leases in the last quarter of it, at most 300 s."""
+"""If a provider ends sandboxes after a time, they get no new leases in the last quarter of this time, at most 300 s."""
 
 GROUPS_REMEMBERED = 1024
 
@@ -115,7 +115,7 @@ class Pool:
         """Make the warm sandboxes, in parallel.
 
         Raises:
-            ProvisionError, PolicyError: they can't be made. Those that were made stay until `aclose`.
+            ProvisionError, PolicyError: not all of the sandboxes could be made. The others stay until `aclose`.
         """
         self.begun = True
         if len(self._usable()) >= self.config.min_sandboxes:
@@ -176,7 +176,7 @@ class Pool:
         """Take over a sandbox that a dead driver left, and return its leases.
 
         Raises:
-            SandboxLost, InfraError, PolicyError: it can't be taken over, or not now.
+            SandboxLost, InfraError, PolicyError: the sandbox can't be taken over, at least not now.
         """
         if self._closing:
             raise _closing_error()
@@ -308,9 +308,9 @@ class Pool:
         home = None if group is None else self._homes.pop(group, None)
         if home is not None and home in candidates:
             pooled = home
-        elif group is not None:  # the emptiest one, so that the whole group fits there
+        elif group is not None:  # the emptiest sandbox, so that the whole group fits there
             pooled = max(candidates, key=lambda each: len(each.vacant))
-        else:  # the fullest one, so that others become idle and can be ended
+        else:  # the fullest sandbox, so that others become idle and can be ended
             pooled = min(candidates, key=lambda each: len(each.vacant))
         if group is not None:
             self._homes[group] = pooled  # as the newest entry, as `pop` removed it

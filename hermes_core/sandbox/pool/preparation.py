@@ -44,7 +44,7 @@ class NewSandbox:
     Attributes:
         sandbox_id: the sandbox.
         image: the image that it was made from, if its profile names one.
-        commands: the commands of the preparation user. `preparation` is the same.
+        commands: the commands of the preparation user. `preparation` is another name for them.
     """
 
     def __init__(self, tasks: TaskSet, pooled: PooledSandbox, image: str | None) -> None:

@@ -46,7 +46,8 @@ LONGEST_PAUSE_S = 15.0
 """The pause between two attempts doubles from the first to the longest, in seconds."""
 
 SLOW_S = 60.0
-"""The time of the first warning that a sandbox is still being made. Each later one comes after twice the time."""
+"""Seconds until the first warning that a sandbox is still being made. Each further warning comes after twice the time.
+"""
 
 KeepTrying = Callable[[Exception], bool]
 SetUp = Callable[[PooledSandbox], Awaitable[None]]
@@ -54,7 +55,7 @@ SetUp = Callable[[PooledSandbox], Awaitable[None]]
 ClientFactory = Callable[[Sandbox, GuestSettings], Awaitable[Client]]
 
 PrepareSandbox = Callable[[NewSandbox], Awaitable[None]]
-"""Puts into a new sandbox what its slots need and can't download without a network."""
+"""Puts files into a new sandbox that its slots need and can't download without a network."""
 
 
 async def start_guest(sandbox: Sandbox, settings: GuestSettings) -> Client:
@@ -234,10 +235,10 @@ class Provisioner:
         return pooled
 
     async def _snapshot(self, config: SandboxConfig, meter: Meter, keep_trying: KeepTrying) -> str:
-        """Return the id of the snapshot of a prepared sandbox. It is made once, and concurrent calls share the attempt.
+        """Return the id of the snapshot of a prepared sandbox. Concurrent calls share one attempt to make the snapshot.
 
-        It is tried again while one of these calls keeps trying. All of them have the same meter, as a profile with
-        snapshots has one pool.
+        A failed attempt is repeated while one of these calls keeps trying. All calls have the same meter, as a profile
+        with snapshots has one pool.
         """
         if (snapshot_id := self._snapshots.get(config.name)) is not None:
             return snapshot_id
@@ -252,7 +253,7 @@ class Provisioner:
         """Prepare a sandbox, make a snapshot of it, and end it. Return the snapshot's id."""
 
         def keep_trying(error: Exception) -> bool:
-            # The pool counts each call as a failure, so call it once, although several of its creations wait.
+            # The pool counts each call as a failure, so call its function once, although several of its creations wait.
             answers = [each(error) for each in dict.fromkeys(self._trying[config.name])]
             return any(answers)
 
@@ -300,8 +301,8 @@ class Provisioner:
         """Take over the sandbox of a dead driver without resetting it.
 
         Raises:
-            SandboxLost: it has ended, or has another guest now.
-            InfraError: it can't be reached.
+            SandboxLost: the sandbox has ended, or has another guest now.
+            InfraError: the sandbox can't be reached.
             PolicyError: the backend can't attach to running sandboxes.
         """
         if not self.backend.capabilities.attach:

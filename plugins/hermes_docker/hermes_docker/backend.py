@@ -49,7 +49,7 @@ class DockerBackend(Backend):
     def levels(self, config: SandboxConfig) -> frozenset[Isolation]:
         """Return the levels that containers of this profile can give; `private-root` only with SYS_ADMIN.
 
-        Without it, `dedicated` takes the place of `private-root`. (`namespace` is refused, with advice.)
+        Without SYS_ADMIN, `dedicated` takes the place of `private-root`. (`namespace` is refused later, with advice.)
         """
         can_mount = isinstance(config, DockerConfig) and SYS_ADMIN in config.cap_add
         return self.capabilities.isolation - (set() if can_mount else {Isolation.PRIVATE_ROOT})
@@ -74,7 +74,7 @@ class DockerBackend(Backend):
         return DockerSandbox(running.name, running.uid_base, self._daemon, self._throttle, image_info)
 
     async def prepare_image(self, image: Image, config: SandboxConfig) -> str:
-        """Build an image or pull it, if the daemon does not have it. Return its name there."""
+        """Build an image or pull it, if the daemon does not have it. Return the image's name on the daemon."""
         assert isinstance(config, DockerConfig)
         try:
             return await self._images.ensure(image, config)
@@ -93,7 +93,7 @@ class DockerBackend(Backend):
         """Return a handle on a running container.
 
         Raises:
-            SandboxLost: there is none with that name and our label, or it has ended.
+            SandboxLost: no container has this name and our label, or it has ended.
         """
         sandbox = await self._handle(sandbox_id)
         if await sandbox.status() is not SandboxStatus.RUNNING:

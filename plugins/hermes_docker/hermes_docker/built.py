@@ -1,7 +1,7 @@
 """The images that were built here: their names, and which of them to keep. Blocking, so call it in threads.
 
-An image was built here if its only name is the one that its label says. An image that somebody has built on it inherits
-the label, but not the name.
+An image was built here if its only name is the name in its label. An image that somebody has built on top of it
+inherits the label, but not the name.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SPARED = timedelta(minutes=10)
 from it."""
 
 _PODMAN = "localhost/"
-"""What Podman puts before a name without a registry."""
+"""The prefix that Podman puts before a name without a registry."""
 
 
 def tag(digest: str) -> str:
@@ -35,7 +35,7 @@ def tag(digest: str) -> str:
 
 
 def is_ours(image: str) -> bool:
-    """Return whether a name is one that only images built here have."""
+    """Return whether `image` is a name that only images built here have."""
     return image.startswith(f"{REPOSITORY}:")
 
 
@@ -94,7 +94,7 @@ def _name(image: Any) -> str:
 
 
 def _last_used(api: APIClient, image: Any) -> datetime:
-    """Return when an image was last named, or built, if the daemon does not keep the former."""
+    """Return the time when an image was last named; the time of its build if the daemon does not keep the former."""
     try:
         info = api.inspect_image(image["Id"])  # type: ignore[no-untyped-call]  # as above
     except docker.errors.NotFound:  # somebody else has removed it

@@ -189,13 +189,14 @@ def labels_of(api: APIClient, name: str) -> tuple[SandboxStatus, Mapping[str, st
 
 
 def _is_gone(error: docker.errors.APIError) -> bool:
-    """Return whether an error says that there is no such container. While one is being removed, Podman does not answer
-    with 404."""
+    """Return whether an error says that there is no such container. While a container is being removed, Podman does not
+    answer with 404."""
     return error.status_code == 404 or "no such container" in str(error.explanation).lower()
 
 
 def _status(state: str, created: float) -> SandboxStatus:
-    """Return a container's status. A new container counts as running, or clean-up could remove it before its start."""
+    """Return a container's status. A new container counts as running, so that clean-up does not remove it before its
+    start."""
     if state == "created" and time.time() - created < STARTING_S:
         return SandboxStatus.RUNNING
     return _STATUS.get(state, SandboxStatus.ENDED)
@@ -253,7 +254,8 @@ def host_settings(spec: SandboxSpec, config: DockerConfig) -> dict[str, Any]:
     mounts = [mount(volume) for volume in config.volumes]
     own_roots = spec.isolation is Isolation.PRIVATE_ROOT
     if config.read_only or (own_roots and Sandbox.workspace_base not in config.tmpfs):
-        # An overlay can't lie on the image's own, so it gets a volume. An anonymous volume goes with its container.
+        # Slots' overlays can't lie on the container's own overlay, and a read-only image can't hold files. So the
+        # workspaces get an anonymous volume, which is removed with its container.
         mounts.append(Mount(Sandbox.workspace_base, None, type="volume"))
     capabilities = [*CAPABILITIES, *config.cap_add]
     if SYS_ADMIN in config.cap_add:

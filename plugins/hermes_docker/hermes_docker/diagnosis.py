@@ -35,7 +35,7 @@ def check_spec(spec: SandboxSpec, config: DockerConfig, info: Mapping[str, Any])
     """Refuse settings that this daemon can't enforce, or that contradict the profile.
 
     Raises:
-        PolicyError: says which setting it is.
+        PolicyError: the message names the setting.
     """
     namespaces = spec.isolation in (Isolation.NAMESPACE, Isolation.PRIVATE_ROOT)
     own_users = namespaces or spec.isolation is Isolation.USER

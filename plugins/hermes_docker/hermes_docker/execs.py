@@ -42,8 +42,8 @@ class Exec:
         raise ConnectionError("it was closed")
 
     def has_ended(self) -> bool:
-        """Return whether the process has ended. This has to be asked, because the daemon may keep the stream of a
-        process that did not read all of its input open for minutes."""
+        """Ask the daemon whether the process has ended. The stream does not show this: if a process has not read all of
+        its input, the daemon may keep the stream open for minutes after the end."""
         return not self._api.exec_inspect(self._exec_id)["Running"]
 
     def close(self) -> None:

@@ -79,10 +79,10 @@ class Images:
         self._sources: dict[str, ImageBuild] = {}
         """The builds that were requested, by the image's tag."""
         self._used: dict[str, float] = {}
-        """For images that were built here, the time of the last use that was recorded, by tag."""
+        """The time of the last recorded use of each image that was built here, by tag."""
 
     async def ensure(self, image: Image, config: DockerConfig) -> str:
-        """Pull or build an image, if the daemon does not have it. Return its name there.
+        """Pull or build an image, if the daemon does not have it. Return the image's name on the daemon.
 
         Callers who want the same image share one attempt, which is broken off when the last of them is cancelled.
 
@@ -115,7 +115,7 @@ class Images:
         built here.
 
         Raises:
-            DaemonError: the daemon can't be reached, or no longer has it.
+            DaemonError: the daemon can't be reached, or no longer has the image.
         """
         return await self._daemon.call(lambda api: _about(api, image))
 
@@ -321,8 +321,8 @@ def _about(api: APIClient, image: str) -> SandboxImage:
 
 
 def _split(image: str) -> tuple[str, str | None]:
-    """Return the name and the tag of an image; with a digest, the whole and None. Without a tag, the daemon would pull
-    all tags."""
+    """Return the name and the tag of an image: `latest` if it has no tag, because the daemon would pull all tags then.
+    For an image with a digest, return the whole text and None."""
     if "@" in image:
         return image, None
     name, colon, tag = image.rpartition(":")

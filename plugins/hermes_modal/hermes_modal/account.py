@@ -75,7 +75,7 @@ class CreationPace:
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """Hold a place for one creation, from the time on that the rate allows."""
+        """Wait for a place for one creation, and for the time that the rate allows. Hold the place during the block."""
         while not self._places.acquire(blocking=False):  # noqa: ASYNC110 - a place may be freed in another loop
             await asyncio.sleep(LOOK_S)
         try:
@@ -89,7 +89,7 @@ class CreationPace:
 
 
 pace = CreationPace(AT_A_TIME, PER_SECOND)
-"""One for the whole process, because Modal's limits are those of an account."""
+"""One pace for the whole process, because Modal's limits are per account."""
 
 
 class Account:
@@ -105,7 +105,7 @@ class Account:
 
         Raises:
             ConfigError: there is no token.
-            exception.Error, TimeoutError: Modal refuses it, or can't be reached.
+            exception.Error, TimeoutError: Modal refuses the token, or can't be reached.
         """
         return await self._client.get(self._work, self._connect)
 

@@ -1,4 +1,4 @@
-"""The apps in which this user's drivers have made sandboxes: `ps` names no app, and Modal lists sandboxes by app."""
+"""The apps in which this user's drivers have made sandboxes. Modal lists sandboxes by app, but `ps` names no app."""
 
 from __future__ import annotations
 

@@ -203,7 +203,7 @@ class ModalSandboxConfig(SandboxConfig):
                 if key in values:
                     raise ConfigError(f"{what}: {alias} and {key} are the same", hint="set one of them")
                 values[key] = values.pop(alias)
-        # Where there is a `scale_down_idle`, it is the idle time of ours, and `idle_timeout` is Modal's.
+        # If `scale_down_idle` is given, it is our `idle_timeout`, and the given `idle_timeout` is Modal's.
         if (pause := data.get("scale_down_idle")) is not None:
             if "idle_timeout" in values:
                 values["modal_idle_timeout"] = values["idle_timeout"]
@@ -214,7 +214,8 @@ class ModalSandboxConfig(SandboxConfig):
 
     @classmethod
     def from_env(cls, profile: str = "default", environ: Mapping[str, str] | None = None) -> Self:
-        """Return the profile of `ATROPOS_MODAL_PROFILE_<NAME>_<KEY>` and, where unset, `ATROPOS_MODAL_<KEY>`."""
+        """Return the profile from the variables `ATROPOS_MODAL_PROFILE_<NAME>_<KEY>`, or `ATROPOS_MODAL_<KEY>` for keys
+        without them."""
         environ = os.environ if environ is None else environ
         _check_words(environ)
         name = re.sub(r"[^A-Z0-9]", "_", profile.upper())
@@ -236,7 +237,8 @@ class ModalSandboxConfig(SandboxConfig):
 
     @classmethod
     def from_agent_env_config(cls, config: Any, profile: str = "default") -> Self:
-        """Return the profile of the attributes (or keys) `modal_image`, `modal_gpu`, … of an object; None is unset."""
+        """Return the profile from the attributes (or keys) `modal_image`, `modal_gpu`, … of `config`. The value None
+        counts as not set."""
         values: dict[str, Any] = {}
         for key in _AGENT_KEYS:
             name = f"modal_{key}"
@@ -266,7 +268,7 @@ _ALIASES = {
     "acquire_timeout": "acquire_timeout_s",
     "execution_timeout": "execution_timeout_s",
 }
-"""Names in `modal_profiles.yaml` and of the `modal_…` settings, with ours."""
+"""Maps names in `modal_profiles.yaml` and of the `modal_…` settings to our names."""
 _AGENT_KEYS = (*_VARIABLES.values(), "acquire_timeout", "execution_timeout")
 
 
@@ -304,7 +306,7 @@ def read_profiles(kind: type[Config], path: str | Path) -> tuple[dict[str, Confi
     """Return the profiles of a YAML file, and the name of its default one.
 
     Raises:
-        ConfigError: it can't be read, has no profiles, or a profile has a wrong value.
+        ConfigError: the file can't be read, has no profiles, or a profile has a wrong value.
         UnknownNameError: a key, or the default profile, does not exist.
     """
     profiles, default = profiles_of(Path(path))
@@ -312,8 +314,8 @@ def read_profiles(kind: type[Config], path: str | Path) -> tuple[dict[str, Confi
 
 
 def _check_words(environ: Mapping[str, str]) -> None:
-    """Refuse a variable with our prefix that ends in no key. Which profile is meant can't be said, as names may have
-    a `_`."""
+    """Refuse a variable with our prefix that does not end with a key. The error names no profile, because a profile's
+    name may have a `_`."""
     for variable in environ:
         word = variable.removeprefix(f"{PREFIX}_")
         if word == variable or variable in (FILE_VARIABLE, NAMES_VARIABLE) or word in _VARIABLES:

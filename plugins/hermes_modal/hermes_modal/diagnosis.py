@@ -1,4 +1,4 @@
-"""Whether Modal can be used here, and with which profiles, for `hermes-rl doctor`."""
+"""Finds out for `hermes-rl doctor` whether Modal can be used here, and with which profiles."""
 
 from __future__ import annotations
 
@@ -87,7 +87,8 @@ def _terminal_profiles() -> dict[str, ModalSandboxConfig]:
 
 
 def _valid_profiles(profiles: Mapping[str, Mapping[str, Any]], details: list[str]) -> dict[str, ModalSandboxConfig]:
-    """Return the profiles that are valid for Modal. The others may be for another backend, and go to `details`."""
+    """Return the profiles that are valid for Modal. For the others, which may be for another backend, add a line to
+    `details`."""
     found = {}
     for name, values in profiles.items():
         try:

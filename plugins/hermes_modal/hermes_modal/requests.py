@@ -50,7 +50,7 @@ def workspaces(tags: Mapping[str, str]) -> str:
 
 
 def life_left(tags: Mapping[str, str]) -> float | None:
-    """Return the seconds until Modal ends a sandbox with these tags; None if they don't say."""
+    """Return the seconds until Modal ends a sandbox with these tags; None if the tags don't include the time."""
     if LIFETIME not in tags or CREATED not in tags:
         return None
     return max(0.0, float(tags[CREATED]) + float(tags[LIFETIME]) - time.time())
@@ -137,14 +137,14 @@ def _image(config: ModalSandboxConfig, client: Any) -> Any:
 
 
 _KINDS: Mapping[str, tuple[Any, str]] = {"secret": (modal.Secret, " KEY=VALUE"), "volume": (modal.Volume, "")}
-"""The class of the SDK for what profiles name, and the arguments of the command `modal KIND create NAME`."""
+"""For each kind of object that profiles name: the SDK's class, and further arguments of `modal KIND create NAME`."""
 
 
 async def _look_up(kind: str, name: str, config: ModalSandboxConfig, account: Account) -> Any:
     """Return the secret or the volume with this name.
 
     Raises:
-        ProvisionError: Modal has none.
+        ProvisionError: Modal has none with this name.
     """
     sdk_class, arguments = _KINDS[kind]
     client = await account.client()

@@ -107,14 +107,14 @@ class ModalToolBackend:
         await self.stop()
 
     async def start(self, profiles_to_start: Sequence[str] | None = None) -> None:
-        """Make the warm sandboxes of these profiles (by default the default one), in parallel. Raise as
+        """Make the warm sandboxes of these profiles in parallel; None is the default profile. Raise as
         `ToolBackend.start`."""
         engine = await self._open_in_thread()
         await engine.thread.run(engine.tools.start(profiles_to_start))
 
     def stop(self, *, purge: bool = False) -> Coroutine[Any, Any, None]:
-        """Begin to end all sandboxes. What it returns may be awaited until nothing is left. Idempotent; a slot that is
-        requested later starts again. `purge` has no effect, because nothing is kept."""
+        """Begin to end all sandboxes. Await the result to wait for their end; this is optional. Idempotent. A later
+        `acquire` starts the tool backend again. `purge` has no effect, because nothing is kept."""
         engine, self._engine = self._engine, None
         if engine is not None:
             engine.thread.begin_close()
@@ -123,13 +123,13 @@ class ModalToolBackend:
     aclose = stop
 
     async def acquire(self, trajectory_id: str | None = None, profile: str | None = None) -> Slot:
-        """Return a slot of the profile (by default the default one), in order of arrival. Raise as
+        """Return a slot of the profile; None is the default profile. Callers are served in order of arrival. Raise as
         `ToolBackend.acquire`."""
         engine = await self._open_in_thread()
         return await engine.thread.run(engine.tools.acquire(trajectory_id, profile=profile), engine.tools.release)
 
     async def release(self, slot: Slot, *, reset_workspace: bool = False) -> None:
-        """End the lease: kill its processes and, if asked, remove its files. Idempotent."""
+        """End the lease of `slot`: kill its processes and, if `reset_workspace`, remove its files. Idempotent."""
         if (engine := self._engine) is not None:
             await engine.thread.run(engine.tools.release(slot, reset_workspace=reset_workspace))
 
@@ -248,5 +248,6 @@ class _Engine:
 
 
 def _all_slots(config: ModalSandboxConfig) -> ModalSandboxConfig:
-    """Return the config without slots reserved for verification, which nobody requests here, unless it sets some."""
+    """Return the config without reserved slots, because nobody requests slots for verification here. A reserve that the
+    config sets itself stays."""
     return config if "reserve_slots" in config.model_fields_set else config.model_copy(update={"reserve_slots": 0})

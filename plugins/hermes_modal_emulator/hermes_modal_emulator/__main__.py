@@ -61,7 +61,8 @@ def _shell(pid: int) -> int:
 
 
 def _parent_of_copy(pid: int) -> int | None:
-    """Return a process's parent, if the process is a forked copy of it: one program, with its stack at one address."""
+    """Return a process's parent if the process is a forked copy of the parent: both have the same program, and their
+    stacks at the same address. Otherwise return None."""
     try:
         parent, stack = _parent_and_stack(pid)
         same = stack == _parent_and_stack(parent)[1]

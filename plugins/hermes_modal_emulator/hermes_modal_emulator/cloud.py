@@ -36,7 +36,7 @@ class Options:
     refused_tokens: list[str] = field(default_factory=list)
     """Token ids that are not accepted."""
     missing_images: list[str] = field(default_factory=lambda: [":missing"])
-    """Parts of an image's commands with which its build fails. By default, images with the tag `missing` do."""
+    """Texts that make the build of an image fail if its commands contain one. The default is the tag `missing`."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Cloud:
     # --- secrets
 
     def add_secret(self, name: str, values: dict[str, str]) -> str:
-        """Add a secret, and return its id. An empty name makes one without a name."""
+        """Add a secret, and return its id. An empty name makes a secret without a name."""
         secret_id = self.named_secrets.setdefault(name, v1_id("st")) if name else v1_id("st")
         self.secrets[secret_id] = dict(values)
         return secret_id

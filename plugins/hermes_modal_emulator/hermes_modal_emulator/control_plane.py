@@ -29,7 +29,7 @@ class ControlPlane(Service):
     descriptor = pb.DESCRIPTOR.services_by_name["ModalClient"]
 
     def check(self, method: str, metadata: dict[str, str]) -> None:
-        """Check the account's token for every RPC, and the session's token for those that need one."""
+        """Check the account's token for every RPC, and the session's token for RPCs that need it."""
         if metadata.get("x-modal-token-id") in self.cloud.options.refused_tokens:
             raise GRPCError(Status.UNAUTHENTICATED, "Token ID is malformed or not valid")
         if _NEEDS_TOKEN.search(method):

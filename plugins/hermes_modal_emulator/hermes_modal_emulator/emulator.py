@@ -74,7 +74,7 @@ class ModalEmulator:
         return self._process.pid
 
     def fault(self, method: str, status: str | None = None, **options: Unpack[FaultOptions]) -> None:
-        """Make later calls of an RPC fail. Without a status, they are never answered, but with `delay_s` only late.
+        """Make later calls of an RPC fail. Without `status`, they are never answered or, if `delay_s` is given, late.
 
         Args:
             method: the RPC: `SandboxCreateV2`, `TaskExecStart`, `TaskExecStdioRead`, …

@@ -126,7 +126,7 @@ class NamespaceMachine:
         self._init = _first_child(self._holder.pid)
 
     def argv(self, argv: Sequence[str], cwd: str) -> list[str]:
-        """Return the command behind an `nsenter`. If the directory is missing, it fails inside of the sandbox."""
+        """Return the command that runs `argv` by `nsenter`. If `cwd` is missing, it fails inside of the sandbox."""
         flags = ["-m", "-p", "-i"] + (["-U", "--preserve-credentials"] if os.geteuid() != 0 else [])
         if not self._network:
             flags.append("-n")

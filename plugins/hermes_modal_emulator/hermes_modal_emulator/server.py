@@ -28,7 +28,7 @@ MODES = ("auto", "namespaces", "plain")
 
 
 class EmulatorServer:
-    """Serves the SDK. Whoever sets `stopped` ends `serve`."""
+    """Serves the SDK. Setting `stopped` ends `serve`."""
 
     def __init__(self, cloud: Cloud, port: int) -> None:
         self.cloud = cloud

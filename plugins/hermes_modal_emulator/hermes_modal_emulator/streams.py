@@ -11,7 +11,7 @@ KEPT_BYTES = 16 << 20
 AHEAD_BYTES = 4 << 20
 """Number of bytes ahead of the furthest reader at which the command has to wait."""
 UNREAD_BYTES = 64 << 20
-"""The same if nobody has read yet."""
+"""Number of bytes at which the command has to wait if nobody has read yet."""
 
 
 class OffsetTooOld(Exception):
@@ -51,11 +51,11 @@ class ByteLog:
         return self.end - self._furthest >= AHEAD_BYTES
 
     def discard(self) -> None:
-        """Keep nothing, as nobody will read it."""
+        """Keep no output from now on, because nobody will read it."""
         self._tail = 0
 
     def feed(self, data: bytes) -> None:
-        """Append data, and drop what is no longer kept."""
+        """Append data, and drop the oldest bytes beyond the limit."""
         self._data += data
         if self._tail is not None:
             self._keep_from(self.end - self._tail)

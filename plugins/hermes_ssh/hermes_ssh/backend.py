@@ -30,8 +30,8 @@ from hermes_ssh.hosts import Host, HostPool
 class SshBackend(Backend):
     """Sandboxes on hosts that are reached by SSH. The account there need not be root.
 
-    Which levels a host allows the account is known once a sandbox is made there. A higher level is refused with the
-    reason.
+    The levels that a host allows the account are known only when a sandbox is made there. A stronger level is then
+    refused, with the reason.
 
     Args:
         settings: the runtime's settings, with secrets for keys and accounts, and with profiles that name hosts.

@@ -86,7 +86,7 @@ class SshConfig(SandboxConfig):
         return (self.host, *self.hosts) if self.host else self.hosts
 
     def access(self, host: str) -> Access:
-        """Return how to reach one of the hosts."""
+        """Return the settings of the connection to one of the hosts."""
         settings = {each.name: getattr(self, each.name) for each in fields(Access)}
         return Access(**(settings | {"host": host}))
 

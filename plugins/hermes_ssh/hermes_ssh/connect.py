@@ -37,7 +37,7 @@ _DROPPED = (EOFError, ConnectionResetError, ConnectionAbortedError, BrokenPipeEr
 
 
 class Unreachable(ProvisionError):
-    """A host, or one on the way to it, could not be reached, or dropped the connection while it was being made."""
+    """A host, or a host on the route to it, could not be reached, or dropped the connection while it was being made."""
 
     dropped = False
     """Whether the server dropped the connection, as a busy one does. Then another attempt may succeed."""
@@ -123,7 +123,7 @@ class HostConnection:
 
 @contextlib.contextmanager
 def _or_else(give_up: Callable[[], object], limit_s: float) -> Iterator[None]:
-    """Call `give_up`, which must end what the block waits for, if the block takes longer than `limit_s` seconds."""
+    """Call `give_up` if the block takes longer than `limit_s` seconds. `give_up` must end the blocking call there."""
     over = threading.Event()
     begin_thread(lambda: over.wait(limit_s) or give_up(), "ssh-overdue")
     try:
@@ -164,7 +164,7 @@ class HostSession:
         return status
 
     def close(self) -> None:
-        """Close the session. A connection that can't even transmit that is dead, and is closed."""
+        """Close the session. If the connection can't even transmit this, it is dead, and is closed too."""
         with _or_else(self._connection.close, _CLOSE_S):
             self._channel.close()
 
@@ -226,7 +226,7 @@ def connect(access: Access, secret: Secret) -> HostConnection:
 
 
 def _close_all(transports: Sequence[paramiko.Transport], processes: Sequence[Any]) -> None:
-    """Close the hops from the last one on, because each goes through those before. Ignore errors, and end the
+    """Close the hops, the last one first, because each runs through the hops before it. Ignore errors, and end the
     proxies."""
     for transport in reversed(transports):
         with contextlib.suppress(paramiko.SSHException, EOFError, OSError):

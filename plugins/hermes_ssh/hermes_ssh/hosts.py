@@ -151,7 +151,7 @@ class Host:
         except Unreachable as error:
             raise ChannelLost(error.message, hint=error.hint, sandbox_id=global_id) from error
         try:
-            if await channel.read(1):  # our program writes one byte before it becomes the one that was asked for
+            if await channel.read(1):  # our program writes one byte before it becomes the program `argv`
                 return channel
             if await channel.wait() == NOT_THERE:
                 raise SandboxLost("the sandbox has ended", hint="create another one", sandbox_id=global_id)
@@ -297,8 +297,8 @@ class HostPool:
         return found
 
     def candidates(self, config: SshConfig, creation_id: str) -> Iterable[Host]:
-        """Return the hosts for a new sandbox, best first: the host of the last attempt, then the least loaded ones, and
-        at the end those that are set aside."""
+        """Return the hosts for a new sandbox, best first: the host of the last attempt, then the others from the least
+        loaded on, and at the end the hosts that are set aside."""
         now = time.monotonic()
         last = self._placed.get(creation_id)
 

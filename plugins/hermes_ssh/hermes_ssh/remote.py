@@ -23,7 +23,7 @@ _CORE = (
     "sandbox.uids",
 )
 
-# It has no quote, no newline and no `!`, so that single quotes carry it through any login shell.
+# The loader has no quote, no newline and no `!`, so that single quotes carry it through any login shell.
 _LOADER = (
     "import sys\\n"
     "if sys.version_info < (3, 7):\\n"

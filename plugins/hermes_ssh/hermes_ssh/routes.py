@@ -59,7 +59,7 @@ def _hops(access: Access, config: paramiko.SSHConfig, host: str, *, final: bool,
     command = settings.get("proxycommand") or "none"
     if jumps[0].lower() != "none":
         yield from _hops(access, config, jumps[0], final=False, depth=depth + 1)
-        for jump in jumps[1:]:  # each is reached through the one before, so its own ProxyJump does not count
+        for jump in jumps[1:]:  # each is reached through the host before, so its own ProxyJump does not count
             yield _hop(access, _look_up(config, jump), jump, final=False, command=None)
         command = "none"
     yield _hop(access, settings, host, final=final, command=None if command.lower() == "none" else command)

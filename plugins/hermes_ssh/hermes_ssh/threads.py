@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 async def in_thread(call: Callable[[], T], undo: Callable[[T], object]) -> T:
-    """Return the result of `call`, which runs in a daemon thread. If the caller is cancelled, it need not wait: `undo`
+    """Return the result of `call`, which runs in a daemon thread. A cancelled caller does not wait for `call`: `undo`
     gets the result later, in a thread of its own."""
     loop = asyncio.get_running_loop()
     outcome: asyncio.Future[T] = loop.create_future()
