@@ -69,21 +69,21 @@ class SlotUser(StrEnum):
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a backend's sandboxes can do. A request for something that is not declared is refused, never silently
-    ignored."""
+    """The abilities of a backend and its sandboxes. A request for an ability that is not declared is refused, never
+    silently ignored."""
 
     isolation: frozenset[Isolation]
     """The levels that its sandboxes can give their slots."""
     network: frozenset[Network] = frozenset({Network.OPEN})
-    """The network policies that it enforces."""
+    """The network policies that the backend enforces."""
     attach: bool = False
-    """Whether it has `attach`, a handle on a running sandbox. `hermes-rl reap` and taking over sandboxes need it."""
+    """Whether the backend has `attach`, which `hermes-rl reap` and taking over sandboxes need."""
     snapshot: bool = False
-    """Whether it has `snapshot` and `restore`."""
+    """Whether the backend has `snapshot` and `restore`."""
     builds: bool = False
-    """Whether it has `prepare_image`, which builds images of folders with a Dockerfile."""
+    """Whether the backend has `prepare_image`, which builds images of folders with a Dockerfile."""
     gpu: bool = False
-    """Whether its sandboxes can have GPUs. It is only shown to users; the `config_class` has the setting."""
+    """Whether sandboxes can have GPUs. This is only shown to users; the `config_class` has the setting."""
     memory_limit: bool = True
     """Whether the setting `memory` is a limit. Some providers only reserve that much, and the sandbox may use more. It
     means nothing if the `config_class` names `memory` in `unsupported`."""
@@ -380,7 +380,7 @@ class Sandbox(ABC):
     Slots don't see mounts below this directory, so the programs and /etc must not be mounted there. None is the
     sandbox's own root if `own_system`; otherwise the sandbox can't have slots of that level."""
     image: SandboxImage | None = None
-    """The image that it was made from, for the records of rollouts. None: the profile's image, of unknown digest."""
+    """The image of the sandbox, for the records of rollouts. None: the profile's image, of unknown digest."""
     lifetime_s: float | None = None
     """Seconds from the return of `create` until the provider ends the sandbox in any case. None is never. The pool
     replaces the sandbox before that."""

@@ -52,7 +52,7 @@ class ImageBuild:
 
 
 Image = str | ImageBuild
-"""An image by its name, or one that is built."""
+"""The name of an image, or the description of an image that is to be built."""
 
 
 def context_digest(build: ImageBuild) -> str:

@@ -136,7 +136,7 @@ class AsyncioStreamChannel(BufferedChannel):
 
 
 class _ChildProtocol(asyncio.SubprocessProtocol):
-    """Passes what asyncio reports about the child on to its channel."""
+    """Passes asyncio's reports about the child on to its channel."""
 
     def __init__(self, channel: AsyncioStreamChannel) -> None:
         self._channel = channel

@@ -248,7 +248,7 @@ class ScriptedFiles(SlotCommands):
 
     @abstractmethod
     async def _file(self, script: str, path: str, *args: str, stdin: bytes = b"", limit: int = 1 << 20) -> bytes:
-        """Run a script on a path, and return what it prints.
+        """Run a script on a path, and return its output.
 
         Raises:
             CommandError: the script fails, or prints more than `limit` bytes. The message names the path.

@@ -197,7 +197,7 @@ def pack(path: str, max_bytes: int) -> dict[str, Any]:
                 continue
             if member is None:
                 continue
-            # Compare what was written, because headers of long names and link targets can be larger than the files.
+            # Count the bytes written, because headers of long names and link targets can be larger than the files.
             if archive.offset + tarfile.BLOCKSIZE + member.size > max_bytes:
                 raise ArchiveRefused("too_large", "more than %d bytes: %s" % (max_bytes, path))
             if source is None:

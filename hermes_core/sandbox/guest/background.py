@@ -227,7 +227,7 @@ def _forget_old(processes: dict[str, BackgroundProcess]) -> None:
 
 
 def _make_room(processes: dict[str, BackgroundProcess]) -> None:
-    """Make room for one more: remove those that ended first. Raises Refusal if too many are running."""
+    """Make room for another process by removing those that ended first. Raises Refusal if too many are running."""
     _forget_old(processes)
     ended = [process for process in processes.values() if process.execution.ended]
     for process in sorted(ended, key=lambda each: each.ended)[: max(0, len(processes) - MOST + 1)]:

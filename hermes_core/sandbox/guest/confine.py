@@ -321,7 +321,7 @@ def _limit_processes(most: int) -> None:
 
 
 def _limit_user_namespace() -> None:
-    """Limit our user namespace to its share of what the kernel counts per user, and forbid further namespaces.
+    """Limit our user namespace to its share of the resources that the kernel counts per user. Forbid new namespaces.
 
     With a cgroup namespace, a slot could mount its own cgroup. If the user owns that, as in a desktop session, a write
     to `cgroup.kill` would kill the driver too.

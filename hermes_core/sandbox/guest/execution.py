@@ -364,8 +364,8 @@ class Execution:
         self._outlet.pause(self.resume)
 
     def _pump(self, fd: int, budget: int) -> str:
-        """Read up to `budget` bytes. Return why it stopped: the pipe is dry or closed, the sink is full, or the budget
-        is spent."""
+        """Read up to `budget` bytes. Return the reason to stop: the pipe is dry or closed, the sink is full, or the
+        budget is spent."""
         sink = self._open[fd]
         while budget > 0:
             room = sink.room() if isinstance(sink, Stream) else CHUNK

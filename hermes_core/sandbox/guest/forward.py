@@ -170,7 +170,7 @@ class ForwardListener:
         self._waiting: collections.OrderedDict[Carrier, None] = collections.OrderedDict()
         self._connected: set[Carrier] = set()
 
-    # --- what the slot, its link and the requests call on an execution ----------------------------------------------
+    # --- the methods of an execution that the slot, its link and the requests call ----------------------------------
 
     def close_sent_fds(self) -> None:
         """Do nothing: no descriptors were sent."""

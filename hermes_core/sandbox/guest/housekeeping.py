@@ -84,7 +84,7 @@ class Trash:
             self._bell = None
 
     def close(self) -> None:
-        """End the process, and remove in our own process whatever remains."""
+        """End the process, and remove the remaining files in our own process."""
         if self._bell is not None:
             self._stop()
             try:

@@ -171,7 +171,7 @@ class Parent:
         return b"".join(self._parts) if kind == _LAST else b""
 
     def _leave(self) -> NoReturn:
-        """Exit because the guest is gone. No process of the slot may outlive it."""
+        """Exit because the guest is gone. No process of the slot may outlive the guest."""
         self._kill_everything()
         os._exit(0)
 
@@ -393,7 +393,7 @@ class Parent:
         return self._ghosts
 
     def _advance(self, pid: int) -> None:
-        """If all processes of a command that shall end have ended, report it. Send KILL at the deadline."""
+        """Report the end of a command that shall end if all of its processes have ended. Send KILL at the deadline."""
         command = self._running[pid]
         if command.deadline is not None and time.monotonic() >= command.deadline:
             self._kill_family(pid)

@@ -172,7 +172,7 @@ class GuestSlot:
             return None
         return users.add(self.site.lists, [(self._inner_uid, users.NAME, self.workspace.home)])
 
-    # --- getting it ready -------------------------------------------------------------------------------------------
+    # --- getting the slot ready -------------------------------------------------------------------------------------
 
     def open(self, reply: Reply) -> None:
         """Make the slot ready for its first lease. Idempotent."""

@@ -61,7 +61,7 @@ class Stream:
             self._unconfirmed.popleft()
 
     def hold(self) -> None:
-        """Send nothing on a new channel until `resend` says what the reader has."""
+        """Send nothing on a new channel until `resend` says how many bytes the reader has."""
         self._held = True
 
     def resend(self, offset: int) -> None:
@@ -271,7 +271,7 @@ class Drains:
             self._watch(fd)
 
     def close(self) -> None:
-        """Close all of them."""
+        """Close all descriptors."""
         for fd in list(self._fds):
             self._drop(fd)
 

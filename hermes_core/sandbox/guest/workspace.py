@@ -19,7 +19,7 @@ _PRIVATE = ".slots"
 _SCARCE = 10
 """With less than a tenth of the disk free, discarded files are removed at once."""
 _FULL = 100
-"""With less than a hundredth of the disk free, it counts as full."""
+"""With less than a hundredth of its space free, the disk counts as full."""
 _COUNTED = 50_000
 """Maximum number of a slot's files that are counted. A slot with more has filled the disk itself."""
 _LOOKED_AT = 200_000

@@ -122,7 +122,7 @@ class GuestClient:
         if end_sandbox and self._runner is not None and not self._runner.done() and not self._closing:
             self._ending = True
             self._post({"op": "end"})
-            # Don't wait for `lost`: `asyncio.run` cancels every task at its end, including the one that would set it.
+            # Don't wait for `lost`: at its end, `asyncio.run` cancels every task, including the one that sets `lost`.
             await asyncio.wait([self._runner], timeout=END_TIMEOUT_S)
         self._closing = True
         if self._runner is not None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def probe_process() -> dict[str, Any]:
-    """Find out what this process may do, by trying it in a child.
+    """Find out which namespaces this process may make, by making them in a child.
 
     Returns:
         `root`: whether its uid is 0. `namespaces`: whether it can make mount, pid and ipc namespaces directly.
@@ -43,7 +43,7 @@ def probe_process() -> dict[str, Any]:
 
 
 def probe_host() -> dict[str, Any]:
-    """Find out what a host allows.
+    """Find out which namespaces and root directories of slots a host allows.
 
     Returns:
         The fields of `probe_process`. `own_roots`: why slots can't have root directories of their own; empty if they

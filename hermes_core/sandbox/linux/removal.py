@@ -120,11 +120,12 @@ def _open_directory(name: str, folder: int | None) -> int:
     return fd
 
 
-# --- what users leave in world-writable directories -----------------------------------------------------------------
+# --- files that users leave in world-writable directories -----------------------------------------------------------
 
 
 def sweep(folders: Iterable[str], uids: Collection[int]) -> None:
-    """Remove what these users own below world-writable directories. Call it as root; other users may work there.
+    """Remove the files that these users own below world-writable directories. Call this as root. Meanwhile, other users
+    may work there.
 
     A directory of these users that holds other users' files becomes root's, so that the users own nothing any more.
     Directories of other users are entered whatever their modes are now, because they may have been open before. Links

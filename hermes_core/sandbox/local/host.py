@@ -53,7 +53,7 @@ _LIMITS = {
 
 
 class Probe(NamedTuple):
-    """What a host allows an account: the result of `probe_host`."""
+    """The namespaces and root directories that a host allows an account: the result of `probe_host`."""
 
     root: bool
     namespaces: bool

@@ -47,7 +47,7 @@ _isolating: dict[tuple[int, int], Probe] = {}
 
 
 def probe_host() -> Probe:
-    """Find out what this host allows. The first call in a process blocks for about 30 ms.
+    """Find out which namespaces this host allows. The first call in a process blocks for about 30 ms.
 
     If the host allows no namespaces, each call tries again, because the reason may be gone.
     """

@@ -67,7 +67,7 @@ class Turns:
 
     @asynccontextmanager
     async def hold(self, *, alone: bool = False) -> AsyncIterator[None]:
-        """Hold a turn, or all of them, while the block runs."""
+        """Hold one turn, or all turns if `alone`, while the block runs."""
         async with AsyncExitStack() as stack:
             if alone:
                 await stack.enter_async_context(self._all)  # two holders with half the turns each would never end

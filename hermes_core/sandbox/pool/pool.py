@@ -57,7 +57,7 @@ GROUPS_REMEMBERED = 1024
 
 @dataclass
 class Decision:
-    """What `pump` has to do. The changes to waiters, seats and leases have been made already."""
+    """The work for `pump`. The changes to waiters, seats and leases have been made already."""
 
     refused: list[tuple[Waiter, HermesError]]
     """The waiters that can't be served, with the reason."""

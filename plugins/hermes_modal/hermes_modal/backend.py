@@ -178,7 +178,7 @@ class ModalSandbox(Sandbox):
         self.lifetime_s = lifetime_s
         self.workspace_base = workspace_base
         self.state_dir = requests.state_dir(workspace_base)
-        # A sandbox on Modal is alone on its machine. Emulated ones share a host, which counts processes by user id.
+        # A sandbox on Modal is alone on its machine. Emulated sandboxes share a host, which counts processes by uid.
         block = int.from_bytes(hashlib.sha256(creation_id.encode()).digest()[:4], "big") % _BLOCKS
         self.uid_base = _FIRST_UID + block * _BLOCK
         self._sandbox, self._account = sandbox, account

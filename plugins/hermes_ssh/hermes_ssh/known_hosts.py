@@ -1,5 +1,5 @@
-"""Compares a server's host key with those in `known_hosts` files. The error has the command that would accept the
-key."""
+"""Compares a server's host key with the keys in `known_hosts` files. The error's hint has the command that would accept
+the key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Awaits blocking calls in threads, and undoes those whose caller was cancelled."""
+"""Awaits blocking calls in threads, and undoes calls whose caller was cancelled."""
 
 from __future__ import annotations
 
