@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 import types
 import zipfile
 from collections.abc import Generator
@@ -127,6 +128,22 @@ def test_no_link_of_a_plugin_s_readme_is_dead_on_a_package_index() -> None:
     assert len(readmes) > 10
     for readme in readmes:
         assert re.findall(r"\]\((?!https?://|#)[^)]*\)", readme.read_text()) == [], readme
+
+
+def test_what_is_installed_from_a_checkout_is_installed_with_our_distributions_that_it_needs() -> None:
+    def project(folder: str) -> dict[str, Any]:
+        return tomllib.loads((ROOT / folder / "pyproject.toml").read_text())["project"]
+
+    found = [
+        (page, re.findall(r"\./(?:plugins|examples)/\w+", command))
+        for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("plugins/*/README.md")]
+        for command in re.findall(r"pip install (.*?\./plugins/[^`#\n]*)", page.read_text())
+    ]
+    assert len(found) > 10
+    for page, folders in found:
+        projects = [project(folder) for folder in folders]
+        needed = {name for each in projects for name in re.findall(r"hermes-rl-[\w-]+", str(each["dependencies"]))}
+        assert needed <= {each["name"] for each in projects}, f"{page}: {folders}"
 
 
 def test_the_parsers_page_shows_what_happens(capsys: pytest.CaptureFixture[str]) -> None:
