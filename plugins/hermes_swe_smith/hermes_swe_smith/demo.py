@@ -18,10 +18,17 @@ from pathlib import Path
 from typing import Any
 
 import click
-from hermes_testing.scripted_server import ScriptedCall, ScriptedServer, ToolScript, call
 
 import hermes_swe_smith
 from hermes_core import HermesError, Isolation, RunSummary, Runtime, Settings, run_rollouts
+
+try:
+    from hermes_testing.scripted_server import ScriptedCall, ScriptedServer, ToolScript, call
+except ModuleNotFoundError as error:
+    if __name__ != "__main__" or error.name != "hermes_testing":
+        raise
+    click.echo("error: the demo needs hermes-rl-testing (pip install 'hermes-rl-swe-smith[demo]')", err=True)
+    sys.exit(2)
 
 CONCURRENCY = 2
 ENVIRONMENT = {"dataset_name": "demo", "shuffle": False}
