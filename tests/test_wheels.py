@@ -509,6 +509,9 @@ def test_the_core_alone(core_wheel: Path, dependencies: Path, tmp_path: Path) ->
     assert core.run("hermes-rl", "doctor", "--json").stdout.startswith("{")
     missing = core.run("hermes-rl", "rollout", "swe-smith", "--agent", "nop")
     assert (missing.returncode, "unknown environment 'swe-smith'" in missing.stderr) == (2, True)
+    commands, agents = core.run("hermes-rl", "commands"), core.run("hermes-rl", "agents", "--json")
+    assert "not installed: conformance (pip install hermes-rl-testing)\n" in commands.stderr
+    assert re.search(r"not installed: .*\bcodex, .*\(pip install hermes-rl-agents\)", agents.stderr)
     for asks in (("hermes-rl", "atropos"), ("python", "-c", "from hermes_core.atropos import HermesAgentBaseEnv")):
         missing = core.run(*asks)
         assert (missing.returncode != 0, "install" in missing.stderr) == (True, True)
@@ -532,6 +535,13 @@ def test_the_core_and_the_swe_smith_plugin(
     code = "from hermes_core.runtime import Runtime; print(Runtime().environments.load('swe_smith').name)"
     loaded = both.run("python", "-c", code)
     assert loaded.stdout.strip() == "swe-smith", loaded.stderr
+    for module, install in (
+        ("hermes_swe_smith", "pip install hermes-rl-atropos"),
+        ("hermes_swe_smith.demo", "pip install 'hermes-rl-swe-smith[demo]'"),
+    ):
+        refused = both.run("python", "-m", module)
+        assert (refused.returncode, len(refused.stderr.splitlines())) == (2, 1), refused.stderr
+        assert install in refused.stderr
 
 
 @pytest.mark.full  # installs wheels once more

@@ -139,7 +139,7 @@ def _reword(error: click.UsageError) -> click.ClickException:
         if any(error.option_name in parameter.opts for parameter in root.command.params):
             written = f"{root.command_path} {error.option_name} {error.ctx.info_name} …"
             return _Misuse(f"{error.option_name} comes before the command's name: `{written}`")
-    message = error.format_message().rstrip(".")
+    message = " ".join(line.strip() for line in error.format_message().splitlines()).rstrip(".")
     command = error.ctx.command_path if error.ctx is not None else "hermes-rl"
     return _Misuse(f"{message[:1].lower()}{message[1:]} (`{command} --help` lists what it takes)")
 
@@ -343,13 +343,15 @@ def reap(
 
 
 def _list(ctx: click.Context, what: str, name: str | None, as_json: bool) -> None:
-    """Print a listing. Problems of plugins go to standard error."""
+    """Print a listing. Problems of plugins, and what else could be installed, go to standard error."""
     from hermes_core.cli.listing import list_entries
-    from hermes_core.cli.support import new_runtime, tell_problems
+    from hermes_core.cli.support import new_runtime, tell_not_installed, tell_problems
 
     runtime = new_runtime(ctx.obj)
     _show(list_entries(runtime, what, name, taken=main.list_commands(ctx)), as_json)
     tell_problems(runtime)
+    if name is None:
+        tell_not_installed(runtime, what)
 
 
 def _show(tables: Tables, as_json: bool) -> None:

@@ -95,6 +95,14 @@ def tell_problems(runtime: Runtime) -> None:
         say(f"problem: {problem}", err=True)
 
 
+def tell_not_installed(runtime: Runtime, kind: str) -> None:
+    """Say on standard error which entries of this kind could be installed: a line for each distribution of ours."""
+    missing = runtime.plugin_manager.registry(kind).not_installed()
+    for distribution in dict.fromkeys(missing.values()):
+        names = ", ".join(name for name, brings in missing.items() if brings == distribution)
+        say(f"not installed: {names} (pip install {distribution})", err=True)
+
+
 def finish(
     ctx: click.Context,
     main: Callable[[Runtime], Coroutine[Any, Any, T]],

@@ -27,20 +27,21 @@ BROUGHT_BY: dict[str, Mapping[str, str]] = {
         ),
         "hermes-rl-agents",
     ),
+    "backend": {"docker": "hermes-rl-docker", "modal": "hermes-rl-modal", "ssh": "hermes-rl-ssh"},
     "command": {
         "atropos": "hermes-rl-atropos",
         "batch-runs": "hermes-rl-hermes-agent",
         "conformance": "hermes-rl-testing",
         "make-tasks": "hermes-rl-make-tasks",
     },
-    "environment": dict.fromkeys(("terminal-bench-2", "endless-terminals"), "hermes-rl-harbor"),
+    "environment": {
+        **dict.fromkeys(("endless-terminals", "harbor", "terminal-bench-2"), "hermes-rl-harbor"),
+        "inspect": "hermes-rl-inspect",
+        "swe-smith": "hermes-rl-swe-smith",
+        "verifiers": "hermes-rl-verifiers",
+    },
 }
-"""For names that a distribution of ours provides and that differ from the distribution's name: the distribution, so
-that the error for a missing name can say what to install."""
-
-_PLUGIN_KINDS = ("backend", "environment")
-_DISTRIBUTION = re.compile(r"[a-z][a-z0-9_-]*", re.IGNORECASE)
-"""The pattern of the NAME in a plugin's distribution `hermes-rl-NAME`."""
+"""The distribution of ours that brings each name, by kind, so that errors and listings can say what to install."""
 
 
 class PluginStatus(StrEnum):
@@ -290,6 +291,13 @@ class Registry:
             return self._absent(name, f"{distribution} is not installed", f"pip install {distribution}")
         return None
 
+    def not_installed(self) -> dict[str, str]:
+        """Return the names that are missing here because a distribution of ours is not installed, each with that
+        distribution."""
+        here = {plugin.distribution for plugin in (*self.absent, *(entry.plugin for entry in self.claims))}
+        brought = BROUGHT_BY.get(self.kind, {}).items()
+        return {name: brings for name, brings in brought if brings not in here and name not in self._by_name}
+
     def _absent(self, name: str, reason: str, hint: str) -> UnknownNameError:
         error = UnknownNameError(self.kind, name, self.names(), hint=hint)
         error.message = f"{error.message}: {reason}"
@@ -310,9 +318,10 @@ class Registry:
     def _unknown(self, name: str) -> UnknownNameError:
         known = [*self.names(), *self.beside]
         error = UnknownNameError(self.kind, name, known)
-        misspelt = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
-        if self.kind in _PLUGIN_KINDS and not misspelt and _DISTRIBUTION.fullmatch(name):
-            error.hint = f"{error.hint}; if a plugin provides it, install that: hermes-rl-{_fold(name)}"
+        missing = self.not_installed()
+        nearest = difflib.get_close_matches(_fold(name), [*known, *missing], n=1, cutoff=0.75)
+        if nearest and nearest[0] in missing:
+            error.hint = f"did you mean {nearest[0]!r}? pip install {missing[nearest[0]]}"
         failed = [plugin.label for plugin in self.absent if plugin.wrong]
         if failed:
             error.hint = f"{error.hint}; not loaded: {', '.join(failed)}, see `hermes-rl plugins`"

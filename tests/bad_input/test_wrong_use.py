@@ -73,6 +73,7 @@ MODEL = ["rollout", "tasks", "TASKS", "--model", "m", "--base-url", "http://127.
         ([*ORACLE, "--backend.min_sandboxes=7", "--backend.max_sandboxes=2"], ["min_sandboxes 7 is above"]),
         # what is missing
         (["rollout"], ["missing argument 'ENV'"]),
+        (["new"], ["missing argument 'KIND'. Choose from: environment, tool,"]),
         (["rollout", "tasks", "--agent", "oracle"], ["dataset_name is missing"]),
         (["rollout", "tasks", "TASKS"], ["no model is named", "--model"]),
         (["rollout", "tasks", "TASKS", "--model", "m"], ["no API key", "OPENAI_API_KEY", "--base-url"]),

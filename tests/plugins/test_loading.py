@@ -242,14 +242,16 @@ def test_a_hook_that_could_not_work_is_refused(functions: dict[str, Any], messag
 
 
 def test_a_backend_that_nobody_provides_names_the_package_to_install() -> None:
-    with pytest.raises(UnknownNameError, match="install that: hermes-rl-modal"):
+    with pytest.raises(UnknownNameError, match=r"hermes-rl-modal is not installed \(pip install hermes-rl-modal\)"):
         load().registry("backend").entry("modal")
+    with pytest.raises(UnknownNameError, match=r"\(did you mean 'docker'\? pip install hermes-rl-docker\)"):
+        load().registry("backend").entry("dockr")
     with pytest.raises(UnknownNameError, match="did you mean 'local'") as caught:
         load().registry("backend").entry("locla")
     assert "pip" not in str(caught.value)
 
 
-def test_a_name_that_is_not_its_distribution_s_names_the_package_to_install() -> None:
+def test_a_name_that_a_distribution_of_ours_brings_names_the_package_to_install() -> None:
     with pytest.raises(UnknownNameError, match="unknown agent 'codex': hermes-rl-agents is not installed"):
         load().registry("agent").entry("codex")
     ours = [claim for claim in PluginManager().claims if claim.plugin.distribution.startswith("hermes-rl-")]
@@ -261,9 +263,7 @@ def test_a_name_that_is_not_its_distribution_s_names_the_package_to_install() ->
     ]
     assert named
     for distribution, kind, name in named:
-        folded = name.replace("_", "-")
-        guessed = f"hermes-rl-{folded}" if kind in ("backend", "environment") else None
-        assert BROUGHT_BY.get(kind, {}).get(folded, guessed) == distribution, f"{kind} {name}"
+        assert BROUGHT_BY[kind].get(name.replace("_", "-")) == distribution, f"{kind} {name}"
 
 
 def test_one_word_needs_no_brackets() -> None:
