@@ -58,6 +58,26 @@ def test_a_distribution_says_of_itself_what_the_core_says(folder: Path) -> None:
     assert (folder / own["project"]["readme"]).is_file()
 
 
+EXAMPLES = sorted(path.parent for path in ROOT.glob("examples/*/pyproject.toml"))
+
+
+@pytest.mark.parametrize("folder", [*PROJECTS[1:], *EXAMPLES], ids=lambda folder: folder.name)
+def test_a_distribution_asks_for_those_of_ours_that_it_imports(folder: Path) -> None:
+    own = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+    extras = own.get("optional-dependencies", {}).values()
+    asked_for = {
+        Requirement(line).name for line in (*own.get("dependencies", ()), *(line for e in extras for line in e))
+    }
+    sources = "\n".join(path.read_text() for path in folder.rglob("*.py"))
+    imported = set(re.findall(r"^ *(?:from|import) (hermes_\w+)", sources, re.MULTILINE)) - {folder.name}
+    needed = {
+        tomllib.loads((project / "pyproject.toml").read_text())["project"]["name"]
+        for project in PROJECTS
+        if ("hermes_core" if project == ROOT else project.name) in imported
+    }
+    assert needed <= asked_for
+
+
 def test_the_changelog_begins_with_the_version_that_is_built() -> None:
     heading = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert heading is not None and heading[1] == __version__
