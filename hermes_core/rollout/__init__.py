@@ -1,1 +1,1 @@
-"""One rollout, from lease to release, and what its hooks work with."""
+"""One rollout, from the lease of its slot to the release, and the objects for its hooks."""

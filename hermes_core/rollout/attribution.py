@@ -1,7 +1,7 @@
-"""Decides why a verification gives no result: because of the agent's work, or not. An untouched environment tells.
+"""Decides whether a verification gives no result because of the agent's work, by verifying an untouched environment.
 
-An agent may own the environment in which its work is verified, and can break there whatever the verification needs. If
-its rollouts then had no reward, it would learn to do so.
+An agent can often change everything in the environment in which its work is verified, and so break the verification. If
+a rollout then had no reward instead of the reward 0, the agent could learn to break verifications.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from hermes_core.errors import Disturbed, HermesError, SetupFailed, VerifierErro
 T = TypeVar("T")
 
 NO_RESULT = (VerifierError, SetupFailed, Disturbed)
-"""The errors of a verification that gave no result, without knowing whose fault it is."""
+"""The errors of a verification without a result. They don't tell whether the agent's work is at fault."""
 
 
 class WorkAtFault(HermesError):
@@ -24,11 +24,11 @@ class WorkAtFault(HermesError):
 async def attribute_failure(verify: Callable[[], Awaitable[T]], untouched: Callable[[], Awaitable[bool]]) -> T:
     """Return the result of a verification.
 
-    If it fails, and an untouched environment can be verified, it is tried again: what it lacked may have been missing
-    for a moment only, such as a network. If it fails again, the work is the cause.
+    If the verification fails, and an untouched environment can be verified, the verification is tried again, because a
+    need such as the network may have been missing for a moment only. If it fails again, the work is the cause.
 
     Args:
-        untouched: returns whether the verification gives a result where no agent has worked.
+        untouched: returns whether the verification gives a result in an environment where no agent has worked.
 
     Raises:
         WorkAtFault: there is no result, because of the agent's work.

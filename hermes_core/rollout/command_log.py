@@ -1,4 +1,4 @@
-"""What the hooks of a rollout run in sandboxes: the commands, with their output, within bounds."""
+"""A log of the commands that the hooks of a rollout run in sandboxes, with bounded output."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hermes_core.sandbox.commands import CommandResult, ExecutionResult
 from hermes_core.sandbox.linux.output import join_capture, trim_end, trim_start
 
 MOST_COMMANDS = 200
-"""Maximum number of commands that are kept: the first half and the last half of them."""
+"""Maximum number of commands that are kept: half of them the first ones, half the last ones."""
 
 MAX_COMMAND = 4000
 """Maximum number of bytes of a command line."""
@@ -24,7 +24,7 @@ MAX_OUTPUT = 16_000
 T = TypeVar("T")
 
 _Outcome = tuple[int | None, bytes, int]
-"""How a command ended: its exit status, its output, and the number of bytes that the output lacks."""
+"""A command's exit status, its output, and the number of bytes that are missing in this output."""
 
 
 class CommandLog:
@@ -32,7 +32,7 @@ class CommandLog:
 
     def __init__(self) -> None:
         self.stage = "setup"
-        """The stage of the rollout, for the commands that begin now."""
+        """The rollout's present stage, which is logged with commands that begin."""
         self.left_out = 0
         """Number of commands that were not kept."""
         self._first: list[SandboxCommand] = []
@@ -43,7 +43,7 @@ class CommandLog:
         yield from self._last
 
     async def run(self, line: str, work: Awaitable[T]) -> T:
-        """Await the result of a command line and return it. The command is logged however it ends."""
+        """Await `work`, which runs a command line, and return its result. The command is logged even if it fails."""
         stage, started = self.stage, time.time()
         try:
             result = await work
@@ -91,8 +91,8 @@ def _outcome(result: object) -> _Outcome:
 
 
 def _cut(data: bytes, limit: int) -> tuple[str, int]:
-    """Return at most `limit` bytes of the data as text, half from its start and half from its end, and the number of
-    bytes between them that were left out."""
+    """Return the data as text, and the number of bytes left out. If there are more than `limit` bytes, the text has
+    half of `limit` from the start and half from the end."""
     head, tail = data, b""
     if len(data) > limit:
         head, tail = trim_end(data[: limit // 2]), trim_start(data[-limit // 2 :])

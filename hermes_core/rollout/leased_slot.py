@@ -23,8 +23,8 @@ T = TypeVar("T")
 DIFF_TIMEOUT_S = 120.0
 _NO_ROOM = ("No space left on device", "Disk quota exceeded")
 
-# Use a temporary index, so that the repository's own stays as the agent left it. Don't use hooks, external diffs and
-# text conversions, because the agent may have configured them.
+# A temporary index leaves the repository's own index as the agent left it. Hooks, external diffs and text conversions
+# are off, because the agent may have configured them.
 _DIFF_SCRIPT = r"""set -e
 index=$(mktemp -d)
 trap 'rm -rf "$index"' EXIT
@@ -57,14 +57,14 @@ Note = Callable[[BaseException, ErrorOrigin], None]
 
 
 class LeasedSlot:
-    """One leased slot. Every `InfraError` in it is noted, so that a hook cannot hide one by catching it.
+    """One leased slot. Every `InfraError` in the slot is noted, so that a hook can't hide the error by catching it.
 
     Attributes:
         preparation: the commands of the preparation user of the slot's sandbox, in the directory of prepared things.
-        limit: the time limit of the hook that uses it, if there is one.
+        limit: the time limit of the hook that uses the slot, or None.
         alone: whether `processor` holds all of the sandbox's processors.
-        calls: calls that were not awaited; the fresh slots of a rollout share its own.
-        log: the commands that hooks ran; the fresh slots of a rollout share its own.
+        calls: calls that were not awaited, also those on fresh slots of the same rollout.
+        log: the commands that hooks ran, also those in fresh slots of the same rollout.
     """
 
     alone = False
@@ -91,7 +91,7 @@ class LeasedSlot:
 
     @property
     def slot(self) -> Slot:
-        """Return the handle.
+        """Return the slot's handle in the tool backend.
 
         Raises:
             UsageError: the rollout has no slot.
@@ -200,7 +200,7 @@ class LeasedSlot:
         try:
             try:
                 return (await self._diff(path, base, max_bytes, binary=False)).decode("utf-8")
-            except UnicodeDecodeError:  # text in another encoding; JSON can carry only git's binary form of it
+            except UnicodeDecodeError:  # text that is not UTF-8, which JSON can carry only in git's binary form
                 return (await self._diff(path, base, max_bytes, binary=True)).decode("utf-8", "replace")
         finally:
             await self.kill_everything()
@@ -222,7 +222,8 @@ class LeasedSlot:
         return done.stdout
 
     def _observe(self, name: str, commands: SlotCommands, origin: ErrorOrigin, *, log: bool = True) -> SlotCommands:
-        """Return commands, known to hooks as `name`, that must be awaited and whose errors are noted."""
+        """Return the commands, wrapped so that hooks must await each call and that errors are noted. Messages call the
+        object `name`."""
 
         def observe(call: Call, operation: Operation[T], /) -> Pending[T]:
             work = self._note_errors(call, operation, origin, log=log)
@@ -231,10 +232,10 @@ class LeasedSlot:
         return commands.around(observe)
 
     async def _note_errors(self, call: Call, operation: Operation[T], origin: ErrorOrigin, *, log: bool) -> T:
-        """Carry out an operation, and note how it fails.
+        """Carry out an operation, and note its errors.
 
         Raises:
-            Disturbed: it failed because other slots have filled the disk.
+            Disturbed: the operation failed because other slots have filled the disk.
         """
         try:
             outcome = await (self._log_run(call, operation) if log else call(operation))
@@ -246,12 +247,12 @@ class LeasedSlot:
         return outcome
 
     def _log_run(self, call: Call, operation: Operation[T], /) -> Coroutine[Any, Any, T]:
-        """Carry out an operation. If it is a `run`, the command is logged."""
+        """Carry out an operation. The command of a `run` is logged."""
         work = call(operation)
         return work if operation.command is None else self.log.run(operation.command.line, work)
 
     async def _check_room(self, outcome: object, origin: ErrorOrigin) -> None:
-        """Raise `Disturbed` if something failed because other slots have filled the disk of the sandbox."""
+        """Raise `Disturbed` if the outcome is a failure and other slots have filled the disk of the sandbox."""
         said = ""
         if isinstance(outcome, HermesError):
             said = outcome.message
@@ -260,7 +261,7 @@ class LeasedSlot:
         if not any(words in said for words in _NO_ROOM):
             return
         check = self._backend.check_room(self.slot, preparation=origin is ErrorOrigin.PREPARATION)
-        await (check if origin is ErrorOrigin.FRESH else self._watch(check))  # what fails in a fresh slot is repeated
+        await (check if origin is ErrorOrigin.FRESH else self._watch(check))  # in a fresh slot, failed work is repeated
 
     async def _watch(self, awaitable: Awaitable[T]) -> T:
         try:
@@ -271,11 +272,11 @@ class LeasedSlot:
 
 
 class ModelTime:
-    """The time that the agent in a slot waits for its model. It does not count as the agent's time, and has its own
-    limit.
+    """The time that the agent in a slot waits for its model. This time has its own limit, and does not count as the
+    agent's time.
 
     Args:
-        limit_s: seconds in total; None is no limit.
+        limit_s: maximum seconds of all waits together; None is no limit.
     """
 
     def __init__(self, slot: LeasedSlot, limit_s: float | None) -> None:
@@ -304,14 +305,14 @@ class ModelTime:
 
 
 class AgentTime:
-    """The time of the agent in a slot: a limit for all its work, and one for the part that it is at.
+    """The time of the agent in a slot: a limit for all its work, and a limit for the present part of the work.
 
     Args:
         whole_s: seconds for all parts together, without the waits for the model; None is no limit.
-        part_s: seconds for the first part; None is no limit of its own.
+        part_s: seconds for the first part; None leaves only the limit for all parts.
 
     Attributes:
-        part_s: the seconds that the part has; None is no limit.
+        part_s: the seconds that the present part had at its start; None is no limit.
     """
 
     def __init__(self, slot: LeasedSlot, whole_s: float | None, part_s: float | None) -> None:
@@ -320,7 +321,7 @@ class AgentTime:
         self.part_s = self._shorter(part_s)
 
     def begin_part(self, part_s: float | None) -> None:
-        """Begin the time of the next part. The slot's `limit` must be the agent's, and its clock must run."""
+        """Begin the time of the next part. The slot's `limit` must be the agent's limit, and the clock must run."""
         limit = self._slot.limit
         if limit is None:
             return

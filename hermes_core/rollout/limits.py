@@ -5,11 +5,11 @@ from __future__ import annotations
 from pydantic import BaseModel, Field
 
 SPARE_S = 600.0
-"""How much later than the sum of all other limits the deadline of a rollout is, unless it is set, in seconds."""
+"""Seconds that the default deadline of a rollout adds to the sum of all other limits."""
 
 
 class Limits(BaseModel):
-    """Time limits of a rollout in seconds, and how often it is started again. The first sentence below a setting is
+    """Time limits of a rollout in seconds, and the number of restarts. The first sentence of a setting's docstring is
     also its `--help`."""
 
     rollout_timeout: float | None = Field(default=3600.0, gt=0)
@@ -31,7 +31,7 @@ class Limits(BaseModel):
 
     @property
     def deadline_s(self) -> float | None:
-        """Return the deadline in seconds, also if it follows from the other limits; None is none."""
+        """Return the deadline in seconds: as set, or computed from the other limits; None is no deadline."""
         parts = [self.setup_timeout, self.rollout_timeout, self.model_timeout, self.verify_timeout]
         known = [part for part in parts if part is not None]
         return self.deadline or (sum(known) + SPARE_S if known == parts else None)

@@ -1,4 +1,4 @@
-"""Runs one rollout, from lease to release, and defines the object that its hooks work with."""
+"""Runs one rollout, from the lease of its slot to the release, and defines `Rollout`, the object for its hooks."""
 
 from __future__ import annotations
 
@@ -71,32 +71,32 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 VERIFY_SHARE = 0.25
-"""The share of a rollout's deadline that is kept for its verification, if the verification's own limit is not
+"""The share of a rollout's deadline that is kept for its verification, unless the verification's own limit is
 shorter."""
 
 RELEASE_S, RELEASE_SHARE = 10.0, 0.05
-"""Seconds before the deadline at which the verification must end, and the largest share of the deadline that this
-may be."""
+"""Seconds between the end of the verification and the deadline, and the largest share of the deadline that these
+seconds may be."""
 
 ENDPOINT_S = 1.0
-"""Seconds of waiting for the endpoint from which on the endpoint, and not the model, is to blame for a missed
-deadline."""
+"""If a rollout that missed its deadline has waited at least this many seconds for the endpoint, the endpoint is to
+blame, not the model."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutContext:
-    """What the rollouts of one run have in common."""
+    """The values that all rollouts of one run share."""
 
     environment: Environment
     hooks: EnvironmentHooks
-    """The environment's hooks with the plugins' wrappers around them, and their events."""
+    """The environment's hooks, inside the wrappers of plugins, and the events of the hooks."""
     agent: Agent
     backend: ToolBackend
     tools: ToolRegistry
     tool_names: tuple[str, ...] = ()
     """The tools that the model may call."""
     tool_schemas: Sequence[dict[str, Any]] = ()
-    """Their schemas, made once for many rollouts."""
+    """The schemas of these tools, made once for many rollouts."""
     mcp_servers: Mapping[str, McpServer] = field(default_factory=dict)
     """The run's MCP servers that the model may use. Items may have more."""
     needs_slot: bool = True
@@ -110,11 +110,11 @@ class RolloutContext:
     seed: int | None = None
     """The seed of the run."""
     versions: Mapping[str, str] = field(default_factory=dict)
-    """The versions of what runs, for the records."""
+    """Versions of hermes-rl, Python and plugins, for the records."""
     running: RunningRollouts = field(default_factory=RunningRollouts)
     """The rollouts that have not ended."""
     controls: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
-    """Limits how many untouched environments are verified at a time, because each takes a slot."""
+    """Limits the number of untouched environments that are verified at a time, because each takes a slot."""
 
 
 class Rollout(LeasedSlot):
@@ -122,8 +122,8 @@ class Rollout(LeasedSlot):
 
     Attributes:
         trajectory_id: unique; unchanged when the rollout is restarted after an infrastructure failure.
-        unclean: why the agent's slot can't be used any more, if processes that the agent started can't be killed.
-        overran: whether the hook's time ended while it waited for a command in a slot.
+        unclean: the reason why the agent's slot can't be used any more, if the agent's processes can't be killed.
+        overran: whether the hook's time ended while the hook waited for a command in a slot.
     """
 
     def __init__(self, context: RolloutContext, trajectory: Trajectory, slot: Slot | None) -> None:
@@ -138,14 +138,14 @@ class Rollout(LeasedSlot):
         self.used = False
         """Whether the agent ever did anything in its slot."""
         self.emptied = False
-        """Whether the slot was emptied of the agent's work, or lost with it."""
+        """Whether the agent's work was removed from the slot, or lost together with the slot."""
         self.tools = {name: context.tools.get(name) for name in context.tool_names}
         """The tools that the model may call, by name."""
         self.servers = OpenServers()
         """The MCP servers of the rollout."""
 
     def _note_error(self, error: BaseException, origin: ErrorOrigin) -> None:
-        """Record who caused an error."""
+        """Note an error of a slot, and whether the agent's work may have caused it."""
         if isinstance(error, SlotUnclean) and origin is ErrorOrigin.AGENT:
             self.unclean = self.unclean or error
         elif isinstance(error, InfraError):
@@ -156,13 +156,13 @@ class Rollout(LeasedSlot):
             self.overran = self.limit is not None and self.limit.expired()
 
     def is_of_the_work(self, error: CommandError) -> bool:
-        """Return whether a command's error may be due to the agent's work. Errors of the preparation are not: no slot
-        can write where the preparation runs."""
+        """Return whether a command's error may be due to the agent's work. Errors of preparations are not, because no
+        slot can write to the directory where preparations run."""
         return error not in self._ours
 
     @property
     def agent_user(self) -> str | None:
-        """Return the user that the agent's tools run as; None is the slot's own."""
+        """Return the user as whom the agent's tools run; None is the slot's own user."""
         environment = self._context.environment
         user = environment.agent_user(self._trajectory.item)
         if user is None and environment.as_image and self.slot.image is not None:
@@ -170,7 +170,7 @@ class Rollout(LeasedSlot):
         return None if user is None or is_root(user) else user
 
     def agent_slot(self) -> AgentSlot:
-        """Return the slot for an agent that is a program in it."""
+        """Return the view of the slot for an agent that is a program in the slot."""
 
         async def prepare(key: str, build: Fill) -> str:
             with self.clock_stopped():
@@ -188,11 +188,11 @@ class Rollout(LeasedSlot):
     async def tool_handler(self, tool_name: str, args: Mapping[str, Any], task_id: str) -> ToolAnswer:
         """Run one tool call of the model and return the answer to the model, as JSON text.
 
-        Only the tools of this rollout can be called. Tools that do not run in the sandbox run here, without the slot's
-        commands.
+        Only the tools of this rollout can be called. Tools that do not run in the sandbox run in the driver, without
+        the slot's commands.
 
         Raises:
-            InfraError, StaleSlotError: they end the rollout. All other failures are reported to the model.
+            InfraError, StaleSlotError: these errors end the rollout. All other failures are reported to the model.
         """
         self.used = True
         context = self._context
@@ -200,7 +200,7 @@ class Rollout(LeasedSlot):
             unknown = str(UnknownNameError("tool", tool_name, self.tools))
             return ToolAnswer(json.dumps({"error": unknown}), CallError(CallErrorKind.UNKNOWN_TOOL, unknown))
         tool = self.tools[tool_name]
-        if tool.where == "sandbox":  # pass the tool itself: a slot tool of the same name is only for hooks
+        if tool.where == "sandbox":  # the tool itself, as its name may be that of a slot tool, which only hooks use
             result = await self._watch(context.backend.execute(self.slot, tool, args, user=self.agent_user))
         else:
             result = await self._watch(context.tools.call(tool, self._driver_context(), args))
@@ -216,10 +216,10 @@ class Rollout(LeasedSlot):
         )
 
     def offer(self, tools: Sequence[Tool]) -> None:
-        """Let the model call these tools, too.
+        """Offer the model these tools, in addition to the tools that it has.
 
         Raises:
-            SetupFailed: the model has a tool of that name already.
+            SetupFailed: the model already has a tool with the name of one of these.
         """
         for tool in tools:
             if tool.name in self.tools:
@@ -288,7 +288,7 @@ class Rollout(LeasedSlot):
                 reason = why
         self._note_repeated(reason)
         self.emptied = True
-        with suppress(SlotLost):  # it is then quarantined, or has a sandbox of its own; nothing here needs it
+        with suppress(SlotLost):  # a lost slot needs no emptying: it is not used any more
             await self._backend.empty(self.slot)
         async with self.fresh_slot(apart_from=place) as fresh:
             return await self._watch(_lay_out_and_check(lay_out, check, fresh))
@@ -313,10 +313,10 @@ def _answer(result: ExecutionResult, redact: Redact | None) -> ToolAnswer:
     """Return the answer to the model for the result of a tool."""
     payload, error = result.to_tool_result(), None
     exit_code = payload.get("exit_code", result.metadata.get("exit_code"))
-    if not isinstance(exit_code, int) or exit_code < 0:  # no command, or one that could not be started
+    if not isinstance(exit_code, int) or exit_code < 0:  # no command, or one that did not start
         exit_code = None
     if result.metadata.get("invalid_arguments"):
-        payload = {"error": result.error, "invalid_arguments": True}  # reported here, for agents that count them
+        payload = {"error": result.error, "invalid_arguments": True}  # an error of the call, so that agents count it
         error = CallError(CallErrorKind.INVALID_ARGUMENTS, result.error)
     elif result.error_kind is ErrorKind.TIMEOUT:
         error = CallError(CallErrorKind.TIME_LIMIT, result.error)
@@ -359,19 +359,19 @@ def begin(context: RolloutContext, item: Item, item_id: str, group: str, rollout
 
 
 async def run_rollout(context: RolloutContext, item: Item, trajectory: Trajectory) -> Trajectory:
-    """Run one rollout, from lease to release. Ordinary failures are put into the record, not raised.
+    """Run one rollout, from the lease of its slot to the release. Ordinary failures are recorded, not raised.
 
-    An infrastructure failure never becomes a reward: the rollout is restarted on a fresh slot, up to the limit.
-    Neither does a missed deadline.
+    Neither an infrastructure failure nor a missed deadline becomes a reward. After an infrastructure failure, the
+    rollout is restarted on a fresh slot, up to a limit.
 
     Args:
-        trajectory: the record to fill; it also records a cancellation.
+        trajectory: the record to fill, even if the rollout is cancelled.
 
     Returns:
         The same trajectory, scored or with a failure.
 
     Raises:
-        UsageError, PolicyError: no slot can be had with these settings, for this rollout or any other.
+        UsageError, PolicyError: neither this nor any other rollout can get a slot with these settings.
     """
     lost_in: str | None = None
 
@@ -388,13 +388,13 @@ async def run_rollout(context: RolloutContext, item: Item, trajectory: Trajector
 
 
 async def run_rescoring(context: RolloutContext, item: Item, patch: str, trajectory: Trajectory) -> Trajectory:
-    """Score a patch without an agent, with the environment's `score_patch`. Otherwise like `run_rollout`."""
+    """Like `run_rollout`, but score a patch with the environment's `score_patch`, without an agent."""
     return await _by_deadline(context, trajectory, lambda ends: _score_patch(context, item, patch, trajectory, ends))
 
 
 @dataclass(frozen=True)
 class _Ends:
-    """The times by which the parts of a rollout must end, on the event loop's clock; None is no limit."""
+    """Times on the event loop's clock at which the parts of a rollout must end; None is no limit."""
 
     agent: float | None = None
     verification: float | None = None
@@ -409,11 +409,11 @@ class _Ends:
 
     @property
     def too_late(self) -> bool:
-        """Return whether an agent that begins now has no time."""
+        """Return whether no time is left for an agent that begins now."""
         return self.agent is not None and self.agent <= _now()
 
     def of_verification(self, limit_s: float) -> float:
-        """Return the seconds that a verification that begins now may take: at most `limit_s`."""
+        """Return the maximum seconds for a verification that begins now, at most `limit_s`."""
         return limit_s if self.verification is None else min(limit_s, max(0.0, self.verification - _now()))
 
 
@@ -424,14 +424,14 @@ def _now() -> float:
 async def _by_deadline(
     context: RolloutContext, trajectory: Trajectory, attempt: Callable[[_Ends], Awaitable[None]]
 ) -> Trajectory:
-    """Attempt the rollout until its deadline. After that, only its clean-up goes on, with nobody waiting for it."""
+    """Attempt the rollout until its deadline. After the deadline, its clean-up goes on in the background."""
     name, deadline_s = f"rollout {trajectory.trajectory_id}", context.limits.deadline_s
     work = _until_no_infra(context, trajectory, attempt)
     if await context.running.run(work, name, deadline_s):
         return trajectory
     trajectory.give_up(f"not over at its deadline of {deadline_s:g} s")
     log.warning("trajectory %s: not over at its deadline of %g s", trajectory.trajectory_id, deadline_s)
-    if trajectory.slot is not None:  # a hook that ignores its cancellation must not keep it
+    if trajectory.slot is not None:  # even if a hook ignores its cancellation
         context.running.clean_up(context.backend.release(trajectory.slot, reset_workspace=True), f"release of {name}")
     return trajectory
 
@@ -439,7 +439,7 @@ async def _by_deadline(
 async def _until_no_infra(
     context: RolloutContext, trajectory: Trajectory, attempt: Callable[[_Ends], Awaitable[None]]
 ) -> None:
-    """Attempt the rollout anew after failures of the infrastructure, as long as the agent would have time."""
+    """Attempt the rollout, and again after infrastructure failures, while time for an agent is left."""
     ends = _Ends.of(context.limits)
     for attempts_left in range(context.limits.infra_retries, -1, -1):
         await attempt(ends)
@@ -453,7 +453,8 @@ async def _until_no_infra(
 async def _attempt(
     context: RolloutContext, item: Item, trajectory: Trajectory, ends: _Ends, *, verification: bool = False
 ) -> None:
-    """Lease a slot, which may be one reserved for verification, and run the rollout in it once."""
+    """Lease a slot, and run the rollout in the slot once. With `verification`, the slot may be one reserved for
+    verifications."""
     hooks = context.hooks
     trajectory.tool_schemas = context.tool_schemas
     with trajectory.records_failure():
@@ -511,11 +512,11 @@ async def _score_patch(context: RolloutContext, item: Item, patch: str, trajecto
 
 
 async def _run_verification(rollout: Rollout, hook: Callable[[], Awaitable[T]], limit_s: float) -> T:
-    """Return what a hook says of the agent's work.
+    """Return the result of a hook that verifies the agent's work.
 
     Raises:
-        WorkAtFault: it could not finish because of the work.
-        VerifierError: the hook was too slow, and a command in a slot was not the cause.
+        WorkAtFault: the hook could not finish because of the work.
+        VerifierError: the hook was too slow, and not because of a command in a slot.
     """
     try:
         async with _within(rollout, limit_s, VerifierError):
@@ -539,11 +540,12 @@ async def _verify_or_blame(
     *,
     ends: _Ends,
 ) -> T:
-    """Return what a hook says of the agent's work. If it gives no result, an untouched environment decides why.
+    """Return the result of a hook that verifies the agent's work. If there is no result, the verification of an
+    untouched environment decides whether the work is at fault.
 
     Raises:
-        WorkAtFault: because of the work.
-        VerifierError, SetupFailed, Disturbed: not because of the work.
+        WorkAtFault: there is no result, because of the work.
+        VerifierError, SetupFailed, Disturbed: there is no result, and the work is not the cause.
     """
 
     async def verify() -> T:
@@ -558,14 +560,14 @@ async def _verify_or_blame(
 
 
 async def _verify_untouched(context: RolloutContext, item: Item, trajectory: Trajectory, ends: _Ends) -> bool:
-    """Return whether the verification gives a result in a slot of its own where no agent has worked.
+    """Return whether the verification gives a result in another slot, where no agent has worked.
 
     Raises:
-        InfraError: no slot could be had, or it was lost.
+        InfraError: no other slot could be leased, or it was lost.
     """
     identity = trajectory.environment, trajectory.item_id, trajectory.group, trajectory.rollout_index
     control = Trajectory(*identity, NopAgent.name, trajectory.backend, item=item)
-    ends = replace(ends, agent=ends.verification)  # the time of the agent may be over, and `nop` needs none
+    ends = replace(ends, agent=ends.verification)  # the agent's time may be over, but `nop` needs none
     async with context.controls:
         await _attempt(replace(context, agent=NopAgent()), item, control, ends, verification=True)
     if control.failure is not None and control.failure.kind is FailureKind.INFRA:
@@ -575,7 +577,7 @@ async def _verify_untouched(context: RolloutContext, item: Item, trajectory: Tra
 
 @dataclass
 class _AgentWork:
-    """The agent's part of one attempt: its task, what its user says between two parts, and how its time ends."""
+    """The agent's part of one attempt: its task, the user's messages between parts, and the end of its time."""
 
     context: RolloutContext
     trajectory: Trajectory
@@ -588,11 +590,11 @@ class _AgentWork:
         self.clock = AgentTime(self.rollout, self.context.limits.rollout_timeout, part_s)
 
     async def run(self, prompt: list[Message]) -> AgentResult:
-        """Let the agent work until it is done or its time is up. What it did until then counts.
+        """Let the agent work until it is done or its time is up. Its work until then counts in both cases.
 
         Raises:
             ModelError: the model failed, took too long, or never answered.
-            InfraError: there is no time left for an agent.
+            InfraError: no time is left for an agent.
         """
         agent, rollout = self.context.agent, self.rollout
         if self.ends.too_late:
@@ -612,14 +614,14 @@ class _AgentWork:
             raise
         except TimeoutError as error:
             if not end.expired() and (rollout.limit is None or not rollout.limit.expired()):
-                raise  # a time limit of the agent's own
+                raise  # raised by the agent, not by the time limit here
             if task.result.stop_reason is StopReason.MODEL_ERROR:
                 text, hint = "the model had failed when the agent's time was up", "check its endpoint"
                 raise ModelError(text, hint=hint) from error
             if not rollout.used and len(task.result.messages) <= len(prompt):
                 hint = "check its endpoint, or raise the time limit"
                 raise ModelError("the model never answered", hint=hint) from error
-            # The waits of answered requests are in their turns: what is left is the wait of the last one.
+            # Turns have the waits of answered requests. The rest is the wait of the last request.
             waited_s = task.result.waited_s - waited_before_s - sum(turn.waited_s for turn in task.result.turns)
             if end.expired() and waited_s > ENDPOINT_S:
                 hint = "look at what keeps its endpoint busy, lower the concurrency, or raise deadline"
@@ -655,7 +657,7 @@ class _AgentWork:
 
     async def _cheat(self, name: str) -> None:
         rollout = self.rollout
-        if self.context.needs_slot:  # without one there is nothing to cheat in
+        if self.context.needs_slot:  # without a slot, there is nothing to change
             rollout.used = True
             as_agent = replace(self.arguments, exec_tool=partial(rollout.exec_tool, user=rollout.agent_user))
             await rollout.calls.all_awaited(self.context.hooks.cheat(name, as_agent))
@@ -670,13 +672,14 @@ class _AgentWork:
         return {"role": "user", "content": sayable(follow_up.text)}
 
     async def _ask_user(self) -> FollowUp | None:
-        """Ask the environment what the user says now that the agent is done. The agent's clock stands still meanwhile.
+        """Ask the environment for the user's next message, now that the agent is done. The agent's clock is stopped
+        meanwhile.
 
-        Returns None also if the hook could not finish because of the agent's work: the verification will meet the same
-        problem.
+        Returns None if there is no message, or if the hook could not finish because of the agent's work: then the
+        verification will have the same problem.
 
         Raises:
-            VerifierError: the hook failed, and not because of the work; or it returned nonsense.
+            VerifierError: the hook failed, and not because of the work; or the hook returned an invalid value.
         """
         context, trajectory, rollout = self.context, self.trajectory, self.rollout
         agents_limit, agents_stage = rollout.limit, trajectory.commands.stage
@@ -701,8 +704,8 @@ class _AgentWork:
 async def _lease(
     context: RolloutContext, item: Item, trajectory: Trajectory, *, verification: bool = False
 ) -> AsyncIterator[Rollout]:
-    """Lease the rollout's slot and release it, and time both. If the slot can't be reset, the pool handles it; the
-    score stays valid. A rollout that needs no slot gets none."""
+    """Lease the rollout's slot and release it, and time both. If the slot can't be reset, the pool handles this, and
+    the score stays valid. A rollout that needs no slot gets none."""
     if not context.needs_slot:
         yield Rollout(context, trajectory, None)
         return
@@ -721,14 +724,14 @@ async def _lease(
     )
     with trajectory.stage("acquire"):
         try:
-            for other in context.environment.images(item):  # so that no agent works for a check that can't run
+            for other in context.environment.images(item):  # before the agent works, as the check needs them
                 if other != image:
                     await context.backend.prepare_image(other, profile=profile or context.profile)
             slot = await lease.__aenter__()
         except (UsageError, PolicyError) as error:
             if isinstance(error, CostLimitReached) or (profile is image is network is None):
                 raise
-            # Other rollouts need not have this error: this item asks for something impossible.
+            # Only this item asks for something impossible, so other rollouts can go on.
             raise SetupFailed(error.message, hint=error.hint) from error
     trajectory.slot = slot
     try:
@@ -746,7 +749,7 @@ async def _mcp_servers(context: RolloutContext, item: Item, rollout: Rollout) ->
     """Connect to the MCP servers of the run and of the item.
 
     Raises:
-        SetupFailed: a server of the item can't be used, or the item may not have it.
+        SetupFailed: a server of the item can't be used, or is not allowed for items.
         InfraError: a server of the run can't be used.
     """
     own = {**context.environment.mcp_servers(item)}
@@ -778,7 +781,7 @@ async def _make_cwd(rollout: Rollout, cwd: str | Cwd | None) -> None:
     """Make the directory in which the item's commands start, if it is missing.
 
     Raises:
-        SetupFailed: it can't be made.
+        SetupFailed: the directory can't be made.
     """
     if cwd is None:
         return
@@ -796,7 +799,7 @@ async def _check_user(rollout: Rollout) -> None:
     """Make sure that commands can run as the agent's user.
 
     Raises:
-        SetupFailed: no command can run as that user.
+        SetupFailed: no command can run as the agent's user.
     """
     if (user := rollout.agent_user) is None:
         return

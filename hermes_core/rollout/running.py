@@ -1,4 +1,4 @@
-"""The rollouts that run now: each is a task with a deadline, and ends in the background if it misses it."""
+"""The rollouts that run now. Each is a task with a deadline; a rollout that misses it is ended in the background."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ class RunningRollouts:
 
     def __init__(self) -> None:
         self.ended = time.monotonic()
-        """When a rollout last ended, or began as the only one; by the monotonic clock."""
+        """The time on the monotonic clock when a rollout last ended, or began while no other ran."""
         self._tasks = TaskSet()
 
     def __len__(self) -> int:
-        """Return how many have not ended, including those that missed their deadline."""
+        """Return the number of rollouts that have not ended, including those that missed their deadline."""
         return len(self._tasks)
 
     async def run(self, work: Coroutine[Any, Any, None], name: str, deadline_s: float | None) -> bool:
         """Do the work of one rollout. Return whether it ended before the deadline.
 
-        After the deadline, the work is cancelled and left to its clean-up, which nobody waits for.
+        At the deadline, the work is cancelled. Its clean-up goes on in the background.
 
         Args:
             deadline_s: seconds from now; None is no deadline.
 
         Raises:
-            Exception: as the work raised it.
+            Exception: any error that the work raises.
         """
         if not self._tasks:
             self.ended = time.monotonic()
@@ -57,7 +57,7 @@ class RunningRollouts:
         return False
 
     def clean_up(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        """Do the work of a rollout that missed its deadline, in the background."""
+        """Run clean-up work of a rollout that missed its deadline, in the background."""
         self._tasks.spawn(work, name)
 
     async def aclose(self) -> None:

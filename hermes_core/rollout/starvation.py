@@ -1,4 +1,4 @@
-"""Tells a check that is slow from one that hardly gets a processor, when its time limit passes."""
+"""Finds out whether a check that reaches its time limit is slow itself, or hardly got a processor."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from hermes_core.sandbox.commands import SlotCommands
 T = TypeVar("T")
 
 LEAST_LIMIT_S = 30.0
-"""Time limits below this are not looked at: on a busy host, looking takes seconds itself."""
+"""Minimum time limit in seconds for which a check is examined: on a busy host, examining it takes seconds."""
 LOOK_AT = 0.95
-"""The share of its time limit after which a check is looked at."""
+"""The share of its time limit after which a check is examined."""
 STARVED = 0.5
-"""The share of the time so far that one of its threads must have waited for a processor."""
+"""A check is starved if one of its threads has waited for a processor for this share of the time so far."""
 
-# Prints how long the user's threads have waited for a processor: the longest of these times, in nanoseconds.
+# Prints, in nanoseconds, the longest time that a thread of the user has waited for a processor.
 _WAITED = """most=0
 for each in /proc/[0-9]*/task/[0-9]*/schedstat; do
   [ -O "$each" ] && { read -r _ waited _ <"$each"; } 2>/dev/null || continue
@@ -31,10 +31,10 @@ echo "$most"
 
 
 async def watch_for_starvation(commands: SlotCommands, check: Awaitable[T], limit_s: float) -> tuple[T, str | None]:
-    """Return the outcome of a check; and, if it hardly got a processor, a text that says so, else None.
+    """Return the outcome of a check, and a text that says so if the check hardly got a processor, else None.
 
-    A check that sleeps, or computes all the time, is to blame itself. Where the kernel does not count how long threads
-    wait (`/proc/PID/schedstat`), the answer is None.
+    A check that sleeps, or computes all the time, is not starved. Where the kernel does not count the waits of threads
+    (`/proc/PID/schedstat`), the text is None.
 
     Args:
         commands: the commands of the check's slot, as its user or as root.

@@ -1,4 +1,4 @@
-"""The context of a reward function: commands and files of the rollout's own slot, under names that users know."""
+"""The context of a reward function: commands and files of the rollout's slot, under the names that users know."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from hermes_core.rollout.unawaited import Calls, must_await
 from hermes_core.sandbox.commands import MAX_FILE_BYTES
 
 _NO_SUCH_NAME = (errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL, errno.EEXIST, errno.ENOTDIR, errno.EISDIR)
-"""Errors on this host for file names that a slot can have, because its paths may be longer and its system another
-one."""
+"""Error numbers for names that a slot can have but this host can't, because its paths are shorter or its file system
+differs."""
 
 PART = 16 << 20
 """Number of bytes of a file that are transferred at a time."""
 
 MAX_DIR_BYTES = 1 << 30
-"""Maximum number of bytes that are transferred of a directory, or of a file to a disk."""
+"""Maximum number of bytes of a directory, or of a file copied to this host's disk."""
 
 PIECE = 1 << 20
 """Number of bytes of a file that are unpacked at a time."""
@@ -38,7 +38,7 @@ _awaited = must_await("ctx.")
 
 
 class ToolContext:
-    """The slot of one rollout, for `compute_reward`. The agent's processes are dead when that is called.
+    """The slot of one rollout, for `compute_reward`, which is called after the agent's processes are dead.
 
     Bytes are transferred unchanged in both directions, up to a limit. A failed operation (no such file, too large) is
     reported in the result, under `error`. An `InfraError` is raised, and never becomes a reward.
@@ -48,9 +48,9 @@ class ToolContext:
         self.task_id = rollout.trajectory_id
         """The rollout's trajectory id."""
         self.rollout = rollout
-        """The same slot with everything that environment hooks can use: fresh slots, diffs, prepared directories."""
+        """The same slot with all methods for environment hooks: fresh slots, diffs, prepared directories."""
         self.calls = Calls()
-        """Calls of its own methods that were not awaited."""
+        """Calls of this object's methods that were not awaited."""
 
     @_awaited
     async def terminal(self, command: str, timeout: float = 180) -> dict[str, Any]:  # noqa: ASYNC109 - the known name
@@ -63,7 +63,7 @@ class ToolContext:
 
     @_awaited
     async def read_file(self, path: str) -> dict[str, Any]:
-        """Read a text file. Return `content`, with U+FFFD for what is not UTF-8, and `size` in bytes; or `error`."""
+        """Read a text file. Return `content`, with U+FFFD for invalid UTF-8, and `size` in bytes; or `error`."""
         try:
             data = await self.read_bytes(path)
         except CommandError as error:
@@ -72,12 +72,13 @@ class ToolContext:
 
     @_awaited
     async def read_bytes(self, path: str) -> bytes:
-        """Read a whole file. Raise `CommandError` if there is none, or it is larger than 64 MiB."""
+        """Read a whole file. Raise `CommandError` if there is no such file, or the file is larger than 64 MiB."""
         return b"".join([part async for part in self._parts(path, MAX_FILE_BYTES)])
 
     @_awaited
     async def write_file(self, path: str, content: str | bytes) -> dict[str, Any]:
-        """Replace a file, making its directories. Return `success` and `bytes`; or `error`."""
+        """Write a file, replacing any old one and making missing directories. Return `success` and `bytes`; or
+        `error`."""
         data = content.encode() if isinstance(content, str) else content
         return await _result_of(self._write(path, data))
 
@@ -102,8 +103,8 @@ class ToolContext:
     async def download_dir(self, remote: str, local: str | Path) -> dict[str, Any]:
         """Copy a directory of the slot to this host. Return `success`, `bytes` and `left_out`; or `error`.
 
-        Links, devices and names that this host can't have are left out, and named. Nothing is written outside of
-        `local`.
+        Links, devices and names that this host can't have are left out, and `left_out` names them. Nothing is written
+        outside of `local`.
         """
         folder = Path(local)
         with await asyncio.to_thread(_scratch_beside, folder) as packed:
@@ -126,7 +127,7 @@ class ToolContext:
 
     @_awaited
     async def call_tool(self, name: str, args: Mapping[str, Any] | None = None) -> str:
-        """Call any tool that runs in a sandbox. Return the answer to a model, as JSON text."""
+        """Call any tool that runs in a sandbox. Return the answer that a model would get, as JSON text."""
         result = await self.rollout.exec_tool(name, dict(args or {}))
         return json.dumps(result.to_tool_result(), ensure_ascii=False, default=str)
 
@@ -152,7 +153,8 @@ class ToolContext:
         return size
 
     async def _parts(self, path: str, most: int) -> AsyncIterator[bytes]:
-        """Yield a file in parts; an empty one is one part. An agent can make a file of any size at no cost."""
+        """Yield a file in parts; an empty file is one empty part. Raise `CommandError` for more than `most` bytes: an
+        agent can make a file of any size at no cost."""
         size = 0
         while True:
             part = await self.rollout.commands.read_file(path, offset=size, limit=PART)
@@ -191,14 +193,14 @@ def _scratch_beside(folder: Path) -> IO[bytes]:
 
 
 def _unpack_into(packed: IO[bytes], folder: Path) -> list[str]:
-    """Unpack files and directories. Return the names of other things (links, devices), or of what would land
-    outside."""
+    """Unpack files and directories. Return the names of entries left out: links, devices, and paths outside of
+    `folder`."""
     left_out: list[str] = []
     more = 0
     packed.seek(0)
     with tarfile.open(fileobj=packed, mode="r:") as archive:
         while (member := archive.next()) is not None:
-            archive.members.clear()  # type: ignore[attr-defined]  # or it would remember each
+            archive.members.clear()  # type: ignore[attr-defined]  # or the archive would keep every member
             parts = PurePosixPath(member.name).parts
             outside = ".." in parts or member.name.startswith("/")
             if outside or not _unpack(archive, member, folder.joinpath(*parts)):
@@ -210,13 +212,13 @@ def _unpack_into(packed: IO[bytes], folder: Path) -> list[str]:
 
 
 def _unpack(archive: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> bool:
-    """Unpack a file or a directory. Return False if it is neither, or this host can't have that name."""
+    """Unpack a member. Return False if it is neither a file nor a directory, or this host can't have its name."""
     try:
         if member.isdir():
             target.mkdir(parents=True, exist_ok=True)
         elif member.isreg() and not member.issparse():  # a sparse file can be larger than the whole archive
             content = archive.extractfile(member)
-            assert content is not None  # it is a regular file
+            assert content is not None  # not None, as this is a regular file
             target.parent.mkdir(parents=True, exist_ok=True)
             with target.open("wb") as file:
                 shutil.copyfileobj(content, file, PIECE)

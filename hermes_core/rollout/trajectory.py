@@ -1,4 +1,4 @@
-"""One rollout in progress: what happens in it, and its reward or its failure."""
+"""One rollout in progress: its events so far, and its reward or its failure."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ MAX_MESSAGE = 4000
 
 @dataclass(eq=False)
 class Trajectory:
-    """One rollout in progress. `run_rollout` uses its methods; `to_record` returns what is kept."""
+    """One rollout in progress. `run_rollout` uses its methods; `to_record` returns the record to keep."""
 
     environment: str
     item_id: str
@@ -62,31 +62,31 @@ class Trajectory:
     slot: Slot | None = None
     """The agent's slot."""
     commands: CommandLog = field(default_factory=CommandLog)
-    """What the hooks ran."""
+    """The commands that the hooks ran."""
     reward: float | None = None
     details: dict[str, Any] = field(default_factory=dict)
     failure: Failure | None = None
     patch: str | None = None
     result: AgentResult = field(default_factory=AgentResult)
-    """What the agent said and did so far."""
+    """The agent's conversation and calls so far."""
     timings: dict[str, float] = field(default_factory=dict)
     started: float = field(default_factory=time.time)
     """Seconds since the epoch."""
     infra_retries: int = 0
     """Number of restarts of this rollout after infrastructure failures."""
     repeated: str | None = None
-    """Why its check was run a second time, or None."""
+    """The reason why the rollout's check was run a second time, or None."""
     _infra: InfraError | None = field(default=None, init=False)
     _failed_stage: str | None = field(default=None, init=False)
     _error: Exception | None = field(default=None, init=False)
-    """Why that stage failed."""
+    """The error of the stage that failed."""
     _ended: bool = field(default=False, init=False)
-    """Whether the agent's work has its outcome. A cancellation after that changes nothing."""
+    """Whether the agent's work has its outcome. Later cancellations don't change the outcome."""
     _given_up: bool = field(default=False, init=False)
-    """Whether nothing that the rollout does from now on changes its outcome."""
+    """Whether the outcome is final although the rollout still runs."""
 
     def begin_again(self) -> None:
-        """Forget an attempt that the infrastructure spoiled, except for the tokens that it used and its waits."""
+        """Forget an attempt that the infrastructure spoiled, except for its used tokens and its waits."""
         self.infra_retries += 1
         self.reward, self.details, self.failure, self.patch, self.repeated = None, {}, None, None, None
         self.result = AgentResult(usage=self.result.usage, waited_s=self.result.waited_s)
@@ -97,11 +97,11 @@ class Trajectory:
 
     @property
     def is_infra(self) -> bool:
-        """Return whether the infrastructure has failed, so that there is no reward."""
+        """Return whether an infrastructure failure was noted, so that there will be no reward."""
         return self._infra is not None
 
     def note_infra(self, error: InfraError) -> None:
-        """Remember the first infrastructure failure. It decides the outcome, even if a hook hides it."""
+        """Remember the first infrastructure failure. This failure decides the outcome, even if a hook catches it."""
         self._infra = self._infra or error
 
     @contextmanager
@@ -115,7 +115,7 @@ class Trajectory:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Time a stage. At its end, raise the infrastructure failure that was noted in it, if there was one."""
+        """Time a stage. At its end, raise the infrastructure failure that was noted during the stage, if any."""
         self.commands.stage = name
         with self.measure(name):
             try:
@@ -138,8 +138,8 @@ class Trajectory:
         """Turn ordinary failures into `failure`. Cancellation is recorded too, and raised again.
 
         Raises:
-            UsageError, PolicyError: no slot can be had with these settings, for this rollout or any other.
-            EndpointDown: the model's endpoint answers nobody. It is recorded, too.
+            UsageError, PolicyError: neither this nor any other rollout can get a slot with these settings.
+            EndpointDown: the model's endpoint answers no request. This failure is recorded, too.
         """
         try:
             yield
@@ -167,10 +167,10 @@ class Trajectory:
         self.failure = Failure(kind, self._failed_stage or "acquire", message[:MAX_MESSAGE])
 
     def give_up(self, reason: str) -> None:
-        """Set the outcome of a rollout that is not over in time. What it does from now on changes nothing.
+        """Set the final outcome of a rollout that is not over in time, although it may still run.
 
-        A score stays, and so does a failure; only the slot was not released yet. Otherwise, the failure is `infra`,
-        because every other part has a time limit of its own.
+        A score or a failure that is already there stays, because only the release of the slot is late. Otherwise, the
+        failure is `infra`, because every other part has its own time limit.
         """
         error = self._error or self._infra
         if not self._ended and self.failure is None:
@@ -195,7 +195,7 @@ class Trajectory:
 
     @property
     def lost_in(self) -> str | None:
-        """Return the stage in which its sandbox was lost, if that may be the agent's doing; else None."""
+        """Return the stage in which the sandbox was lost, if the agent may have caused the loss; else None."""
         alone = self.slot is not None and self.slot.isolation == Isolation.DEDICATED.label
         lost = isinstance(self._infra, ChannelLost | SandboxLost | SlotLost)
         return self._failed_stage if alone and lost and self._failed_stage in ("agent", "verify") else None
@@ -207,13 +207,13 @@ class Trajectory:
         self.score(0.0, {"reason": reason})
 
     def to_record(self, redact: Redact | None = None) -> Record:
-        """Return the record: plain values, without secrets, with long texts cut and named."""
+        """Return the record: plain values, without secrets. Long texts are cut, and `cut` names them."""
         result, failure = self.result, self.failure
         clean = Cleaner(redact)
         item = clean(short_fields(self.item), "item")
         redactions = clean.redactions
         messages = clean(result.messages, "messages")
-        own = result.tool_schemas  # a program in the slot wrote these
+        own = result.tool_schemas  # written by a program in the slot
         offered = self.tool_schemas if own is None else clean(list(own), "tool_schemas")
         exact = tokens_of(result.managed_state)
         if exact.sequences and clean.redactions > redactions:
@@ -284,14 +284,14 @@ def _call(call: CallRecord, clean: Cleaner, path: str) -> CallRecord:
 
 
 def failure_kind(error: Exception, stage: str) -> FailureKind:
-    """Return what an error in a stage means for the trainer, depending on who caused it."""
+    """Return the kind of failure for an error in a stage, which depends on the error's cause."""
     if isinstance(error, ImageError):
         return FailureKind.IMAGE
     if isinstance(error, InfraError):
         return FailureKind.INFRA
     if stage == "setup" or isinstance(error, (SetupFailed, DatasetError)):
         return FailureKind.SETUP
-    if isinstance(error, VerifierError):  # a part of the work may be verified in stage `agent`
+    if isinstance(error, VerifierError):  # also in stage `agent`, where hooks can verify parts of the work
         return FailureKind.VERIFIER
     if stage in ("acquire", "kill", "release"):
         return FailureKind.INFRA

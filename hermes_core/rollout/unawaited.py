@@ -1,5 +1,5 @@
-"""Detects calls that a hook made but did not await, or did not enter. They have not run, so they are reported, not
-scored."""
+"""Detects calls that a hook made but did not await (or enter with `async with`). Such calls have not run, so the
+mistake is reported, and nothing is scored."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Pending(Coroutine[Any, Any, T]):
-    """The value of a call until it is awaited: a coroutine that explains the mistake when it is used as the result."""
+    """The value of a call that was not awaited: a coroutine that explains the mistake if it is used like the result."""
 
     def __init__(self, call: str, work: Coroutine[Any, Any, T], calls: Calls) -> None:
         self._call = call
@@ -44,7 +44,7 @@ class Pending(Coroutine[Any, Any, T]):
         self._work.close()
 
     def refuse(self, *_: Any) -> NoReturn:
-        """Refuse every use that a result would allow.
+        """Refuse any use that only the call's result allows.
 
         Raises:
             VerifierError: always.
@@ -64,7 +64,7 @@ class Pending(Coroutine[Any, Any, T]):
 
 
 class Opening(AbstractAsyncContextManager[T]):
-    """A context manager that explains how to use it when it is used as the value that it yields."""
+    """A context manager that explains the mistake if it is used like the value that it yields."""
 
     def __init__(self, call: str, manager: AbstractAsyncContextManager[T]) -> None:
         self._call = call
@@ -77,7 +77,7 @@ class Opening(AbstractAsyncContextManager[T]):
         return await self._manager.__aexit__(*error)
 
     def refuse(self, *_: Any) -> NoReturn:
-        """Refuse every other use.
+        """Refuse any use except in `async with`.
 
         Raises:
             VerifierError: always.
@@ -100,10 +100,10 @@ class Calls:
         """The calls that were not awaited yet."""
 
     async def all_awaited(self, hook: Awaitable[T]) -> T:
-        """Return a hook's result, after a check that it awaited every call that it made.
+        """Return a hook's result, after checking that the hook awaited all its calls.
 
         Raises:
-            VerifierError: it did not, so its result is worthless. Exceptions of the hook itself are passed on.
+            VerifierError: a call was not awaited, so the result is worthless. Exceptions of the hook are passed on.
         """
         try:
             outcome = await hook
@@ -112,7 +112,7 @@ class Calls:
             return outcome
         finally:
             for pending in self.waiting.values():
-                pending.close()  # avoids Python's warning about each
+                pending.close()  # avoids Python's own warning
             self.waiting.clear()
 
 
@@ -128,10 +128,10 @@ Method = Callable[Concatenate[S, P], Coroutine[Any, Any, T]]
 
 
 def must_await(prefix: str = "") -> Callable[[Method[S, P, T]], Callable[Concatenate[S, P], Pending[T]]]:
-    """Decorate a method so that each call is remembered in the object's `calls` until it is awaited.
+    """Decorate a method so that each call is in the object's `calls` until the call is awaited.
 
     Args:
-        prefix: what users write before the method's name.
+        prefix: the text that users write before the method's name.
     """
 
     def decorate(method: Method[S, P, T]) -> Callable[Concatenate[S, P], Pending[T]]:
