@@ -1,1 +1,1 @@
-"""Many rollouts: options, sessions, groups, trainers."""
+"""Runs of many rollouts: options, sessions, groups, trainers."""

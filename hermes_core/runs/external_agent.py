@@ -1,4 +1,4 @@
-"""A rollout whose agent is the caller: a trainer that runs the model itself, and has its tool calls run here."""
+"""A rollout whose agent is the caller: a trainer that runs the model itself, and sends the model's tool calls."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SETTINGS = AgentSettings(max_turns=sys.maxsize, temperature=None)
 
 
 class DrivenRollout:
-    """One rollout, with the steps and failures of any other. Its agent's tool calls come from the caller, one by one.
+    """One rollout, with the usual stages and failures, whose tool calls come from the caller, one by one.
 
         rollout = DrivenRollout(context, item)
         if await rollout.begin():
@@ -32,16 +32,16 @@ class DrivenRollout:
     The time between two calls counts as the model's time (`model_timeout`). The slot is held from `begin` to `end`.
 
     Args:
-        context: what all rollouts have in common; its agent is not used.
+        context: the values that all rollouts share; its agent is not used.
         item: the task.
-        group: rollouts of one group get slots of one sandbox where they fit. None is the item's id.
+        group: the rollouts of a group get slots of one sandbox, as far as there is room. None is the item's id.
         index: the number of the rollout in its group.
     """
 
     def __init__(self, context: RolloutContext, item: Item, *, group: str | None = None, index: int = 0) -> None:
         item_id = context.environment.item_id(item)
         self._caller = _Caller()
-        # Only `begin` can repeat anything: what follows depends on what the caller has seen.
+        # Only `begin` can repeat an attempt: later, the caller has seen answers on which its calls depend.
         limits = context.limits.model_copy(update={"infra_retries": 0})
         self._context = replace(context, agent=self._caller, limits=limits)
         self._retries = context.limits.infra_retries
@@ -52,13 +52,13 @@ class DrivenRollout:
         self._record: Record | None = None
 
     async def begin(self) -> bool:
-        """Lease a slot and set it up. After an infrastructure failure, do it again with a fresh slot, up to the limit.
+        """Lease a slot and set it up. After an infrastructure failure, try again with a fresh slot, up to the limit.
 
         Returns:
             Whether calls can be made. If not, the record that `end` returns has the failure.
 
         Raises:
-            UsageError, PolicyError: no slot can be had with these settings, for this rollout or any other.
+            UsageError, PolicyError: neither this nor any other rollout can get a slot with these settings.
         """
         for attempts_left in range(self._retries, -1, -1):
             work = run_rollout(self._context, self._item, self._trajectory)
@@ -78,7 +78,7 @@ class DrivenRollout:
         return False
 
     async def _wait_for_call(self, running: asyncio.Task[Any]) -> bool:
-        """Wait until the agent loop asks for the first call. Return whether it does so before the rollout ends."""
+        """Wait until the agent loop waits for the first call, or the rollout ends. Return True in the first case."""
         asked = self._tasks.spawn(self._caller.asked.wait(), "the first call")
         await asyncio.wait([running, asked], return_when=asyncio.FIRST_COMPLETED)
         asked.cancel()
@@ -86,19 +86,19 @@ class DrivenRollout:
 
     @property
     def tool_schemas(self) -> Sequence[dict[str, Any]]:
-        """Return the schemas of its tools, those of MCP servers included once it has begun."""
+        """Return the schemas of the rollout's tools; after `begin`, also those of MCP servers."""
         return self._trajectory.tool_schemas
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> str:
-        """Run one tool call and return the answer to the model, as JSON text. Calls run one after the other.
+        """Run one tool call and return the answer for the model, as JSON text. Calls run one after the other.
 
         Raises:
-            RolloutEnded: it has ended, or ends before the call is answered; says why.
+            RolloutEnded: the rollout has ended, or ends before the call is answered; the message says why.
         """
         return await self._caller.ask(tool, arguments)
 
     async def end(self, text: str = "") -> Record:
-        """Verify the work, release the slot, and return the record: with a reward, or with a failure. Idempotent.
+        """Verify the work, release the slot, and return the record, with a reward or a failure. Idempotent.
 
         Args:
             text: the model's last message.
@@ -109,7 +109,7 @@ class DrivenRollout:
         return self._finish()
 
     async def aclose(self) -> None:
-        """End the rollout as cancelled, unless it has ended; the slot is released. Idempotent."""
+        """Cancel the rollout unless it has ended, and release its slot. Idempotent."""
         await self._tasks.aclose()
         self._finish()
 
@@ -129,18 +129,18 @@ class _Caller:
 
     def __init__(self) -> None:
         self.asked = asyncio.Event()
-        """Set when the loop waits for the first call."""
+        """Set when the agent loop waits for the first call."""
         self._replies: asyncio.Queue[tuple[ModelReply, asyncio.Future[str]]] = asyncio.Queue()
         self._open: list[asyncio.Future[str]] = []
-        """The calls that were not answered yet, in order; the last message counts as one."""
+        """The calls without an answer so far, in order, including the model's last message."""
         self._ended: str | None = None
         self._calls = 0
 
     async def run(self, task: AgentTask) -> AgentResult:
-        """Run the caller's calls until it is done; see `Agent.run`."""
+        """Run the caller's calls until the caller gives the last message; see `Agent.run`."""
         reason = "the model was done"
         try:
-            # The caller's last message ends the rollout: it has no way to hear that the task goes on.
+            # The caller's last message ends the rollout, as nothing can tell the caller that the task goes on.
             return await ModelAgent(_SETTINGS, self).run(replace(task, follow_up=nothing_more))
         except asyncio.CancelledError:
             reason = "its time is up"
@@ -152,10 +152,10 @@ class _Caller:
             self.close(reason)
 
     async def aclose(self) -> None:
-        """Do nothing: it holds nothing open."""
+        """Do nothing: this agent holds nothing open."""
 
     async def chat_completion(self, *, messages: Sequence[Message], **_: Any) -> ModelReply:
-        """Answer the call before this one, and wait for the next."""
+        """Give the caller the answer to its previous call, which is in `messages`, and wait for the next call."""
         if self.asked.is_set() and not (answered := self._open.pop(0)).done():
             answered.set_result(messages[-1]["content"])
         self.asked.set()
@@ -164,7 +164,7 @@ class _Caller:
         return reply
 
     async def ask(self, tool: str, arguments: Mapping[str, Any]) -> str:
-        """Return the answer to a call. Raise as `DrivenRollout.call`."""
+        """Pass a call to the agent loop, and return the answer. Raise as `DrivenRollout.call`."""
         if self._ended is not None:
             raise self._over()
         self._calls += 1
@@ -173,19 +173,19 @@ class _Caller:
         return await self._say("", (call,))
 
     def say(self, text: str) -> None:
-        """Give the model's last message, which ends the loop."""
+        """Pass the model's last message to the agent loop, which ends the loop."""
         if self._ended is None:
             self._say(text, ())
 
     def close(self, reason: str) -> None:
-        """Refuse all calls that are not answered yet, and all that come later."""
+        """Refuse all calls without an answer, and all later calls."""
         self._ended = reason
         while not self._replies.empty():
             self._open.append(self._replies.get_nowait()[1])
         for answer in self._open:
             if not answer.done():
                 answer.set_exception(self._over())
-                answer.exception()  # nobody waits for the answer to the last message
+                answer.exception()  # marks the error as seen: nobody awaits the last message's answer
         self._open.clear()
 
     def _say(self, text: str, calls: tuple[ToolCall, ...]) -> asyncio.Future[str]:

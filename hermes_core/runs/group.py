@@ -1,4 +1,4 @@
-"""Groups: several rollouts of one item with the same tools, for a trainer that compares them. Knows no trainer."""
+"""Groups: several rollouts of one item with the same tools, for any trainer that compares them."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ from hermes_core.runs.runner import STOPPING
 from hermes_core.runs.session import Tools
 
 PASSING = frozenset({FailureKind.INFRA, FailureKind.MODEL, FailureKind.CANCELLED})
-"""Failures that are not about the item."""
+"""Kinds of failures that say nothing about the item."""
 
 
 TOKENS = "tokens"
-"""The failure kind of a rollout that has a score, but no tokens that can be trained on."""
+"""The failure kind of a rollout with a score but without tokens that can be trained on."""
 
 
 @dataclass(frozen=True)
 class Rolled:
-    """A rollout that ended, and what a trainer may use of it. Every adapter uses this class: see
+    """A rollout that ended, with the parts that a trainer may use. Every adapter uses this class: see
     `docs/reference/trainers.md`."""
 
     record: Record
     failure_kind: str | None = None
-    """Why nothing of it may be trained on: a `FailureKind`, or `tokens`. None if it may."""
+    """The reason why the rollout can't be trained on: a `FailureKind`, or `tokens`. None if it can be."""
     failure_reason: str | None = None
-    """The same in words."""
+    """The reason for `failure_kind` in words."""
 
     @classmethod
     def of(cls, record: Record, *, exact: bool) -> Rolled:
-        """Return the rollout with this record, and decide what a trainer may use of it.
+        """Return the rollout with this record, and decide whether it can be trained on.
 
         Args:
-            exact: whether the trainer needs its tokens.
+            exact: whether the trainer needs the rollout's tokens.
         """
         if record.failure is not None:
             return cls(record, str(record.failure.kind), record.failure.message)
@@ -52,12 +52,12 @@ class Rolled:
 
     @property
     def mask_sample(self) -> bool:
-        """Return whether nothing of it may be trained on."""
+        """Return whether the rollout must not be trained on."""
         return self.failure_kind is not None
 
     @property
     def refused(self) -> str | None:
-        """Return why it can't be part of a group, as one text; None if it can."""
+        """Return a text that says why the rollout can't be part of a group; None if it can."""
         return f"{self.failure_kind}: {self.failure_reason}" if self.mask_sample else None
 
     @property
@@ -67,18 +67,18 @@ class Rolled:
 
     @property
     def notes(self) -> dict[str, Any]:
-        """Return what trainers keep beside a sample: `labels`, `trajectory_id` and `weight_versions`."""
+        """Return the values that trainers keep beside a sample: `labels`, `trajectory_id` and `weight_versions`."""
         about = {"trajectory_id": self.record.trajectory_id, "weight_versions": self.record.weight_versions}
         return {**self.labels, **about}
 
     @property
     def reward(self) -> float | None:
-        """Return the score; None if there is none that a trainer may use."""
+        """Return the score; None if there is none, or if the rollout must not be trained on."""
         return None if self.mask_sample else self.record.reward
 
     @property
     def sequences(self) -> tuple[TokenSequence, ...]:
-        """Return the token sequences, which can be trained on."""
+        """Return the token sequences; none if the rollout must not be trained on."""
         return () if self.mask_sample else self.record.sequences
 
 
@@ -94,19 +94,18 @@ class Group:
 
     @property
     def whole(self) -> bool:
-        """Return whether it has all of its rollouts."""
+        """Return whether all rollouts of the group succeeded."""
         return len(self.kept) == self.size
 
     @property
     def unlucky(self) -> bool:
-        """Return whether failures of the infrastructure, ours or the model's, are the only reason for missing
-        rollouts."""
+        """Return whether rollouts are missing only because of failures that say nothing about the item (`PASSING`)."""
         failures = [rolled.record.failure for rolled in self.failed]
         return all(failure is not None and failure.kind in PASSING for failure in failures)
 
 
 class GroupRecords(Protocol):
-    """Records what a `GroupRoller` does, in the context of the task that asked for the group."""
+    """Records the rollouts and groups of a `GroupRoller`. Called in the context of the task that asked for a group."""
 
     def add(self, rolled: Rolled, result: AgentResult) -> None:
         """Record a rollout that ended, with its trajectory record."""
@@ -119,13 +118,13 @@ class GroupRoller:
     """Rolls out groups. Groups that run at the same time share the backend's slots.
 
     Args:
-        context: what all rollouts have in common.
-        tools: the tools of each group.
-        records: where every rollout and group is recorded, if anywhere.
+        context: the values that all rollouts share.
+        tools: gives the tools of each group.
+        records: records every rollout and group; None records nothing.
         room: maximum number of rollouts at the same time.
-        refills: number of failed rollouts of a group that may be replaced. None is replaced once the group has taken
-            longer than the deadline of a rollout.
-        exact: whether a rollout without its tokens is useless.
+        refills: maximum number of failed rollouts of a group to replace. A group that has taken longer than the
+            deadline of a rollout gets no more replacements.
+        exact: whether rollouts need their tokens.
     """
 
     def __init__(
@@ -140,7 +139,7 @@ class GroupRoller:
     ) -> None:
         self.context = context
         self.fatal: BaseException | None = None
-        """An error that every other rollout would meet too: don't ask for more groups."""
+        """An error that every other rollout would have, too. After it, ask for no more groups."""
         self._tools = tools
         self._records = records
         self._room = asyncio.Semaphore(max(1, room))
@@ -149,14 +148,14 @@ class GroupRoller:
         self._numbers = itertools.count()
 
     async def roll(self, item: Item, size: int) -> Group:
-        """Roll out an item `size` times. Failed rollouts are replaced up to a limit, so the group may have fewer.
+        """Roll out an item `size` times. Failed rollouts are replaced up to a limit, so some rollouts may be missing.
 
-        It ends within twice the deadline of a rollout after its first rollout began.
+        The group ends at the latest twice the deadline of a rollout after its first rollout began.
 
         Raises:
             UsageError, PolicyError: no slot can be had with these settings, for this rollout or any other.
-            CostLimitReached, EndpointDown: no other group can be rolled out either; raised when the rollouts that were
-                begun have ended.
+            CostLimitReached, EndpointDown: no other group can be rolled out either; raised after the running rollouts
+                have ended.
         """
         stopped: list[HermesError] = []
         group = self._new_group(item, size)
@@ -186,16 +185,15 @@ class GroupRoller:
         return group
 
     async def roll_one(self, item: Item, *, agent: Agent | None = None, group_id: str | None = None) -> Group:
-        """Roll out an item once, without replacement. The result is a group of one, which `records` does not get as a
-        group.
+        """Roll out an item once, without replacement. Return a group with one rollout. `records` gets only the rollout.
 
         Args:
-            agent: works on it instead of the context's agent.
-            group_id: rollouts with the same id are placed on one sandbox if they fit, and have the same tools; None is
-                a group of its own.
+            agent: works on the item instead of the context's agent.
+            group_id: rollouts with the same id have the same tools, and share a sandbox if there is room; None makes a
+                new group.
 
         Raises:
-            UsageError, PolicyError, CostLimitReached, EndpointDown: as `roll` does.
+            UsageError, PolicyError, CostLimitReached, EndpointDown: as `roll`.
         """
         group = self._new_group(item, 1)
         group.group_id = group_id or group.group_id
@@ -213,12 +211,12 @@ class GroupRoller:
         return deadline_s is not None and time.time() - began >= deadline_s
 
     async def _roll(self, item: Item, group: Group, index: int, agent: Agent | None = None) -> Rolled:
-        """Roll out one rollout of the group. Its record is written in every case."""
+        """Do one rollout of the group. Its record is written in every case."""
         context = self.context if agent is None else replace(self.context, agent=agent)
         context = self._tools.offer_tools(context, item, group.group_id)
         async with self._room:
             if isinstance(self.fatal, STOPPING):
-                raise self.fatal.twin()  # don't begin what can't succeed
+                raise self.fatal.twin()  # another rollout could not succeed
             trajectory = begin(context, item, group.item_id, group.group_id, index)
             try:
                 await run_rollout(context, item, trajectory)

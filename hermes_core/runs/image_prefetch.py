@@ -1,4 +1,4 @@
-"""Makes the images of a run's next groups while the current ones run, so that slots do not wait for builds."""
+"""Makes the images of a run's next groups while earlier groups run, so that slots need not wait for builds."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from hermes_core.tool_backend import ToolBackend
 class Prefetch:
     """Makes the images of the next `ahead` groups whenever a group begins.
 
-    If an image can't be made, nothing is reported here. The rollouts that need the image get the error.
+    If an image can't be made, nothing is reported here. The rollouts that need the image fail with the error.
 
     Args:
-        profile: the profile of items that name none.
+        profile: the profile of items that don't name one.
         items: the item of each group of the run, in the order in which the groups begin.
         ahead: number of groups, counted after the last one that has begun.
     """
@@ -32,7 +32,7 @@ class Prefetch:
         self._tasks = TaskSet()
 
     def group_begins(self) -> None:
-        """Begin to make the images of the next groups, up to `ahead`. Call it when a group begins."""
+        """Begin to make the images of the next `ahead` groups. Call this when a group begins."""
         for item in itertools.islice(self._items, self._step):
             self._tasks.spawn(self._make(item), "images of a group")
         self._step = 1

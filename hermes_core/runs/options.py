@@ -1,4 +1,4 @@
-"""The options of a run and what follows from them: the isolation level, the size of the pool, the configuration."""
+"""The options of a run, and values derived from them: isolation level, size of the pool, agent settings."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from hermes_core.sandbox.contract import Backend, Isolation, SandboxConfig, Slot
 from hermes_core.validation import validate_data
 
 BASELINES = frozenset({"oracle", "nop"})
-"""Agents that run only what the environment itself provides."""
+"""Agents that run only code of the environment."""
 
 MOST_AT_A_TIME = 1 << 16
-"""Maximum number of rollouts of a group, and of rollouts at the same time. A larger number is a typing error."""
+"""Maximum number of rollouts of a group, and of rollouts at the same time. A larger number must be a typing error."""
 
 MOST_PREFETCHED = 1 << 10
 """Maximum number of groups whose images are made ahead."""
@@ -33,13 +33,13 @@ PATIENCE = frozenset(
         *("check_patience_s", "requests_per_minute", "tokens_per_minute", "prices", "cache_control"),
     }
 )
-"""Agent settings that do not affect rewards. A run that ended because of them can be resumed with higher values."""
+"""Agent settings that do not affect rewards. A run that ended because of one can be resumed with a higher value."""
 
 COST = frozenset({"prices", "max_cost"})
 """Settings of a profile that do not affect records."""
 
 MOST_SLOTS = 32
-"""Maximum number of slots of one sandbox, unless the profile sets it."""
+"""Maximum number of slots of one sandbox, unless the profile sets a number."""
 
 
 class RolloutOptions(Limits):
@@ -93,7 +93,8 @@ def choose_isolation(options: RunOptions, environment: Environment, backend: Bac
 
     Raises:
         UnknownNameError: there is no level with that name.
-        UsageError: it is weaker than the environment accepts, or a model would work unisolated on the driver's host.
+        UsageError: the level is weaker than the environment accepts, or a model would work unisolated on the driver's
+            host.
     """
     least = environment.least_isolation
     if options.isolation is None:
@@ -118,10 +119,11 @@ def choose_isolation(options: RunOptions, environment: Environment, backend: Bac
 
 
 def check_slot_user(environment: Environment, profile: SandboxConfig, isolation: Isolation) -> None:
-    """Refuse slots of another user than the environment needs, and slots that are root if it hides files from slots.
+    """Refuse slots with another user than the environment needs, and slots of root if the environment hides files from
+    slots.
 
     Raises:
-        PolicyError: the profile does not fit.
+        PolicyError: the profile gives slots such a user.
     """
     if environment.slot_user not in (None, profile.slot_user):
         raise PolicyError(
@@ -146,13 +148,13 @@ class PoolSize:
     given: Mapping[str, Any]
     """The caller's settings, which override the profile's."""
     concurrency: int
-    """Number of rollouts that fit at the same time; at most the requested number."""
+    """Number of rollouts that have room at the same time; at most the requested number."""
 
     def apply_to(self, profile: SandboxConfig, *, warm: bool) -> SandboxConfig:
         """Return the profile with this size.
 
         Args:
-            warm: whether to make sandboxes before the first rollout asks for one, unless the profile sets their number.
+            warm: whether to make sandboxes in advance, before the first rollout, unless the profile sets their number.
 
         Raises:
             UnknownNameError, ConfigError: the caller's settings are wrong.
@@ -173,12 +175,12 @@ def pool_size(
     """Return a size with slots for the agents of all concurrent rollouts, and as many reserved for verification.
 
     Args:
-        slot_user: the user of slots for a profile that names none.
-        share_network: whether slots with a root of their own share the sandbox's network, for a profile that does not
-            say it.
+        slot_user: the user of slots for a profile that does not name one.
+        share_network: whether slots with private roots share the sandbox's network, for a profile that does not set
+            this.
 
     Raises:
-        UsageError: the profile has no slots besides its reserve.
+        UsageError: the profile has no slots besides those reserved for verification.
     """
     settings = {**profile.model_dump(exclude_unset=True), **options.backend_config}
     reserve = _number(settings, "reserve_slots", options.concurrency)
@@ -186,7 +188,7 @@ def pool_size(
     most = 1 if isolation is Isolation.DEDICATED else MOST_SLOTS
     least_sandboxes = math.ceil(slots_wanted / _number(settings, "slots_per_sandbox", most))
     slots = _number(settings, "slots_per_sandbox", math.ceil(slots_wanted / least_sandboxes))
-    # Verifying an untouched environment takes a second slot, beside the one that it was set up in.
+    # Verifying an untouched environment takes a second slot, beside the slot in which it was set up.
     most_slots = options.concurrency + max(reserve, 2)
     sandboxes = _number(settings, "max_sandboxes", math.ceil(most_slots / slots))
     room = slots * sandboxes - reserve
@@ -220,10 +222,10 @@ def _number(given: Mapping[str, Any], key: str, default: int) -> int:
 
 
 def check_price(agent: str | Agent, settings: AgentSettings, max_cost: float | None) -> None:
-    """Refuse a limit on the cost of a model whose prices are not known.
+    """Refuse a cost limit if the model's prices are not known.
 
     Raises:
-        ConfigError: there is a limit, and the prices are not known.
+        ConfigError: `max_cost` is set, and the prices are not known.
     """
     unpriced = [each.model for each in settings.each_model().values() or (settings,) if each.price is None]
     if max_cost is not None and agent not in BASELINES and unpriced:
@@ -236,7 +238,7 @@ def check_price(agent: str | Agent, settings: AgentSettings, max_cost: float | N
 def agent_settings(
     runtime: Runtime, agent: str | Agent, given: Mapping[str, Any] | AgentSettings | None, seed: int | None
 ) -> AgentSettings:
-    """Return the agent's settings. A missing seed comes from the run; a missing model, endpoint or key from the
+    """Return the agent's settings. A missing seed comes from the run; a missing model, endpoint or API key from the
     runtime.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Quarantine files: the items of a dataset that `hermes-rl validate` found unsound, which runs leave out."""
+"""Quarantine files: they list items of a dataset that `hermes-rl validate` found unsound, and that runs leave out."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ log = logging.getLogger(__name__)
 
 FORMAT: Literal["hermes-rl/quarantine"] = "hermes-rl/quarantine"
 VERSION = 1
-"""The version of the files that are written. Files of newer versions are refused."""
+"""The version of files written now. Files of newer versions are refused."""
 
 _NAMED = 10
-"""Number of items that a message names."""
+"""Maximum number of items that a message names."""
 
 
 class _Part(BaseModel):
-    """A part of the file. Keys that are not known here are ignored, as a later release may add some."""
+    """A part of the file. Unknown keys are ignored, because a later release may add keys."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
 class QuarantineReason(_Part):
-    """Why an item is in quarantine, and where the evidence is."""
+    """The reason why an item is in quarantine, and the place of the evidence."""
 
     reason: str
     """`gold-fails`, `gold-flakes`, `nop-scores`, `nop-fails`, `cheat-solves`, `doubted` or `differs`."""
     text: str = ""
     backend: str | None = None
-    """The backend, as the validation named it; None if it is about several."""
+    """The backend's name in the validation; None if the reason concerns several backends."""
     agent: str | None = None
     rewards: list[float | None] = Field(default_factory=list)
-    """The rewards of its rollouts; None is a rollout without one."""
+    """The rewards of the agent's rollouts; None for a rollout without a reward."""
     run: str | None = None
-    """The run's folder, relative to the validation's."""
+    """The run's folder, relative to the validation's folder."""
     records: list[str] = Field(default_factory=list)
     """The trajectory ids of these rollouts in the run."""
 
@@ -54,7 +54,7 @@ class QuarantinedItem(_Part):
 
     item_id: str = Field(min_length=1)
     fingerprint: str | None = None
-    """The fingerprint of the item's row; None means that it is not checked."""
+    """The fingerprint of the item's row; None means that the row is not checked."""
     reasons: list[QuarantineReason] = Field(default_factory=list)
 
 
@@ -73,15 +73,15 @@ class QuarantineFile(_Part):
     environment: str
     """The environment's name."""
     dataset: QuarantinedDataset | None = None
-    """None means that it is not checked."""
+    """The dataset that was validated; None means that the dataset is not checked."""
     validated: dict[str, Any] = Field(default_factory=dict)
-    """When and how it was validated, for readers."""
+    """Time and settings of the validation, for readers."""
     items: list[QuarantinedItem]
 
 
 @dataclass(frozen=True)
 class Fingerprints:
-    """What identifies the content of a dataset: the same on any host, and in any order of the rows."""
+    """Hashes that identify the content of a dataset: the same on any host, and for any order of the rows."""
 
     dataset: str
     items: Mapping[str, str]
@@ -141,15 +141,15 @@ class Quarantine:
         return frozenset(item.item_id for item in self.file.items)
 
     def to_configuration(self) -> dict[str, Any]:
-        """Return what identifies the quarantine in a run's configuration: which items are left out, not why."""
+        """Return the values that identify the quarantine in a run's configuration: the items, without the reasons."""
         ids = sorted(self.item_ids)
         return {"items": len(ids), "sha256": hashlib.sha256(json.dumps(ids).encode()).hexdigest()[:16]}
 
     def check(self, name: str, environment: Environment) -> None:
         """Check that the file was made of this environment's dataset, and log how many items are left out. Blocking.
 
-        The dataset may have changed since it was validated. Warnings name the items that it no longer has, and those
-        whose rows have changed.
+        The dataset may have changed since it was validated. Warnings name quarantined items that the dataset no longer
+        has, and those whose rows have changed.
 
         Args:
             name: the environment's name.

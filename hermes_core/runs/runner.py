@@ -1,4 +1,4 @@
-"""Runs many rollouts: `group_size` for each item of an environment, some of them at the same time."""
+"""Runs many rollouts: `group_size` for each item of an environment, up to `concurrency` at the same time."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 STOPPING = (CostLimitReached, EndpointDown)
-"""Errors after which no more rollouts are begun, but running ones end by themselves."""
+"""Errors after which no more rollouts begin, but running rollouts end by themselves."""
 
 SYNC_EVERY_S = 1.0
-"""Seconds between two waits for the disk."""
+"""Seconds between two flushes of the records to the disk."""
 
 SHOW_EVERY_S = 1.0
-"""Seconds after which the progress is shown again, even if no rollout ended."""
+"""Seconds after which the progress display is updated even if no rollout ended."""
 
 
 async def run_rollouts(
@@ -79,27 +79,27 @@ async def run_rollouts(
     """Roll out every item of an environment and score it.
 
     Args:
-        environment: its name, or an instance; its `setup` and `aclose` are called here.
-        agent: its name, or an instance (which the caller closes).
-        env: the environment's configuration, if it is given by name.
-        settings: the agent's settings, if it is given by name.
-        out_dir: directory for the records, `run.json` and `summary.json`; without it and `runs_dir` nothing is kept.
-        runs_dir: directory in which the run gets a folder of its own, if there is no `out_dir`:
-            `ENVIRONMENT-YYYYMMDD-HHMMSS`.
+        environment: the environment's name, or an instance; its `setup` and `aclose` are called here.
+        agent: the agent's name, or an instance (which the caller closes).
+        env: the environment's configuration, for an environment given by name.
+        settings: the agent's settings, for an agent given by name.
+        out_dir: directory for the records, `run.json` and `summary.json`. Without `out_dir` and `runs_dir`, nothing is
+            kept.
+        runs_dir: directory in which the run gets a new folder `ENVIRONMENT-YYYYMMDD-HHMMSS`, if there is no `out_dir`.
         resume: continue the run in `out_dir`; rollouts that ended without a failure are not repeated.
         retry_failed: when resuming, repeat only failures of these kinds, and rollouts that were cancelled. None repeats
             all failures.
         on_folder: called with the run's folder, if it has one, just before the first rollout begins.
         on_record: called with each record as it is written, on the event loop.
-        sinks: additional places for the records, except those of cancelled rollouts; closed at the end. A text is the
-            name of a plugin's sink, or `NAME=TARGET`.
+        sinks: additional places for the records, except those of cancelled rollouts; closed at the end. A text names a
+            plugin's sink: `NAME`, or `NAME=TARGET`.
         options: the fields of `RunOptions`: `backend`, `concurrency`, `group_size`, `isolation`, `seed`, ….
 
     Returns:
         The summary of the run; `summary.complete` says whether every rollout ended without a failure.
 
     Raises:
-        UsageError: something that was asked for does not exist or is impossible.
+        UsageError: something given by name does not exist, or an option is impossible.
         DatasetError: the dataset can't be used.
         OutputError: the records can't be written.
         PluginError: a sink failed, or another part of a plugin.
@@ -172,13 +172,13 @@ def _open_sink(runtime: Runtime, sink: Sink | str) -> _OpenSink:
 
 @dataclass(frozen=True)
 class _OpenSink:
-    """A sink of the run, with the name that its errors have."""
+    """A sink of the run, with its name for error messages."""
 
     name: str
     sink: Sink
 
     async def write(self, record: Mapping[str, Any], folder: OutputFolder | None) -> None:
-        """Send the sink a record, which `folder` holds already.
+        """Send the sink a record that `folder` already holds.
 
         Raises:
             PluginError: the sink failed.
@@ -218,14 +218,15 @@ class Job:
 
 
 class Jobs:
-    """The rollouts of a run, in order. Those of one item are next to each other, so that a group runs at the same time.
+    """The rollouts of a run, in order. The rollouts of an item are next to each other, so that a group runs at the same
+    time.
 
-    It keeps the items' ids. An item itself is taken from the dataset when its first rollout begins.
+    Only the items' ids are kept in memory. An item is read from the dataset when its first rollout begins.
 
     Raises:
-        DatasetError: there are no items, or two have the same id, or one names tools that do not exist.
-        PolicyError, UsageError: no item can get a slot with the run's settings; or the image of one is to be built, and
-            the run's backend builds none.
+        DatasetError: there are no items, or two items have the same id, or an item names tools that do not exist.
+        PolicyError, UsageError: no item can get a slot with the run's settings; or an item's image must be built, and
+            the run's backend can't build images.
         PluginError: the environment is broken.
     """
 
@@ -233,9 +234,9 @@ class Jobs:
         environment = session.environment
         self._group_size = group_size
         self.item_ids: dict[str, int] = {}
-        """The items' places in the dataset by their ids, in order."""
+        """The items' positions in the dataset by their ids, in order."""
         self.need_slots = is_in_slot(session.agent)
-        """Whether one of them needs a slot."""
+        """Whether any rollout needs a slot."""
         with explain_errors(functools.partial(environment_error, environment, ITEMS)):
             self._items = environment.select_items()
             self._check(environment, session.tools, session.slots)
@@ -287,7 +288,7 @@ class Jobs:
         return sum(not done((item_id, index)) for item_id in self.item_ids for index in range(self._group_size))
 
     def changes(self, redact: Redact) -> Changes:
-        """Return a function that compares what a record has kept of an item with the item as it is now."""
+        """Return a function that compares an item's fields in a record with the item as it is now."""
 
         @functools.lru_cache(64)  # records of one item are near each other
         def item(number: int) -> Item:
@@ -300,7 +301,7 @@ class Jobs:
         return find_changes
 
     def items_left(self, done: Callable[[Key], bool]) -> Iterator[Item]:
-        """Yield the items that have rollouts which are not done."""
+        """Yield the items with at least one rollout that is not done."""
         for item_id, number in self.item_ids.items():
             if not all(done((item_id, index)) for index in range(self._group_size)):
                 yield self._items[number]
@@ -317,13 +318,13 @@ class Jobs:
 
 @dataclass
 class Run:
-    """The rollouts of one run: what to do, where the outcomes go, and when to stop."""
+    """Carries out the rollouts of one run, writes their records, and stops the run early if necessary."""
 
     tools: Tools
     jobs: Jobs
     options: RunOptions
     agents: Sequence[Agent] = ()
-    """The agent of each rollout of a group; empty for the context's agent in all of them."""
+    """The agent of each rollout of a group; if empty, the context's agent does all of them."""
     on_record: Callable[[Mapping[str, Any]], None] | None = None
     sinks: Sequence[_OpenSink] = ()
     progress: Progress = field(default_factory=NoProgress)
@@ -353,13 +354,14 @@ class Run:
         return await in_thread(self._finish, context.backend.usage())
 
     async def _show(self) -> None:
-        """Show the progress now and then, also while no rollout ends."""
+        """Update the progress display at intervals, also while no rollout ends."""
         while True:
             await asyncio.sleep(SHOW_EVERY_S)
             self.progress.update(self.tally)
 
     def _finish(self, usage: Mapping[str, SandboxUsage]) -> RunSummary:
-        """Return a summary. With a folder, wait until the records are on the disk, and write the summary there."""
+        """Return a summary. If there is a folder, wait until the records are on the disk, and write the summary,
+        too."""
         place = str(self.folder.path) if self.folder else None
         summary = self.tally.summary(len(self.jobs), usage=usage, stopped=self._stopped, out_dir=place)
         if self.folder is not None:
@@ -368,7 +370,7 @@ class Run:
         return summary
 
     def count_left(self) -> int:
-        """Return how many rollouts are to be done."""
+        """Return the number of rollouts still to be done."""
         return self.jobs.count(self.tally.was_done_before)
 
     def _iter_left(self, prefetch: Prefetch) -> Iterator[Job]:
@@ -380,7 +382,7 @@ class Run:
             yield job
 
     def _may_begin(self) -> bool:
-        """Return whether another rollout may begin; if the money is spent, note it."""
+        """Return whether another rollout may begin. If the cost limit is reached, note this as the reason to stop."""
         max_cost = self.options.max_cost
         if self._stopped is None and max_cost is not None:
             running = sum(trajectory.result.usage.cost or 0.0 for trajectory in self._running)
@@ -390,10 +392,11 @@ class Run:
         return self._stopped is None
 
     async def _one(self, context: RolloutContext, job: Job) -> None:
-        """Do one rollout and write its record. A cancelled one has a record too: it runs again when the run is resumed.
+        """Do one rollout and write its record. A cancelled rollout has a record, too; a resumed run repeats the
+        rollout.
 
         Raises:
-            CostLimitReached, EndpointDown: no other rollout can be begun.
+            CostLimitReached, EndpointDown: no other rollout can begin.
         """
         if self.agents:
             context = replace(context, agent=self.agents[job.rollout_index])
@@ -405,9 +408,9 @@ class Run:
         except asyncio.CancelledError:
             self._keep(context, trajectory)
             raise
-        except EndpointDown as error:  # a model failure like others, which also ends the run
+        except EndpointDown as error:  # recorded as a model failure, and also ends the run
             down = error
-        except Exception:  # refused before it began, so there is nothing to keep
+        except Exception:  # refused before it began: there is no record to write
             self._running.discard(trajectory)
             _tell_finished(context, trajectory.to_record(context.redact).to_json())
             raise
@@ -440,10 +443,10 @@ class Run:
 
 
 async def each(jobs: Iterator[T], work: Callable[[T], Awaitable[None]], concurrency: int) -> None:
-    """Do `work` on every job, `concurrency` at a time. The first exception ends everything, and is raised without a
-    group.
+    """Do `work` on every job, `concurrency` at a time. The first exception cancels all other work, and is raised
+    itself, not in an exception group.
 
-    After an exception in `STOPPING`, running jobs end by themselves.
+    After an exception in `STOPPING`, running jobs are not cancelled, but no more begin.
     """
     stopped: list[HermesError] = []
 
@@ -468,8 +471,8 @@ def _tell_finished(context: RolloutContext, record: Mapping[str, Any]) -> None:
 
 
 async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call a function in a thread. Wait for it even if cancelled, because the files that it uses are closed
-    afterwards."""
+    """Call a function in a thread. If cancelled, wait for its end all the same, because the caller then closes the
+    files that the function uses."""
     future = asyncio.get_running_loop().run_in_executor(None, functools.partial(function, *args, **kwargs))
     try:
         await asyncio.wait([future])

@@ -1,4 +1,4 @@
-"""The one way to open a run: check the options, load the dataset, make the sandboxes, and close it all."""
+"""The one way to open a run: checks the options, loads the dataset, makes the sandboxes, and closes all at the end."""
 
 from __future__ import annotations
 
@@ -54,32 +54,32 @@ log = logging.getLogger(__name__)
 
 
 _NOT_CONFIGURATION: Any = {**dict.fromkeys(("api_key", *PATIENCE), True), "models": {"__all__": {"api_key"}}}
-"""Settings of the agent that are not part of a run's configuration."""
+"""Settings of the agent that a run's configuration leaves out."""
 
 
 @dataclass
 class Session:
-    """An open run: the options were checked, and the dataset is loaded; see `open_session`."""
+    """An open run, with checked options and a loaded dataset; see `open_session`."""
 
     runtime: Runtime
     name: str
-    """The environment's registered name, if it was given by name; else its own."""
+    """The environment's registered name if the environment was given by name; else the instance's own name."""
     environment: Environment
     agent: Agent
     options: RunOptions
     isolation: Isolation
     slots: ToolBackend
-    """Tells which slots can be had. It is never started."""
+    """A tool backend that answers which slots are possible; never started."""
     hooks: EnvironmentHooks
     tools: Tools
     redact: Redact
     """Removes the secrets that the driver knows from a text."""
     settings: AgentSettings | None = None
-    """The agent's settings, if it was given by name."""
+    """The settings of an agent given by name, else None."""
     quarantine: Quarantine | None = None
-    """What the run leaves out."""
+    """The items that the run leaves out."""
     room: int = 0
-    """Maximum number of rollouts at the same time; known once there are sandboxes."""
+    """Maximum number of rollouts at the same time; set when the sandboxes are made."""
 
     @property
     def backend(self) -> Backend:
@@ -87,7 +87,7 @@ class Session:
         return self.runtime.backend(self.options.backend)
 
     def _why_dedicated(self) -> str:
-        """Return where to learn why no weaker level than `dedicated` is granted: from the backend or the profile."""
+        """Return a hint where to read why only the level `dedicated` is granted: at the backend or the profile."""
         name, declared = self.options.backend, self.backend.capabilities.least(self.isolation)
         if declared is Isolation.DEDICATED:
             return f"`hermes-rl doctor {name}` says why"
@@ -96,7 +96,7 @@ class Session:
     def configuration(self) -> dict[str, Any]:
         """Return everything that affects the run's records, as JSON values and without secrets.
 
-        The concurrency, and the conditions to give up (including the cost), are not part of it.
+        The concurrency, and the conditions for an early stop (such as the cost limit), are left out.
         """
         options, agent = self.options, self.agent.name
         settings = None if self.settings is None or agent in BASELINES or agent.startswith(CHEAT) else self.settings
@@ -131,9 +131,9 @@ class Session:
         """Check that the model's endpoint can be used, make sandboxes, and end them afterwards.
 
         Args:
-            rollouts: number of rollouts to do, if known. No slots are made beyond that; for 0, nothing is started.
+            rollouts: number of rollouts to do, if known. No more slots than this are made; for 0, nothing is started.
             start: make sandboxes now; otherwise the caller starts the context's backend.
-            stalls: the file for the stacks of a run that stalls; None is one in the runtime's state directory.
+            stalls: the file for the stacks of a run that stalls; None is a file in the runtime's state directory.
 
         Raises:
             ModelError: the endpoint is unreachable, or refuses the key or the model; no sandbox was made.
@@ -192,20 +192,20 @@ async def open_session(
     """Open a run, except for its sandboxes. The options are checked before the dataset is read.
 
     Args:
-        environment: its name, or an instance; it is set up and closed here.
-        agent: its name, or an instance (which the caller closes).
-        env: the environment's configuration, if it is given by name.
-        settings: the agent's settings, if it is given by name.
-        work_of: the agent whose work runs in the sandboxes, if it is another one: its name decides the isolation.
-        server: makes the token server of the agent `model` from its chat template; rollouts are then token-exact. None
+        environment: the environment's name, or an instance, which is set up and closed here.
+        agent: the agent's name, or an instance (which the caller closes).
+        env: the environment's configuration, for an environment given by name.
+        settings: the agent's settings, for an agent given by name.
+        work_of: the name of another agent, if that agent's work runs in the sandboxes; its name decides the isolation.
+        server: makes the token server of the agent `model` from the chat template; rollouts are then token-exact. None
             is the server at the settings' `base_url`.
         load: called instead of the environment's `setup`.
-        redact: None removes the secrets of the runtime and of `settings`.
+        redact: removes secrets; None removes the secrets of the runtime and of `settings`.
 
     Raises:
-        UsageError, PolicyError: something that was asked for does not exist or is impossible.
+        UsageError, PolicyError: something given by name does not exist, or an option is impossible.
         DatasetError: the dataset can't be used.
-        ConfigError: the quarantine can't be used, or not with this dataset.
+        ConfigError: the quarantine file can't be used, or does not fit this dataset.
         PluginError: a plugin or the environment is broken.
     """
     runtime.backends.entry(options.backend)
@@ -248,7 +248,7 @@ async def open_session(
             settings=settings if isinstance(agent, str) else None,
             quarantine=quarantine,
         )
-        made.left_out = quarantine.item_ids if quarantine else frozenset()  # known before the items are selected
+        made.left_out = quarantine.item_ids if quarantine else frozenset()  # before `set_up`, which selects the items
         async with set_up(made, load):
             if quarantine is not None:
                 await _check_quarantine(quarantine, session.name, made)
@@ -258,7 +258,8 @@ async def open_session(
 def make_environment(
     runtime: Runtime, environment: str | Environment, config: Mapping[str, Any] | None, seed: int | None
 ) -> Environment:
-    """Return the environment with this name, with the run's seed if it has none. Its dataset is not loaded yet."""
+    """Return the environment with this name, without loading its dataset. An environment without a seed gets the run's
+    seed."""
     if isinstance(environment, Environment):
         return environment
     seeded = {} if seed is None else {"seed": seed}
@@ -269,7 +270,7 @@ def check_scored(environment: Environment) -> None:
     """Refuse an environment whose rollouts get no reward.
 
     Raises:
-        UsageError: its rollouts get none.
+        UsageError: the rollouts of the environment get no reward.
     """
     if not environment.scored:
         raise UsageError(
@@ -282,11 +283,11 @@ async def set_up(environment: Environment, load: Callable[[], Awaitable[None]] |
     """Load the environment's dataset, and close the environment at the end.
 
     Args:
-        load: called in place of its `setup`.
+        load: called in place of the environment's `setup`.
 
     Raises:
-        DatasetError, ConfigError: as its `setup` says.
-        PluginError: its `setup` is broken.
+        DatasetError, ConfigError: as the environment's `setup` raises them.
+        PluginError: the environment's `setup` is broken.
     """
     try:
         with explain_errors(partial(environment_error, environment, "setup()")):
@@ -297,10 +298,10 @@ async def set_up(environment: Environment, load: Callable[[], Awaitable[None]] |
 
 
 async def _check_quarantine(quarantine: Quarantine, name: str, environment: Environment) -> None:
-    """Check that the quarantine is of the environment's dataset.
+    """Check that the quarantine belongs to the environment's dataset.
 
     Raises:
-        ConfigError: it is of another dataset.
+        ConfigError: the quarantine belongs to another dataset.
         PluginError: the environment is broken.
     """
     with explain_errors(partial(environment_error, environment, ITEMS)):
@@ -308,7 +309,7 @@ async def _check_quarantine(quarantine: Quarantine, name: str, environment: Envi
 
 
 ITEMS = "items() or item_id()"
-"""Where an environment fails whose items can't be read, for `environment_error`."""
+"""The argument `where` of `environment_error`, if an environment's items can't be read."""
 
 
 def environment_error(environment: Environment, where: str, error: Exception) -> PluginError:
@@ -341,7 +342,7 @@ def _new_backend(
         room = sizes[used].concurrency
         log.warning("profile %s has room for %d rollouts at a time, not for %d", used, room, options.concurrency)
     profiles = {
-        # Only what every rollout uses is made in advance.
+        # Only sandboxes that every rollout can use are made in advance.
         name: sizes[name].apply_to(profile, warm=name == used and not environment.item_images)
         for name, profile in profiles.items()
     }
@@ -357,12 +358,12 @@ def _new_backend(
 
 
 def hooks_for(runtime: Runtime, environment: Environment, agent: str) -> EnvironmentHooks:
-    """Return the environment's hooks, for this agent.
+    """Return the environment's hooks, after checking that they can work with this agent.
 
     Raises:
-        PluginError: one of them can't work.
-        UsageError: the agent is `oracle`, and the environment has no reference solution; or it is a cheat that the
-            environment does not have.
+        PluginError: one of the hooks can't work.
+        UsageError: the agent is `oracle`, and the environment has no reference solution; or the agent is a cheat that
+            the environment does not have.
     """
     hooks = EnvironmentHooks(environment, runtime.plugin_manager.registered)
     if agent == OracleAgent.name:
@@ -385,7 +386,8 @@ async def open_agent(
     """Make the agent with this name, and close it at the end. An agent that was passed in is left open.
 
     Args:
-        tools, system: whether rollouts have tools, and a system message; a token-exact agent is checked for these.
+        tools, system: whether rollouts have tools, and a system message. It is checked that a token-exact agent can
+            handle these.
         server: see `open_session`.
     """
     async with AsyncExitStack() as stack:
@@ -399,26 +401,27 @@ async def open_agent(
 
 
 def agent_on(runtime: Runtime, agent: str, settings: Mapping[str, Any], model: ExactAgent | BalancedAgent) -> Agent:
-    """Return the agent with this name on a trainer's model: the model itself for `model`, else a program that asks it.
+    """Return the agent with this name for a trainer's model. For `model`, this is `model` itself; else a program that
+    asks it.
 
     Args:
         settings: the program's settings.
 
     Raises:
-        UnknownNameError: there is no such agent, or it has no such setting.
-        UsageError, ConfigError: it is an agent that does not ask a model by itself, or the settings can't be used.
+        UnknownNameError: there is no such agent, or the agent has no such setting.
+        UsageError, ConfigError: the agent does not ask a model by itself, or the settings can't be used.
     """
     return model if agent == ModelAgent.name else runtime.agent(agent, settings, model=model)
 
 
 def parsers_with(runtime: Runtime, name: str) -> dict[str, Parser]:
-    """Return all parsers by name: first the one with this name or alias, then all as they were registered.
+    """Return all parsers by name: first the parser with this name or alias, then all in the order of registration.
 
-    The formats of many models are registered before those of few.
+    Formats of many models are registered before formats of few models.
 
     Raises:
         UnknownNameError: there is no such parser.
-        PluginError: one of them can't be made.
+        PluginError: a parser can't be made.
     """
     return {each: runtime.parser(each) for each in (name, *runtime.parsers.in_order())}
 
@@ -427,8 +430,8 @@ async def check_endpoint(agent: Agent) -> None:
     """Check that the agent's model can be used.
 
     Raises:
-        ModelError: it can't be used.
-        PluginError: the check itself is broken.
+        ModelError: the model can't be used.
+        PluginError: the agent's check itself is broken.
     """
     if not isinstance(agent, CanCheckEndpoint):
         return
@@ -442,7 +445,7 @@ async def check_endpoint(agent: Agent) -> None:
 
 
 def redactor(runtime: Runtime, *settings: AgentSettings) -> Redactor:
-    """Return a function that removes the secrets that the driver knows from a text, including those of these
+    """Return a function that removes secrets from a text: all that the driver knows, including those in these
     settings."""
     return runtime.redact.with_secrets(*map(_secrets, settings))
 
@@ -457,7 +460,7 @@ def _secrets(settings: AgentSettings) -> dict[str, str]:
 
 
 def versions(runtime: Runtime, agent: Agent | None = None) -> dict[str, str]:
-    """Return the versions of Python, hermes-rl, every plugin's distribution, and of an agent that has one."""
+    """Return the versions of Python, hermes-rl, every plugin's distribution, and the agent if it has a version."""
     own: str | None = getattr(agent, "version", None)
     agents = {agent.name: own} if agent is not None and own is not None else {}
     plugins = {plugin.distribution: plugin.version for plugin in runtime.plugin_manager.plugins if plugin.distribution}
@@ -465,15 +468,15 @@ def versions(runtime: Runtime, agent: Agent | None = None) -> dict[str, str]:
 
 
 class Tools:
-    """The tools and MCP servers of each group. They are the same for all rollouts of an item; from a distribution, each
-    item gets a new draw.
+    """Chooses the tools and MCP servers of each group. All rollouts of an item have the same ones; if they come from a
+    distribution, they are drawn anew for each item.
 
     Args:
         servers: the run's MCP servers.
 
     Raises:
-        UnknownNameError: a toolset or the distribution that the environment's configuration names does not exist.
-        ConfigError: there are servers, and they can't be used here.
+        UnknownNameError: the environment's configuration names a toolset or a distribution that does not exist.
+        ConfigError: `servers` is not empty, and MCP servers can't be used here.
     """
 
     def __init__(
@@ -501,7 +504,7 @@ class Tools:
             self._check_offered()
 
     def _check_offered(self) -> None:
-        """Warn of servers that no rollout is offered, unless items or a distribution decide."""
+        """Warn if there are servers that no rollout is offered, unless items or a distribution choose the tools."""
         if self._distribution is None:
             offered = resolve_servers(
                 self._registry, self.servers, enabled_toolsets=self._toolsets, disabled_toolsets=self._disabled
@@ -510,8 +513,8 @@ class Tools:
                 log.warning("MCP server %r is in no enabled toolset: name it as one to offer its tools", name)
 
     def names(self, item: Item | None = None, group: str = "") -> tuple[str, ...]:
-        """Return the tools that the rollouts of an item can call, without those of MCP servers; None is an item that
-        names no tools.
+        """Return the names of the tools that the rollouts of an item can call, without those of MCP servers. None
+        stands for an item that names no tools.
 
         Raises:
             UnknownNameError: the item names a toolset or a distribution that does not exist.
@@ -539,7 +542,8 @@ class Tools:
         return {name: self.servers[name] for name in chosen}
 
     def _choice(self, item: Item | None, group: str) -> tuple[tuple[str, ...] | None, str | None, str]:
-        """Return the toolsets of an item's rollouts; or None, a distribution, and the seed for its draw."""
+        """Return toolsets, distribution, and seed of the draw for an item's rollouts. Toolsets or distribution, or
+        both, are None."""
         toolsets, distribution = self._toolsets, self._distribution
         if item is not None:
             if (own := self._environment.toolsets(item)) is not None:
@@ -559,8 +563,8 @@ class Tools:
         )
 
     def offer_tools(self, context: RolloutContext, item: Item, group: str) -> RolloutContext:
-        """Return the context with the tools of the item's group in it. A program in the slot has tools of its own, and
-        gets only those of MCP servers."""
+        """Return a copy of the context with the tools of the item's group. An agent that is a program in the slot
+        brings its own tools, and gets only those of MCP servers."""
         servers = self.servers_for(item, group)
         if is_in_slot(context.agent):
             return replace(context, tool_names=(), tool_schemas=(), mcp_servers=servers, needs_slot=True)

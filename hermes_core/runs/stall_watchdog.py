@@ -1,6 +1,7 @@
-"""Notices when a run stalls: its event loop is blocked, or no rollout ends. Writes down what tasks and threads do.
+"""Notices when a run stalls, because its event loop is blocked or no rollout ends. Writes the stacks of tasks and
+threads to a file.
 
-A thread does this, because a blocked event loop can't notice that it is blocked.
+The watch runs in a thread, because a blocked event loop can't notice that it is blocked.
 """
 
 from __future__ import annotations
@@ -31,26 +32,27 @@ STALLS = "stalls.txt"
 """The file with the stacks, in the folder of a run."""
 
 LAG_S = 10.0
-"""Seconds for which the event loop may be blocked."""
+"""Maximum seconds for which the event loop may be blocked."""
 
 LOOK_S = 1.0
-"""Seconds between two looks."""
+"""Seconds between two checks."""
 
 MOST_STALLS = 10
-"""Maximum number of stalls of one run that are written down."""
+"""Maximum number of stalls of one run that are written to the file."""
 
 MOST_FRAMES, MOST_NAMES = 40, 5
-"""Maximum numbers of frames that are written of a task, and of names of tasks with the same stack."""
+"""Maximum number of frames that are written for a task, and of names written for tasks with the same stack."""
 
 
 @asynccontextmanager
 async def stalls_noticed(running: RunningRollouts, path: Path, timeout_s: float | None) -> AsyncIterator[None]:
-    """Notice stalls while the block runs. Each is written to the file once, and one line in the log says so.
+    """Notice stalls while the block runs. Each stall is written to the file once, and to the log in one line.
 
     Args:
         running: the rollouts of the run.
-        path: the file; it is made with the first stall.
-        timeout_s: seconds without the end of a rollout, although some run, that are a stall. None notices nothing.
+        path: the file; made at the first stall.
+        timeout_s: seconds without the end of a rollout, although some run, that count as a stall. None turns the watch
+            off.
     """
     if timeout_s is None:
         yield
@@ -74,22 +76,22 @@ class _Watch:
         self._path = path
         self._timeout_s = timeout_s
         self._alive = time.monotonic()
-        """When the loop last ran."""
+        """The time when the event loop last ran."""
         self._told: set[float] = set()
-        """For each stall that was written down, when it began."""
+        """The starting times of the stalls that were written to the file."""
 
     async def beat(self) -> None:
-        """Show that the loop runs."""
+        """Note, again and again, that the event loop runs."""
         while True:
             self._alive = time.monotonic()
             await asyncio.sleep(LOOK_S)
 
     def look(self) -> None:
-        """Look now and then, in a thread, until the run is over."""
+        """Check at intervals, in a thread, until the run is over."""
         began = time.monotonic()
         while not self.over.wait(LOOK_S) and len(self._told) < MOST_STALLS:
             now = time.monotonic()
-            if now - began > LAG_S / 2:  # the whole process was stopped, or the machine is very busy
+            if now - began > LAG_S / 2:  # the thread was late, too: the process was stopped, or the host is busy
                 self._alive = now
             began = now
             alive, ended = self._alive, self._running.ended
@@ -106,7 +108,7 @@ class _Watch:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with os.fdopen(open_to_write(self._path, os.O_APPEND), "a", encoding="utf-8") as file:
                 _write(file, f"{time.strftime('%Y-%m-%d %H:%M:%S')}: {what}", asyncio.all_tasks(self._loop))
-        except Exception as error:  # it must not matter to the run
+        except Exception as error:  # the run goes on
             log.warning("%s; the stacks could not be written to %s: %s", what, self._path, error)
         else:
             log.warning("%s; the stacks of all tasks and threads are in %s", what, self._path)
@@ -125,13 +127,14 @@ def _write(file: TextIO, headline: str, tasks: Iterable[asyncio.Task[Any]]) -> N
 
 
 def _stack(task: asyncio.Task[Any]) -> str:
-    """Return where a task is: its outermost function first, as in a traceback."""
+    """Return a task's stack as text, outermost function first, as in a traceback."""
     frames = ((frame, frame.f_lineno) for frame in islice(_frames(task.get_coro()), MOST_FRAMES))
     return "".join(traceback.StackSummary.extract(frames, capture_locals=False).format())
 
 
 def _frames(waiting: Any) -> Iterator[FrameType]:
-    """Yield the frame of a coroutine, of the one that it awaits, and so on. `Task.get_stack` knows only the first."""
+    """Yield the frame of a coroutine, then that of the coroutine that it awaits, and so on. `Task.get_stack` returns
+    only the first of these frames."""
     while waiting is not None:
         kind = next((each for each in ("cr", "ag", "gi") if hasattr(waiting, f"{each}_frame")), None)
         if kind is None or (frame := getattr(waiting, f"{kind}_frame")) is None:

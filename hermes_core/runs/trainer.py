@@ -1,4 +1,4 @@
-"""A run for a trainer: a session, its sandboxes, and rollouts as the trainer asks for them."""
+"""A run for a trainer: a session, its sandboxes, and rollouts that begin when the trainer asks for them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ T = TypeVar("T")
 RunT = TypeVar("RunT", bound="TrainerRun")
 
 NAME = "name"
-"""The key of an agent's settings that has the agent's name."""
+"""The key for the agent's name among the settings of an agent."""
 
 
 @asynccontextmanager
@@ -42,13 +42,13 @@ async def open_trainer_session(
     agent: Mapping[str, Any] | None = None,
     server: Callable[[AgentSettings, Chat], TokenServer] | None = None,
 ) -> AsyncIterator[Session]:
-    """Open a session for a trainer, with a runtime of its own.
+    """Open a session for a trainer, with a new runtime.
 
     Args:
-        environment: its name, or an instance.
-        env: the environment's configuration, if it is given by name.
-        agent: settings of the agent, whose rollouts are token-exact. `name` is the agent's: `model`, or a program's.
-            None if the trainer runs the model itself.
+        environment: the environment's name, or an instance.
+        env: the environment's configuration, for an environment given by name.
+        agent: settings of the agent, whose rollouts are token-exact. The key `name` has the agent's name: `model`, or
+            that of a program. None if the trainer runs the model itself.
         server: makes the agent's token server; None is the server at the agent's `base_url`.
 
     Raises:
@@ -56,7 +56,7 @@ async def open_trainer_session(
         HermesError: as `open_session` says.
     """
     async with Runtime() as runtime:
-        # If the trainer runs the model, `nop` only stands in for an agent, and `work_of` decides the isolation.
+        # If the trainer runs the model, `nop` takes the place of an agent, and `work_of` decides the isolation.
         name = "nop" if agent is None else agent.get(NAME, ModelAgent.name)
         settings = None if agent is None else _exact_settings(runtime, agent)
         async with open_session(
@@ -95,7 +95,7 @@ def check_temperature(session: Session, temperature: float) -> None:
     """Check that the agent samples at the temperature at which the trainer computes logprobs.
 
     Raises:
-        ConfigError: the agent samples at another one, or at the endpoint's default.
+        ConfigError: the agent samples at another temperature, or at the endpoint's default.
     """
     settings = session.settings
     if settings is None or settings.temperature == temperature:
@@ -108,15 +108,15 @@ def check_temperature(session: Session, temperature: float) -> None:
 
 
 class TrainerRun:
-    """A run whose rollouts begin as a trainer asks for them: in groups, or one by one with a model of the trainer.
+    """A run whose rollouts begin when a trainer asks for them: in groups, or one by one with a model of the trainer.
 
-    A trainer that is asynchronous opens it in its own event loop:
+    An asynchronous trainer opens the run in its own event loop:
 
         async with TrainerRun(partial(open_trainer_session, "boxes", options, agent=agent), exact=True) as run:
             groups = await run.roll([(item_id, 8) for item_id in run.items])
 
-    Any other opens it in a thread. Then every coroutine goes through `call`, which any thread may use, or through
-    `run`, which any event loop may:
+    Any other trainer opens the run in a thread, and passes every coroutine to `call`, from any thread, or to `run`,
+    from any event loop:
 
         with TrainerRun(partial(open_trainer_session, "boxes", options)) as run:
             rollout = run.call(run.begin(item_id))
@@ -126,11 +126,11 @@ class TrainerRun:
     Args:
         opening: opens the session.
         sandboxes: makes the session's sandboxes.
-        exact: whether a rollout without its tokens is useless.
+        exact: whether rollouts need their tokens.
         refills: number of failed rollouts of a group that `roll` may replace.
-        records: where every rollout and group that `roll` makes is recorded, if anywhere.
+        records: records every rollout and group that `roll` makes; None records nothing.
         eager: whether to start the sandboxes as soon as the session is open.
-        more_room: the hint of the error if the trainer begins a rollout while others hold all slots.
+        more_room: the hint of the error for a rollout that begins while other rollouts hold all slots.
     """
 
     def __init__(
@@ -188,7 +188,8 @@ class TrainerRun:
     # ------------------------------------------------------------------ in a thread of its own
 
     def start(self) -> Self:
-        """Open the session in an event loop of its own, in a thread. It is closed at the latest when the program ends.
+        """Open the session in a new event loop, in a thread. The session is closed when the program ends, at the
+        latest.
 
         Raises:
             HermesError: as `open` does.
@@ -201,7 +202,7 @@ class TrainerRun:
             raise
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Wait for `work`, which runs in the run's thread. Ctrl-C cancels it.
+        """Run `work` in the run's thread, wait for it, and return its result. Ctrl-C cancels the work.
 
         Raises:
             LoopEnded: the run is closed.
@@ -209,7 +210,8 @@ class TrainerRun:
         return self._running_thread.call(work)
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Await `work`, which runs in the run's thread, in any other event loop. It is cancelled with the caller.
+        """Run `work` in the run's thread, and await its result in the caller's event loop. If the caller is cancelled,
+        so is the work.
 
         Raises:
             LoopEnded: the run is closed.
@@ -217,7 +219,7 @@ class TrainerRun:
         return await self._running_thread.run(work)
 
     async def spawn(self, work: Coroutine[Any, Any, T], what: str) -> asyncio.Task[T]:
-        """Begin `work` in the run's loop and return it at once. It is cancelled when the run is closed."""
+        """Begin `work` in the run's loop, and return its task at once. The task is cancelled when the run is closed."""
         return self._tasks.spawn(work, what)
 
     def close(self) -> None:
@@ -227,7 +229,7 @@ class TrainerRun:
 
     @property
     def closed(self) -> bool:
-        """Return whether its thread has ended, or never began."""
+        """Return whether the run's thread has ended, or never began."""
         return self._thread is None or self._thread.closed
 
     @property
@@ -249,7 +251,7 @@ class TrainerRun:
         """Return the open session.
 
         Raises:
-            UsageError: it is not open.
+            UsageError: the session is not open.
         """
         if None not in self._sessions.kept:
             raise UsageError("the run is not open", hint="use `open` or `start`, or a block `async with` or `with`")
@@ -265,7 +267,7 @@ class TrainerRun:
         """Return an item of the environment.
 
         Raises:
-            UnknownNameError: it has no such item.
+            UnknownNameError: the environment has no such item.
         """
         if item_id not in self.items:
             raise UnknownNameError("item", item_id, ())
@@ -287,16 +289,16 @@ class TrainerRun:
         )
 
     async def context(self) -> RolloutContext:
-        """Return what all rollouts have in common. The first caller starts the sandboxes. Raise as `roller`."""
+        """Return the context that all rollouts share. The first caller starts the sandboxes. Raise as `roller`."""
         return (await self.roller()).context
 
     # ------------------------------------------------------------------ rollouts
 
     async def roll(self, sizes: Sequence[tuple[str, int]]) -> list[Group]:
-        """Return groups of rollouts, all rolled out at the same time. Each is given as the item's id and its size.
+        """Roll out groups, all at the same time, and return them. Each group is given as an item's id and a size.
 
         Raises:
-            HermesError: as `GroupRoller.roll` says.
+            HermesError: as `GroupRoller.roll`.
         """
         roller = await self.roller()
         async with together() as tasks:
@@ -304,13 +306,14 @@ class TrainerRun:
         return [group.result() for group in groups]
 
     async def roll_one(self, item_id: str, *, agent: Agent | None = None, group_id: str | None = None) -> Rolled:
-        """Return one rollout, which has ended. See `GroupRoller.roll_one`."""
+        """Do one rollout and return it. See `GroupRoller.roll_one`."""
         group = await (await self.roller()).roll_one(self.item(item_id), agent=agent, group_id=group_id)
         (rolled,) = group.kept or group.failed
         return rolled
 
     async def begin(self, item_id: str) -> DrivenRollout:
-        """Begin a rollout whose model the trainer runs, and return it. If it could not begin, its record says why.
+        """Begin a rollout whose model the trainer runs, and return the rollout. If it could not begin, its record says
+        why.
 
         Raises:
             UnknownNameError: there is no such item.
@@ -332,23 +335,24 @@ class TrainerRun:
         return rollout
 
     async def end(self, rollouts: Sequence[tuple[DrivenRollout, str]]) -> list[Record]:
-        """Verify rollouts, all at the same time, and return their records. Each comes with its model's last message."""
+        """Verify rollouts, all at the same time, and return their records. Each rollout is given with its model's last
+        message."""
         records = await asyncio.gather(*(rollout.end(text) for rollout, text in rollouts))
         self._rollouts.difference_update(rollout for rollout, _ in rollouts)
         return records
 
     async def drop(self, rollout: DrivenRollout) -> None:
-        """End a rollout that nobody scores. Idempotent."""
+        """End a rollout without scoring it. Idempotent."""
         await rollout.aclose()
         self._rollouts.discard(rollout)
 
 
 class SharedRun(Generic[RunT]):
-    """A run that is started when it is first used. It can be pickled: in each process, all copies share one run.
+    """A run that is started at its first use. Can be pickled: in each process, all copies share one run.
 
     Args:
-        make: makes the run. It is pickled, too.
-        key: what identifies the copies of one run; None makes a new key.
+        make: makes the run; pickled, too.
+        key: identifies the copies of one run; None makes a new key.
     """
 
     def __init__(self, make: Callable[[], RunT], key: str | None = None) -> None:
@@ -360,10 +364,10 @@ class SharedRun(Generic[RunT]):
 
     @property
     def run(self) -> RunT:
-        """Return the run of this process; the first use starts it. Blocks.
+        """Return the run of this process. The first call starts the run. Blocks.
 
         Raises:
-            HermesError: as `TrainerRun.start` does. The next use tries again.
+            HermesError: as `TrainerRun.start`. The next call tries again.
         """
         with self._starting:
             if self._run is None:

@@ -38,11 +38,11 @@ class Rescoring:
     agreed: int
     """Number of patches with the same reward as before. A patch that had no reward before can't agree."""
     differing: tuple[Mapping[str, Any], ...]
-    """The other patches, as their lines in `rescored.jsonl`, without details and timings."""
+    """The patches with another reward than before: their lines in `rescored.jsonl`, without details and timings."""
     without_patch: int
     """Number of rollouts that recorded no patch."""
     stopped: str | None = None
-    """Why it ended before every patch had been tried, or None."""
+    """The reason why the rescoring ended before every patch had been tried, or None."""
 
     @property
     def agrees(self) -> bool:
@@ -64,19 +64,19 @@ async def rescore(
     progress: Progress | None = None,
     **options: Any,
 ) -> Rescoring:
-    """Verify the last recorded patch of every rollout in `run_dir` again, and write `rescored.jsonl` beside them.
+    """Verify the last recorded patch of every rollout in `run_dir` again, and write `run_dir/rescored.jsonl`.
 
     Args:
         env: changes to the environment's configuration.
-        environment: an environment, or the name of one. Then nothing that `run.json` names is used.
-        trust_run: use the environment and the backend that `run.json` names, with their settings, as far as no others
-            are given. Settings can name programs that run here, so trust only a folder whose origin you know.
+        environment: an environment or its name. If given, nothing that `run.json` names is used.
+        trust_run: use the environment and the backend that `run.json` names, with their settings, unless others are
+            given. Settings can name programs that run on this host, so trust only a folder whose origin you know.
         options: the fields of `RunOptions`.
 
     Raises:
         UsageError: `run_dir` holds no run, a run is writing to it, or the environment can't score patches; or neither
             `environment` nor `trust_run` is given.
-        HermesError: as `run_rollouts` does.
+        HermesError: as `run_rollouts`.
     """
     path = Path(run_dir)
     ran = run_configuration_of(path, environment, trust_run=trust_run)
@@ -158,10 +158,10 @@ class _Again:
 
 
 def run_configuration_of(path: Path, environment: Environment | str | None, *, trust_run: bool) -> dict[str, Any]:
-    """Return the configuration that a rescoring begins with: the run's, or no more than the given environment.
+    """Return the initial configuration of a rescoring: the run's configuration, or only the given environment.
 
     Raises:
-        UsageError: there is no run, or its configuration lacks a key; or it is not trusted, and no environment is
+        UsageError: there is no run, or its configuration lacks a key; or the run is not trusted and no environment is
             given.
     """
     ran: dict[str, Any] = read_run(path)["configuration"]
@@ -186,7 +186,7 @@ def check_items(items: Mapping[str, Item], patches: Iterator[Record]) -> None:
     """Check that every patch belongs to one of the items.
 
     Raises:
-        UsageError: one does not.
+        UsageError: a patch belongs to none of the items.
     """
     for recorded in patches:
         if recorded.item_id not in items:
@@ -196,8 +196,8 @@ def check_items(items: Mapping[str, Item], patches: Iterator[Record]) -> None:
 
 
 def _places_of_patches(path: Path) -> tuple[set[int], int]:
-    """Return where the records with a patch are (the last record of each rollout counts), and the number without
-    one."""
+    """Return the places of the records with a patch, and the number of rollouts without one. Only the last record of
+    each rollout counts."""
     last: dict[Key, tuple[int, bool]] = {}
     for place, record in enumerate(records(path)):
         last[record.item_id, record.rollout_index] = (place, record.patch is not None)

@@ -1,8 +1,8 @@
-"""Checks that the items of a dataset are sound: runs the baselines and the cheats, and writes what was found.
+"""Checks that the items of a dataset are sound: runs the baselines and the cheats, and writes the findings.
 
 On each backend, `oracle` must get 1.0 and `nop` 0.0 every time, no cheat may get more than `nop`, and all backends must
-agree. All of it is one run for each backend, with an agent for each rollout of a group. So it is recorded, resumed and
-looked at like any other run.
+agree. A validation has one run for each backend, in which each rollout of a group has another agent. So a validation is
+recorded, resumed and viewed like any other run.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ from hermes_core.validation import validate_data
 from hermes_core.version import __version__
 
 AGENT = "validate"
-"""The agent in the configuration of a validation's runs. The records name the agent of each rollout."""
+"""The agent's name in the configuration of a validation's runs. The records name each rollout's own agent."""
 
 _AGAIN = (*UNTRIED, FailureKind.SETUP)
-"""Failures that a resumed validation tries again. A failed verification is not among them: it is a result, like a
-reward."""
+"""Kinds of failures after which a resumed validation repeats a rollout. A failed verification is a result, like a
+reward, and is not repeated."""
 
 
 @dataclass(frozen=True)
@@ -61,9 +61,9 @@ class Validation:
     cheats: tuple[str, ...]
     """The names of the cheats that were tried."""
     results: tuple[ItemResult, ...]
-    """One for each item, in the dataset's order."""
+    """The result of each item, in the dataset's order."""
     stopped: str | None = None
-    """Why it ended before everything had been tried, or None."""
+    """The reason why the validation ended before all rollouts had been tried, or None."""
     out_dir: str | None = None
     fingerprints: Fingerprints | None = None
     """The fingerprints of the dataset, for the quarantine."""
@@ -85,12 +85,12 @@ class Validation:
 
     @property
     def complete(self) -> bool:
-        """Return whether everything was tried."""
+        """Return whether all rollouts were tried."""
         return self.stopped is None and not any(result.untried for result in self.results)
 
     @property
     def sound(self) -> bool:
-        """Return whether everything was tried, and every item is sound."""
+        """Return whether all rollouts were tried, and every item is sound."""
         return self.complete and not any(result.findings for result in self.results)
 
     def with_status(self, status: ItemStatus) -> list[ItemResult]:
@@ -99,7 +99,7 @@ class Validation:
 
     @property
     def fails_everywhere(self) -> tuple[str, ...]:
-        """Return the backends on which rollouts were tried and none has a reward. Then the cause is not in single
+        """Return the backends on which rollouts were tried and none has a reward, so that the cause is not in single
         items."""
         verdicts = [
             agent for result in self.results for agents in result.verdicts.values() for agent in agents.values()
@@ -130,7 +130,7 @@ class Validation:
         }
 
     def to_quarantine(self) -> dict[str, Any]:
-        """Return the content of a quarantine file: the items that are not sound, and why."""
+        """Return the content of a quarantine file: the items that are not sound, with the reasons."""
         known = self.fingerprints
         return {
             "format": FORMAT,
@@ -201,20 +201,21 @@ async def validate(
     """Let `oracle` and `nop` work on each item, `repeat` times, and each cheat once, on each backend.
 
     Args:
-        environment: its name; or an instance, on one backend.
+        environment: the environment's name; or an instance, for one backend only.
         cheats: True for all cheats of the environment, or the names of some.
-        backends: the options that differ between backends (`backend`, `profile`, `backend_config`), by a name for each
-            in the results. None is one backend, as `options` say.
-        out_dir: directory for the results and a run for each backend; without it and `runs_dir` nothing is kept.
-        runs_dir: directory in which it gets a folder of its own, if there is no `out_dir`.
+        backends: maps a name for each backend in the results to the options that differ between backends (`backend`,
+            `profile`, `backend_config`). None is one backend, given by `options`.
+        out_dir: directory for the results and a run for each backend. Without `out_dir` and `runs_dir`, nothing is
+            kept.
+        runs_dir: directory in which the validation gets a new folder, if there is no `out_dir`.
         resume: continue the validation in `out_dir`.
-        on_folder: called with the folder, if it has one, before the first rollout begins.
+        on_folder: called with the validation's folder, if there is one, before the first rollout begins.
         on_broken_off: called with the results so far, if the validation is cancelled or fails.
-        progress: the display for each backend, by its name.
+        progress: called with a backend's name; returns its display.
         options: the fields of `RunOptions`.
 
     Raises:
-        HermesError: as `run_rollouts` does. A backend that could not be started is raised only if there is no other.
+        HermesError: as `run_rollouts`. Failures to start a backend are raised only if no backend could be started.
     """
     places = backends or {str(options.get("backend", RunOptions().backend)): {}}
     if len(places) > 1 and isinstance(environment, Environment):
@@ -261,8 +262,8 @@ def _choose_cheats(sessions: Collection[Session], cheats: bool | Sequence[str]) 
     """Return the names of the cheats to try.
 
     Raises:
-        UnknownNameError: the environment does not have one of them.
-        PolicyError: they would run on this host with the rights of its user.
+        UnknownNameError: the environment does not have one of the cheats.
+        PolicyError: the cheats would run on this host with the rights of its user.
     """
     if not cheats:
         return ()
@@ -286,10 +287,10 @@ def _fingerprints(environment: Environment) -> Fingerprints:
 
 
 def _check_unchanged(written: Path, now: Fingerprints) -> None:
-    """Refuse to add to results of another state of the dataset. Blocking.
+    """Refuse to continue a validation whose dataset has changed. Blocking.
 
     Raises:
-        UsageError: the dataset was changed since they were written.
+        UsageError: the dataset has changed since the results in `written`.
     """
     if not written.exists():
         return
@@ -310,7 +311,7 @@ class _Work:
     repeat: int
     cheats: tuple[str, ...]
     folder: OutputFolder | None
-    """The whole validation's folder; each run has one below it."""
+    """The folder of the whole validation; each run's folder is inside."""
     fingerprints: Fingerprints | None
     on_broken_off: Callable[[Validation], None] | None
     stopped: str | None = None
@@ -355,8 +356,8 @@ class _Work:
         return jobs
 
     async def _on(self, label: str, session: Session, jobs: Jobs, progress: Progress, resume: bool) -> str | None:
-        """Run the rollouts that are left on one backend. Return why it ended before everything had been tried, or
-        None."""
+        """Run the rollouts that are left on one backend. Return None, or the reason why the run ended before all
+        rollouts had been tried."""
         async with AsyncExitStack() as stack:
             take = self._taking(label, session.environment)
             run = Run(
@@ -375,7 +376,7 @@ class _Work:
             async with session.sandboxes(run.count_left(), start=jobs.need_slots, stalls=stalls) as context:
                 try:
                     return (await run.all(context, session.room)).stopped
-                except asyncio.CancelledError as error:  # at once, as it can take long until the sandboxes have ended
+                except asyncio.CancelledError as error:  # at once: the sandboxes may take long to end
                     self.break_off(error)
                     raise
 
@@ -398,7 +399,7 @@ class _Work:
         resume: bool,
         take: Callable[[Mapping[str, Any]], None],
     ) -> None:
-        """Open the run's folder, and add those of its records that stay. Blocking."""
+        """Open the run's folder, and pass its records that stay to `take`. Blocking."""
         about = {"versions": versions(self.runtime), "concurrency": session.options.concurrency}
         configuration = {
             **session.configuration(),
@@ -414,7 +415,7 @@ class _Work:
                 take(record)
 
     def _taking(self, label: str, environment: Environment) -> Callable[[Mapping[str, Any]], None]:
-        """Return a function that adds a record of one backend."""
+        """Return a function that adds a record of one backend to the verdicts."""
         items = {environment.item_id(item): item for item in environment.select_items()}
 
         def doubt(item: Item, agent: str, details: Mapping[str, Any]) -> str | None:
@@ -458,7 +459,7 @@ class _Work:
 
 
 def run_folder(backend: str) -> str:
-    """Return the name of the folder of a backend's run, in that of the validation."""
+    """Return the name of the folder of a backend's run, inside the validation's folder."""
     return re.sub(r"[^\w.-]+", "-", backend).strip(".") or "run"
 
 
@@ -504,11 +505,11 @@ def _reason(finding: Finding) -> dict[str, Any]:
 
 
 _LONGEST = 500
-"""The most characters of a text in the table and in the quarantine."""
+"""Maximum number of characters of a text in the table and in the quarantine."""
 
 
 def _cell(text: str) -> str:
-    """Return a text that may come from a sandbox as one line of Markdown, without markup."""
+    """Return a text, which may come from a sandbox, as one line of Markdown without markup."""
     line = " ".join(text.split())
     cut = line if len(line) <= _LONGEST else f"{line[:_LONGEST]} …"
     return re.sub(r"([\\`*_{}\[\]<>|#])", r"\\\1", cut)

@@ -1,7 +1,7 @@
 """Judges whether items are sound, by the rewards of the baselines and the cheats on each backend.
 
-What each agent must get is in `EXPECTED`. A failure of the infrastructure or of the endpoint, an image that can't be
-had, and a rollout that was cancelled say nothing about an item: it was not tried. A failure of its setup or of its
+`EXPECTED` has the reward that each baseline must get. A failure of the infrastructure or of the endpoint, a missing
+image, and a cancelled rollout say nothing about an item: the item counts as not tried. A failure of the setup or of the
 verification is the item's fault.
 """
 
@@ -19,14 +19,14 @@ EXPECTED = {"oracle": 1.0, "nop": 0.0}
 """The reward that each baseline must get. A cheat must get no more than `nop`."""
 
 UNTRIED = frozenset({FailureKind.INFRA, FailureKind.IMAGE, FailureKind.MODEL, FailureKind.CANCELLED})
-"""Failures that say nothing about the item."""
+"""Kinds of failures that say nothing about the item."""
 
 UNTRIED_BY_CHEATS = UNTRIED | {FailureKind.SETUP}
-"""The failures of a cheat that say nothing about the item. A failed setup is one: the cheat itself may be broken, and
-the baselines find a broken setup."""
+"""Kinds of failures that say nothing about the item if the agent is a cheat. They include a failed setup: the cheat
+itself may be broken, and the baselines find a broken setup."""
 
 KEPT = 3
-"""The most messages and details of one kind that are kept of one agent on one item."""
+"""Maximum number of messages, and of details, that are kept of one agent on one item."""
 
 
 class Reason(StrEnum):
@@ -35,7 +35,7 @@ class Reason(StrEnum):
     GOLD_FAILS = "gold-fails"
     """The reference solution never gets 1.0."""
     GOLD_FLAKES = "gold-flakes"
-    """The reference solution does not always get the same."""
+    """The reference solution does not always get the same reward."""
     NOP_SCORES = "nop-scores"
     """Doing nothing gets another reward than 0."""
     NOP_FAILS = "nop-fails"
@@ -43,18 +43,18 @@ class Reason(StrEnum):
     CHEAT_SOLVES = "cheat-solves"
     """A cheat gets a higher reward than doing nothing."""
     DOUBTED = "doubted"
-    """The rewards are right, and the environment found another fault (`Environment.doubt`)."""
+    """The rewards are right, but the environment found another fault (`Environment.doubt`)."""
     DIFFERS = "differs"
     """Backends give different rewards."""
 
 
 class ItemStatus(StrEnum):
-    """What is known of an item."""
+    """The result of all checks of an item."""
 
     SOUND = "sound"
     UNSOUND = "unsound"
     NOT_TRIED = "not tried"
-    """Some of its rollouts could not be tried, and the others show no fault."""
+    """Some of the item's rollouts could not be tried, and the others show no fault."""
 
 
 @dataclass(slots=True)
@@ -65,19 +65,19 @@ class Verdict:
     agent: str
     backend: str
     rewards: list[float | None] = field(default_factory=list)
-    """The rewards of the rollouts that say something; None is one whose setup or verification failed."""
+    """The rewards of the rollouts that say something about the item; None for a failed setup or verification."""
     records: list[str] = field(default_factory=list)
     """The trajectory ids of these rollouts."""
     failures: list[str] = field(default_factory=list)
-    """The first messages that say why rollouts have no reward."""
+    """The first messages of failures that left rollouts without a reward."""
     details: list[Mapping[str, Any]] = field(default_factory=list)
     """The first details of verifications whose reward was not the expected one."""
     doubts: list[str] = field(default_factory=list)
-    """What the environment said about rollouts that have the expected reward but show another fault of the item."""
+    """The environment's texts on rollouts with the expected reward that show another fault of the item."""
     untried: list[str] = field(default_factory=list)
-    """Why rollouts say nothing about the item."""
+    """The reasons why rollouts say nothing about the item."""
     missing: int = 0
-    """Number of rollouts that were not begun, or not ended."""
+    """Number of rollouts that did not begin, or did not end."""
 
     def add(self, record: Mapping[str, Any], doubt: str | None) -> None:
         """Add the record of a rollout, and the environment's doubt about the item, if any."""
@@ -118,12 +118,12 @@ class Verdict:
 
     @property
     def sound(self) -> bool:
-        """Return whether it got the expected reward every time, without a doubt."""
+        """Return whether the agent got the expected reward every time, without a doubt of the environment."""
         return self.tried and self.right == len(self.rewards)
 
     @property
     def flaky(self) -> bool:
-        """Return whether its results are not all equal."""
+        """Return whether the agent's results are not all equal."""
         return len(set(self.rewards)) > 1 or 0 < len(self.doubts) < len(self.rewards)
 
     @property
@@ -133,7 +133,7 @@ class Verdict:
 
     @property
     def why_untried(self) -> str | None:
-        """Return why a rollout says nothing about the item, or None."""
+        """Return the reason why a rollout says nothing about the item, or None."""
         if self.untried:
             return f"{self.agent} on {self.backend}: {self.untried[0]}"
         return f"{self.agent} on {self.backend}: {self.missing} rollouts were not ended" if self.missing > 0 else None
@@ -146,7 +146,7 @@ class Finding:
     item_id: str
     reason: Reason
     text: str
-    """What was seen, in one line."""
+    """The observation, in one line."""
     backend: str | None = None
     """None if the finding is about several backends."""
     agent: str | None = None
@@ -157,11 +157,11 @@ class Finding:
 
 @dataclass(frozen=True)
 class ItemResult:
-    """All verdicts on one item, and what follows from them."""
+    """All verdicts on one item, and the findings that follow from them."""
 
     item_id: str
     verdicts: Mapping[str, Mapping[str, Verdict]]
-    """By backend and agent."""
+    """The verdicts by backend and agent."""
     findings: tuple[Finding, ...]
 
     @classmethod
@@ -172,15 +172,14 @@ class ItemResult:
 
     @property
     def status(self) -> ItemStatus:
-        """Return what is known of the item. A fault that was found is certain, even if some rollouts could not be
-        tried."""
+        """Return the item's status. An item with a fault is unsound even if some of its rollouts could not be tried."""
         if self.findings:
             return ItemStatus.UNSOUND
         return ItemStatus.NOT_TRIED if self.untried else ItemStatus.SOUND
 
     @property
     def untried(self) -> list[str]:
-        """Return why parts of it were not tried."""
+        """Return the reasons why rollouts of the item were not tried."""
         all_of_it = (verdict.why_untried for agents in self.verdicts.values() for verdict in agents.values())
         return [why for why in all_of_it if why is not None]
 
@@ -214,7 +213,7 @@ def _on_one_backend(agents: Mapping[str, Verdict]) -> Iterator[Finding]:
     for verdict in (oracle, nop):
         if verdict.doubts:
             yield _finding(verdict, Reason.DOUBTED, verdict.doubts[0])
-    if nop.best is None:  # without the reward for doing nothing, nobody can say what a cheat gains
+    if nop.best is None:  # without the reward of `nop`, the gain of a cheat is unknown
         return
     least = max(nop.best, 0.0)
     for verdict in agents.values():
@@ -235,7 +234,7 @@ def _of_oracle(oracle: Verdict) -> tuple[Reason, str] | None:
 
 
 def _differences(item_id: str, verdicts: Mapping[str, Mapping[str, Verdict]]) -> Iterator[Finding]:
-    """Yield a finding for each agent whose results on two backends are not the same set of rewards."""
+    """Yield a finding for each agent that got different sets of rewards on two backends."""
     for agent in next(iter(verdicts.values()), {}):
         each = {backend: agents[agent].rewards for backend, agents in verdicts.items() if agents[agent].rewards}
         if len({frozenset(rewards) for rewards in each.values()}) > 1:
@@ -257,11 +256,11 @@ def _rewards(rewards: Sequence[float | None]) -> str:
 
 
 _TELLING = ("reason", "output", "texts", "failing")
-"""The details of a reward that are most likely to explain it, the best first."""
+"""The keys of a reward's details that are most likely to explain the reward, best first."""
 
 
 def _why(verdict: Verdict) -> str:
-    """Return the first reason for a reward that is not the expected one."""
+    """Return a text with the first reason for a reward other than the expected one."""
     return next(iter([*verdict.failures, *map(details_text, verdict.details)]), "the verification gave no details")
 
 

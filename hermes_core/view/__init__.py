@@ -1,1 +1,1 @@
-"""Looking at a run: an index of its rollouts, tables and transcripts for a terminal, and logs for Inspect's viewer."""
+"""Views of a run: tables and transcripts for a terminal, and logs for Inspect's viewer."""

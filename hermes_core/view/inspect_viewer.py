@@ -16,14 +16,14 @@ INSTALL = "pip install inspect-ai"
 """The line that installs Inspect."""
 
 ENDING_S = 5.0
-"""How many seconds the viewer may take to end."""
+"""Seconds that the viewer may take to end."""
 
 
 def command() -> list[str]:
-    """Return the command that runs Inspect: of this Python, or else on the PATH.
+    """Return the command that runs Inspect, as installed for this Python, or else found on the PATH.
 
     Raises:
-        UsageError: it is not installed; the hint has the line that installs it.
+        UsageError: Inspect is not installed; the hint has the line that installs it.
     """
     if importlib.util.find_spec("inspect_ai") is not None:
         return [sys.executable, "-m", "inspect_ai"]
@@ -37,7 +37,7 @@ def command() -> list[str]:
 
 @contextmanager
 def running(inspect: Sequence[str], logs: Path, host: str, port: int) -> Iterator[subprocess.Popen[bytes]]:
-    """Run the viewer for the logs of a folder, and end it at the end."""
+    """Run the viewer for the logs of a folder while the block runs."""
     options = ["--log-dir", str(logs), "--host", host, "--port", str(port), "--no-trust-content"]
     viewer = subprocess.Popen([*inspect, "view", "start", *options], stdin=subprocess.DEVNULL)
     try:
@@ -52,7 +52,7 @@ def running(inspect: Sequence[str], logs: Path, host: str, port: int) -> Iterato
 
 
 def bundle(inspect: Sequence[str], logs: Path, folder: Path) -> None:
-    """Make a folder that any web server shows: the viewer, and the logs.
+    """Make a folder with the viewer and the logs, for any static web server.
 
     Raises:
         OutputError: Inspect failed.

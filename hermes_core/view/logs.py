@@ -1,4 +1,4 @@
-"""The logs of runs that are being looked at: kept beside the records, and shown together in one folder."""
+"""The logs of runs for the viewer: kept beside the records, and shown together in one folder."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from hermes_core.records.index import RecordedRun, records_of
 from hermes_core.records.run_files import make_folder
 
 KEPT = ".view"
-"""The folder beside the records in which their log is kept for the next time."""
+"""The name of the folder beside the records in which a run's log is kept for the next view."""
 
 
 @contextmanager
 def make_shown_folder(run: Path) -> Iterator[Path]:
-    """Make a folder for logs that are shown together, on the disk of this run if possible; it is removed at the end."""
+    """Make a temporary folder for logs that are shown together, on the disk of this run if possible."""
     kept = records_of(run).parent / KEPT
     try:
         make_folder(kept)
@@ -32,7 +32,7 @@ def make_shown_folder(run: Path) -> Iterator[Path]:
 
 @contextmanager
 def open_logs(runs: Iterable[Path], folder: Path) -> Iterator[list[RunLog]]:
-    """Open the log of each run, and let the folder show them.
+    """Open the log of each run, and put all logs into the folder.
 
     Raises:
         UsageError: there is no run, or it can't be read.
@@ -45,8 +45,8 @@ def open_logs(runs: Iterable[Path], folder: Path) -> Iterator[list[RunLog]]:
 def _log(run: RecordedRun, folder: Path) -> RunLog:
     """Open the log of a run, beside its records, and link it into the folder.
 
-    The log is in the folder alone if nothing can be written beside the records, if they are on another disk, or if
-    somebody else looks at them now.
+    The log is only in the folder if nothing can be written beside the records, if the records are on another disk, or
+    if another viewer has their log open.
     """
     name = log_name(run)
     try:

@@ -25,7 +25,7 @@ from hermes_core.records.statistics import (
 from hermes_core.view.words import NONE, REWARDLESS, count, counts_text, duration, figure, line, money
 
 ERRORS = 3
-"""Maximum number of errors to show of a tool."""
+"""Maximum number of errors to show for each tool."""
 
 ORDERS: Mapping[str, Callable[[Row], Any]] = {
     "item": lambda row: 0,
@@ -37,17 +37,18 @@ ORDERS: Mapping[str, Callable[[Row], Any]] = {
     "cost": lambda row: -(row.cost or 0.0),
     "started": lambda row: row.started or 0.0,
 }
-"""What rollouts can be sorted by: the worst, longest or dearest first."""
+"""The orders for rollouts: each has the worst, longest or dearest first."""
 
 
 def in_order(rows: Iterable[Row], by: str) -> list[Row]:
-    """Return the rows in one of `ORDERS`; equal ones by item and index."""
+    """Return the rows in the order `by`, one of `ORDERS`; rows with equal values by item and index."""
     named = sorted(rows, key=lambda row: (row.item_id, row.group, row.rollout_index))
     return sorted(named, key=ORDERS[by])
 
 
 def items_in_order(rows: Iterable[Row], by: str) -> list[tuple[str, list[Row]]]:
-    """Return the items, each with its rows, in one of `ORDERS`: by the mean reward, or by the sum of other values."""
+    """Return the items, each with its rows, in the order `by`, one of `ORDERS`: by mean reward, or by the sum of
+    another value."""
     return sorted(by_item(rows).items(), key=lambda pair: (_order_of(pair[1], by), pair[0]))
 
 
@@ -76,7 +77,7 @@ def headline(run: RecordedRun, rows: Sequence[Row]) -> list[RenderableType]:
     if not rows:
         return [*lines, _nothing(run)]
     lines.append(Text(f"{figures.rollouts} rollouts of {len(items)} items: {_outcome(figures)}"))
-    whole = len(rows) == len(run.rows)  # what filters leave says nothing about how items do
+    whole = len(rows) == len(run.rows)  # pass@k of filtered rollouts would mean nothing
     if whole and (estimates := [f"pass@{k} {_share(items, k)}" for k in sizes_of_k(items.values())]):
         lines.append(Text("   ".join(estimates)))
     if whole and figures.scored and len(items) < len(rows):
@@ -104,7 +105,7 @@ def headline(run: RecordedRun, rows: Sequence[Row]) -> list[RenderableType]:
 
 
 def _nothing(run: RecordedRun) -> Text:
-    """Return a text that says that no rollout is left to show, and what there is."""
+    """Return a text that says that no rollout is left to show, and lists what the run has."""
     every = run.rows.values()
     if not every:
         return Text("no rollout has ended")
@@ -127,7 +128,7 @@ def _limits(configuration: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _outcome(figures: Totals) -> str:
-    """Return how many rollouts have a reward, and the mean of these."""
+    """Return a text with the number of rollouts that have a reward, and their mean reward."""
     if not figures.rewarded:
         return f"{figures.finished} {REWARDLESS}"
     mean = "" if figures.mean_reward is None else f", mean reward {figures.mean_reward:.3f}"
@@ -135,7 +136,7 @@ def _outcome(figures: Totals) -> str:
 
 
 def _share(items: Mapping[str, Sequence[Row]], k: int) -> str:
-    """Return a mean pass@k, and how many items it is of if not of all."""
+    """Return a mean pass@k as text, with the number of its items unless these are all items."""
     mean = mean_pass_at_k(items.values(), k)
     if mean is None:
         return NONE
@@ -143,7 +144,7 @@ def _share(items: Mapping[str, Sequence[Row]], k: int) -> str:
 
 
 def rollouts(rows: Iterable[Row]) -> Table:
-    """Return a line for each rollout."""
+    """Return a table with a line for each rollout."""
     table = _table(
         "rollout", "stop reason", "failure", *("reward>", "turns>", "calls>", "tokens>", "seconds>", "cost>")
     )
@@ -163,8 +164,8 @@ def rollouts(rows: Iterable[Row]) -> Table:
 
 
 def items(run: RecordedRun, rows: Sequence[Row], by: str, most: int) -> Table:
-    """Return a line for each of the first items, as `items_in_order` sorts them; with pass@k if these are all rows of
-    the run."""
+    """Return a table with a line for each of the first `most` items in the order `by`; with pass@k if `rows` are all
+    rows of the run."""
     ordered = items_in_order(rows, by)
     sizes = sizes_of_k(group for _, group in ordered) if len(rows) == len(run.rows) else []
     rewarded = totals(rows).rewarded
@@ -186,7 +187,7 @@ def items(run: RecordedRun, rows: Sequence[Row], by: str, most: int) -> Table:
 
 
 def tools(used: Iterable[ToolTotals]) -> Table:
-    """Return a line for each tool."""
+    """Return a table with a line for each tool."""
     table = _table(
         *("tool", "calls>", "failed>", "share>", "non-zero exit>", "rollouts>", "seconds each>", "kinds of failure")
     )
@@ -205,7 +206,7 @@ def tools(used: Iterable[ToolTotals]) -> Table:
 
 
 def errors(used: Iterable[ToolTotals]) -> Iterator[RenderableType]:
-    """Yield how each tool failed most often, its commonest exit codes but 0, and how to find the failures."""
+    """Yield for each tool its most frequent errors and exit codes other than 0, and a hint how to find the failures."""
     failing = [tool for tool in used if tool.errors or tool.exits]
     for tool in failing:
         yield Text()
@@ -222,7 +223,7 @@ def errors(used: Iterable[ToolTotals]) -> Iterator[RenderableType]:
 
 
 def _table(*columns: str) -> Table:
-    """Return an empty table; a column with `>` behind its name is aligned to the right."""
+    """Return an empty table. A `>` at the end of a column's name aligns the column to the right."""
     table = Table(box=None, pad_edge=False, header_style="bold", show_edge=False, padding=(0, 2, 0, 0))
     for index, column in enumerate(columns):
         right = column.endswith(">")

@@ -23,32 +23,32 @@ from hermes_core.records.record import STAGES
 from hermes_core.view.words import REWARDLESS, Indented, count, duration, figure, line, money, safe_text
 
 LINES = 30
-"""Maximum number of lines of a text, unless all are asked for."""
+"""Maximum number of lines of a text, unless the full text is asked for."""
 
 COMMAND_LINES = 4
-"""The same for a command of the verification, which may be a long script of the environment."""
+"""Maximum number of lines of a command of the verification, which may be a long script of the environment."""
 
 CHARACTERS = 4000
-"""Maximum number of characters of a text, unless all are asked for."""
+"""Maximum number of characters of a text, unless the full text is asked for."""
 
 LINE = 1000
-"""The same for one line."""
+"""Maximum number of characters of one line, unless the full text is asked for."""
 
 _LEAST_S = 0.005
-"""Shorter times are not shown, because they would be 0.00 s."""
+"""Seconds. Shorter times are not shown, because they would be shown as 0.00 s."""
 
 _BAR = 40
-"""The columns of the timeline's longest bar."""
+"""Width of the timeline's longest bar, in columns."""
 
 _SHORT = 60
-"""Values up to this length are shown behind their name; longer ones and those of several lines below it."""
+"""Values up to this length are shown behind their name; longer values, and values of several lines, below the name."""
 
 
 def rollout(row: Row, record: Mapping[str, Any], *, full: bool = False) -> Iterator[RenderableType]:
-    """Yield everything about a rollout.
+    """Yield all parts of a rollout's transcript.
 
     Args:
-        full: whether long texts are shown in full length.
+        full: show long texts in full.
     """
     yield from heading(row, record)
     yield from _timeline(record)
@@ -75,7 +75,7 @@ def heading(row: Row, record: Mapping[str, Any]) -> Iterator[RenderableType]:
 
 
 def outcome(row: Row) -> Text:
-    """Return one line with the reward or the failure, and how long the rollout was."""
+    """Return one line with the reward or the failure, and the rollout's length."""
     if row.failure_kind is not None:
         text = line(f"no reward: {failure_name(row.failure_kind, row.failure_stage)}", "bold red")
     elif row.reward is not None:
@@ -90,7 +90,7 @@ def outcome(row: Row) -> Text:
     return Text.assemble(text, " · ", line(" · ".join(parts)))
 
 
-# ---------------------------------------------------------------------- when
+# ---------------------------------------------------------------------- timeline
 
 
 def _timeline(record: Mapping[str, Any]) -> Iterator[RenderableType]:
@@ -123,7 +123,7 @@ def _total_s(spans: Sequence[Mapping[str, Any]]) -> float:
     return math.fsum(span["ended"] - span["started"] for span in spans if span["started"] and span["ended"])
 
 
-# ---------------------------------------------------------------------- what was said and done
+# ---------------------------------------------------------------------- conversation
 
 
 def _conversation(record: Mapping[str, Any], full: bool) -> Iterator[RenderableType]:
@@ -167,7 +167,7 @@ def _about_turn(turn: Mapping[str, Any], started: float | None) -> str:
 
 
 def _call(call: Mapping[str, Any], full: bool) -> Iterator[RenderableType]:
-    """Yield a tool call. The only text among its arguments, such as a command, needs no name."""
+    """Yield a tool call. An argument `command` of one line is shown behind the tool's name, without its own name."""
     function = call.get("function") or {}
     name, written = function.get("name", ""), function.get("arguments")
     arguments = arguments_of(written)
@@ -186,7 +186,7 @@ def _call(call: Mapping[str, Any], full: bool) -> Iterator[RenderableType]:
 
 
 def _result(message: Mapping[str, Any], call: Mapping[str, Any] | None, full: bool) -> Iterator[RenderableType]:
-    """Yield what a tool returned, and how the call ended."""
+    """Yield a tool's answer, and how the call ended."""
     content = text_of(message.get("content"))
     values = parse_container(content)
     text = "\n".join(map(str, values.values())) if isinstance(values, dict) else content
@@ -199,7 +199,8 @@ def _result(message: Mapping[str, Any], call: Mapping[str, Any] | None, full: bo
 
 
 def _about_call(call: Mapping[str, Any], said: str) -> Text:
-    """Return how a call ended, and its error's message if that is not in the tool's answer, which is shown below."""
+    """Return how a call ended. Includes the error's message, unless the message is in the tool's answer `said`, which
+    is shown below."""
     took = None if None in (call["started"], call["ended"]) else call["ended"] - call["started"]
     parts = [] if took is None else [duration(took)]
     if call["exit_code"] is not None:
@@ -213,7 +214,7 @@ def _about_call(call: Mapping[str, Any], said: str) -> Text:
 
 
 def _program(record: Mapping[str, Any], full: bool) -> Iterator[RenderableType]:
-    """Yield how the program that was the agent ended, and the end of its output if it did not go well."""
+    """For an agent that is a program, yield how the program ended, and after a failure the end of its output."""
     program = record.get("program")
     if not program:
         return
@@ -234,7 +235,8 @@ def _program(record: Mapping[str, Any], full: bool) -> Iterator[RenderableType]:
 
 
 def reports(rollouts: Iterable[tuple[Row, Mapping[str, Any]]], *, full: bool = False) -> Iterator[RenderableType]:
-    """Yield the reports of an item's rollouts; a report that several rollouts have is shown once, below all of them."""
+    """Yield the reports of an item's rollouts. A report that several rollouts share is shown once, below all of
+    them."""
     alike: dict[str, list[tuple[Row, Mapping[str, Any]]]] = {}
     for row, record in rollouts:
         alike.setdefault(_signature(record), []).append((row, record))
@@ -249,7 +251,7 @@ def reports(rollouts: Iterable[tuple[Row, Mapping[str, Any]]], *, full: bool = F
 
 
 def _unsuccessful_calls(row: Row) -> Iterator[RenderableType]:
-    """Yield which of the rollout's calls failed, and which ran commands with a non-zero exit."""
+    """Yield the rollout's failed calls, and its calls of commands with a non-zero exit."""
     failed = [f"{name} {sum(use.failed.values())}" for name, use in row.tools.items() if use.failed]
     exits = [f"{name} {sum(use.exits.values())}" for name, use in row.tools.items() if use.exits]
     if failed:
@@ -259,15 +261,16 @@ def _unsuccessful_calls(row: Row) -> Iterator[RenderableType]:
 
 
 def _signature(record: Mapping[str, Any]) -> str:
-    """Return a text that is the same for rollouts with the same reward and report, whatever differs from rollout to
-    rollout."""
+    """Return a text that is equal for rollouts with the same reward and report, without parts such as times that always
+    differ."""
     ran = [[ran[name] for name in ("stage", "command", "exit_code", "output")] for ran in record["sandbox_commands"]]
     fields_compared = [record["reward"], record["failure"], record["details"], ran]
     return without_what_differs(json.dumps(fields_compared, sort_keys=True))
 
 
 def report(record: Mapping[str, Any], *, full: bool = False) -> Iterator[RenderableType]:
-    """Yield why the rollout has its reward or none: the failure, what the verifier returned, and what it ran."""
+    """Yield the reasons for the rollout's reward, or for having none: the failure, the verifier's details, and the
+    commands that it ran."""
     failure = record["failure"]
     if failure:
         yield _title(failure_name(failure["kind"], failure["stage"]))
@@ -277,7 +280,7 @@ def report(record: Mapping[str, Any], *, full: bool = False) -> Iterator[Rendera
         yield from fields(record["details"], full, 2)
     elif record["reward"] is not None:
         yield _title("verifier's report", "the verifier gave a reward and no report")
-    asked_no_model = not record["turns"]  # as the oracle: what it ran is no tool call, so nothing else shows it
+    asked_no_model = not record["turns"]  # the oracle's commands are no tool calls, and shown only here
     for stage in ("setup", "agent", "verify"):
         commands = [ran for ran in record["sandbox_commands"] if ran["stage"] == stage]
         is_shown = stage == "verify" or (stage == "agent" and asked_no_model) or (failure and failure["stage"] == stage)
@@ -290,7 +293,7 @@ def report(record: Mapping[str, Any], *, full: bool = False) -> Iterator[Rendera
 def _ran(ran: Mapping[str, Any], full: bool) -> Iterator[RenderableType]:
     took = None if None in (ran["started"], ran["ended"]) else ran["ended"] - ran["started"]
     code = ran["exit_code"]
-    # The first line is enough for a script that succeeded, such as one of ours.
+    # Of a script that succeeded, the first line is enough.
     command = ran["command"] if full else shorten(ran["command"].strip(), 1 if code == 0 else COMMAND_LINES)
     yield Indented(safe_text(f"$ {command}", "bold"), 2)
     ended = "no exit code" if code is None else f"exit code {code}"
@@ -303,7 +306,7 @@ def _ran(ran: Mapping[str, Any], full: bool) -> Iterator[RenderableType]:
 
 
 def fields(values: Mapping[str, Any], full: bool, indent: int, style: str = "") -> Iterator[RenderableType]:
-    """Yield named values: short ones behind their names, long texts and lists below them."""
+    """Yield named values: short values behind their names, long texts and lists below their names."""
     texts = {name: _value(value) for name, value in values.items() if value is not None}
     long = {name: text for name, text in texts.items() if len(text) > _SHORT or "\n" in text}
     if short := [f"{name}: {text}" for name, text in texts.items() if name not in long]:
@@ -315,7 +318,7 @@ def fields(values: Mapping[str, Any], full: bool, indent: int, style: str = "") 
 
 
 def _value(value: Any) -> str:
-    """Return a value as text. A line that is empty, or begins or ends with white space, is in quotes to be seen."""
+    """Return a value as text. A line that is empty, or begins or ends with white space, is quoted to be visible."""
     if isinstance(value, str) and "\n" not in value and (not value or value != value.strip()):
         return json.dumps(value, ensure_ascii=False)
     return text_of(value)
@@ -326,13 +329,13 @@ def _title(title: str, about: str = "") -> RenderableType:
 
 
 def _block(text: str, full: bool, style: str = "", indent: int = 2) -> RenderableType:
-    """Return a text of several lines; of a long one the beginning and the end, unless `full`."""
+    """Return a text of several lines. Of a long text, return the beginning and the end, unless `full`."""
     return Indented(safe_text(text.strip("\n") if full else shorten(text.strip("\n")), style), indent)
 
 
 def shorten(text: str, most: int = LINES) -> str:
-    """Return the beginning and the end of a text of more than `most` lines or of too many characters, and between them
-    how much is left out. The same is done to each line."""
+    """Shorten a text of more than `most` lines, or of too many characters, to its beginning and its end, with a note
+    between them on the size of the gap. Long lines are shortened, too."""
     text = "\n".join(_cut(each, LINE) for each in text.split("\n"))
     lines = _cut(text, CHARACTERS).split("\n")
     if len(lines) > most:
@@ -344,7 +347,7 @@ def shorten(text: str, most: int = LINES) -> str:
 
 
 def _cut(text: str, most: int) -> str:
-    """Return the beginning and the end of a text of too many characters."""
+    """Shorten a text of more than `most` characters to its beginning and its end."""
     if len(text) <= most:
         return text
     half = most // 2

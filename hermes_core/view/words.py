@@ -12,25 +12,25 @@ from rich.text import Text
 from hermes_core.printing import printable
 
 NONE = "-"
-"""Shown where there is no value."""
+"""The sign for a missing value."""
 
 REWARDLESS = "finished; the environment gives no rewards"
 """The outcome of rollouts that ended without a failure and without a reward."""
 
 
 def safe_text(text: object, style: str = "") -> Text:
-    """Return the text for the terminal. Control characters are written out, and rich's markup is plain text."""
+    """Return the text for the terminal. Control characters become visible, and rich's markup has no effect."""
     return Text(printable(str(text)), style=style)
 
 
 def line(text: object, style: str = "") -> Text:
-    """Return the text as one line."""
+    """Like `safe_text`, but in one line."""
     return safe_text(" ".join(str(text).split()), style)
 
 
 class Indented:
-    """A text that is indented as a whole, also where the terminal wraps it. Unlike rich's padding, it adds no spaces
-    at the ends of lines."""
+    """A text that is indented as a whole, including lines that the terminal's width makes. Unlike rich's padding, this
+    adds no spaces at the ends of lines."""
 
     def __init__(self, text: Text, indent: int) -> None:
         self.text = text
@@ -45,7 +45,7 @@ class Indented:
 
 
 def figure(value: float | None, digits: int = 1) -> str:
-    """Return a number with a fixed number of digits."""
+    """Return a number as text with this many digits after the point."""
     return NONE if value is None else f"{value:.{digits}f}"
 
 
@@ -58,7 +58,7 @@ def count(number: int) -> str:
 
 
 def money(dollars: float | None) -> str:
-    """Return US dollars: `$12.30`; less than one dollar with three significant digits, `$0.0105`."""
+    """Return US dollars as text: `$12.30`; less than one dollar with three significant digits, `$0.0105`."""
     if dollars is None:
         return NONE
     if not 0 < dollars < 1:
@@ -67,7 +67,7 @@ def money(dollars: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Return a duration: `0.21 s`, `12.3 s`, `4 min 05 s`, `2 h 03 min`."""
+    """Return a duration as text: `0.21 s`, `12.3 s`, `4 min 05 s`, `2 h 03 min`."""
     if seconds is None:
         return NONE
     if seconds < 1:
@@ -79,5 +79,5 @@ def duration(seconds: float | None) -> str:
 
 
 def counts_text(counts: Mapping[str, int]) -> str:
-    """Return counts by name: `12 infra, 3 model`."""
+    """Return counts by name as text: `12 infra, 3 model`."""
     return ", ".join(f"{number} {name}" for name, number in counts.items()) or "none"
