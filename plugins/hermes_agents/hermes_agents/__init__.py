@@ -13,7 +13,7 @@ _PIP = ("a model endpoint", "pip on the driver, once", "glibc and the driver's P
 
 @hookimpl
 def hermes_register_agents(registry: Registrar) -> None:
-    """Add the agents that run any program, and those that run a known one, by the names that Harbor gives them."""
+    """Add the agents that run any program, and the agents for known programs, which have Harbor's names."""
     registry.add(
         "program",
         "hermes_agents.program:CommandAgent",

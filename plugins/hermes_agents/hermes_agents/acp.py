@@ -1,4 +1,5 @@
-"""Agents that speak the Agent Client Protocol: programs in the slot that the driver prompts over their streams."""
+"""Agents that speak the Agent Client Protocol (ACP): programs in the slot that the driver prompts over their standard
+streams."""
 
 from __future__ import annotations
 
@@ -58,7 +59,7 @@ _STOPS = {
     "max_turn_requests": StopReason.MAX_TURNS,
     "refusal": StopReason.CONTENT_FILTER,
 }
-"""The stop reason for each of ACP's, if the driver itself has seen no end of the conversation."""
+"""Our stop reason for each stop reason of ACP. It is used if the driver itself has seen no end of the conversation."""
 
 
 class AcpFailed(Exception):
@@ -66,7 +67,7 @@ class AcpFailed(Exception):
 
 
 class Peer:
-    """Speaks JSON-RPC 2.0 with a program, one message a line, while `receive` runs.
+    """Speaks JSON-RPC 2.0 with a program, one message on each line, while `receive` runs.
 
     A request for permission is granted. All other requests of the program are refused, and its notifications are only
     counted.
@@ -80,7 +81,7 @@ class Peer:
         """The beginning of the first line that is no message."""
         self.read_bytes = 0
         self.cancelled = False
-        """Whether nothing more is to be allowed."""
+        """Whether the session was cancelled, so that no further permission is granted."""
         self._program = program
         self._counts = counts
         self._lines = LineCutter(MAX_LINE)
@@ -90,7 +91,7 @@ class Peer:
         self._over: Exception | None = None
 
     async def receive(self) -> None:
-        """Take what the program writes until it ends. Then requests without an answer fail."""
+        """Handle the program's messages until the program ends. Then requests without an answer fail."""
         over: Exception = AcpFailed("ended")
         try:
             while data := await self._program.read():
@@ -99,7 +100,7 @@ class Peer:
             over = AcpFailed(f"wrote too much: {error}")
         except ProgramEnded:
             pass
-        except Exception as error:  # a mistake of ours must not look like one of the program
+        except Exception as error:  # an error in our code must not look like an error of the program
             over = error
         finally:
             self._over = over
@@ -111,7 +112,7 @@ class Peer:
         """Send a request, and return its answer. There is no time limit: the wait ends when the program ends.
 
         Raises:
-            AcpFailed: the program refused it, or has ended.
+            AcpFailed: the program refused the request, or has ended.
         """
         if self._over is not None:
             raise self._over
@@ -134,7 +135,7 @@ class Peer:
         """Write a message, and wait while the program does not read.
 
         Raises:
-            ProgramEnded: it has ended.
+            ProgramEnded: the program has ended.
         """
         await self._program.write(json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n")
 
@@ -149,7 +150,7 @@ class Peer:
                 await self._take(line)
 
     async def _take(self, line: bytes) -> None:
-        """Take one line: an answer, a request, or news."""
+        """Handle one line: an answer, a request, or a notification."""
         message = _message(line)
         if message is None:
             self._counts["not_read"] += 1
@@ -197,25 +198,25 @@ class AcpSettings(CommandSettings):
 
 @dataclass
 class _Session:
-    """The state of a session that outlasts the program, which may be started again."""
+    """The state of a session. It is kept when the program ends, because the program may be started again."""
 
     cwd: str
     id: str = ""
     loadable: bool = False
     """Whether the program can load the session when it is started again."""
     agent: str = ""
-    """What the program says that it is."""
+    """The name that the program gives itself."""
     stops: list[str] = field(default_factory=list)
-    """The program's own reasons to stop."""
+    """The stop reasons that the program has named."""
     counts: Counter[str] = field(default_factory=Counter)
-    """How many messages it wrote, by their kinds."""
+    """The number of the program's messages, by kind."""
 
 
 class AcpAgent(CommandAgent):
-    """Runs any program that speaks the Agent Client Protocol. What the user says later goes to the same session.
+    """Runs any program that speaks the Agent Client Protocol. The user's later messages go to the same session.
 
-    If an environment ends the slot's processes in between, the program is started again and loads its session. If it
-    can't load sessions, what the user says then is left out.
+    If an environment ends the slot's processes between two messages, the program is started again and loads its
+    session. If the program can't load sessions, the user's further messages are left out.
     """
 
     config_class = AcpSettings
@@ -223,10 +224,10 @@ class AcpAgent(CommandAgent):
     settings: AcpSettings
 
     async def work(self, running: RunningProgram, task: AgentTask, prompt: str) -> None:
-        """Prompt the program, and again with whatever the user says then.
+        """Prompt the program with the task, and then with each further message of the user.
 
         Raises:
-            CommandError, SetupFailed: it can't be run, or failed before it asked the model anything.
+            CommandError, SetupFailed: the program can't be run, or failed before its first model call.
             ModelError: the model failed.
         """
         session = _Session(await _directory(running.slot.commands))
@@ -235,8 +236,8 @@ class AcpAgent(CommandAgent):
             said = await self._talk(running, task, session, said)
 
     async def _talk(self, running: RunningProgram, task: AgentTask, session: _Session, said: str) -> str | None:
-        """Run the program until the user has no more to say, and return None. If the program was ended before it could
-        take what the user said, return that.
+        """Run the program until the user has no further message, and return None. If the program was ended before it
+        got a message of the user, return this message.
 
         Raises:
             CommandError, SetupFailed, ModelError: as by `work`.
@@ -269,13 +270,13 @@ class AcpAgent(CommandAgent):
         return None
 
     async def _open(self, peer: Peer, session: _Session, servers: Sequence[Mapping[str, Any]]) -> None:
-        """Open a session, or load the one that there was.
+        """Open a session, or, after a restart of the program, load the earlier one.
 
         Args:
-            servers: the MCP servers that it is to use.
+            servers: the MCP servers that the session is to use.
 
         Raises:
-            AcpFailed: the program can't.
+            AcpFailed: the program refused, or has ended.
         """
         capabilities = {"fs": {"readTextFile": False, "writeTextFile": False}, "terminal": False}
         client = {"name": "hermes-rl", "version": __version__}
@@ -311,10 +312,10 @@ class AcpAgent(CommandAgent):
         session.id = opened
 
     async def _prompt(self, running: RunningProgram, peer: Peer, session: _Session, text: str) -> None:
-        """Give the program a prompt, and note why it stopped. At the end of its time, it is told to stop.
+        """Give the program a prompt, and note why it stopped. When its time is up, it gets the message to stop.
 
         Raises:
-            AcpFailed: it gave no answer.
+            AcpFailed: the program gave no answer.
             ModelError: the model failed.
         """
         calls = running.calls
@@ -345,7 +346,8 @@ def _mcp_servers(running: RunningProgram, url: str) -> list[dict[str, Any]]:
 
 
 async def _next(running: RunningProgram, task: AgentTask) -> str | None:
-    """Return what the user says now, if the model was done."""
+    """Return the text of the user's next message; None if the model was not done, or the user has no further
+    message."""
     if running.result.stop_reason is not StopReason.FINISHED:
         return None
     message = await task.follow_up()
@@ -355,7 +357,7 @@ async def _next(running: RunningProgram, task: AgentTask) -> str | None:
 def _tell(running: RunningProgram, program: SlotProgram, peer: Peer, session: _Session) -> str:
     """Record how the program ended, and return the end of its standard error."""
     done = None
-    with suppress(HermesError):  # raised where nothing else is on its way
+    with suppress(HermesError):  # raised elsewhere, unless another error is already being raised
         done = program.result
     output = sayable(done.error_text) if done is not None else ""
     if peer.junk:
@@ -369,7 +371,7 @@ async def _directory(commands: SlotCommands) -> str:
     """Return the directory in which commands start.
 
     Raises:
-        SetupFailed: it can't be known.
+        SetupFailed: the directory can't be found out.
     """
     told = await commands.run(["pwd"])
     if not told.ok:
@@ -393,5 +395,5 @@ def _object(value: Any) -> Mapping[str, Any]:
 
 
 def _words(value: Any) -> str:
-    """Return a value of the program as a short text."""
+    """Return a value that the program sent as a short text."""
     return sayable(value if isinstance(value, str) else repr(value))[:_WORDS]

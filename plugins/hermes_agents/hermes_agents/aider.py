@@ -7,7 +7,7 @@ from hermes_agents.program import AgentProgram, ProgramAgent
 
 
 class Aider(ProgramAgent):
-    """Runs `aider --message`. It calls no tools: the model names files and writes changes as text."""
+    """Runs `aider --message`. The model calls no tools, but names files and writes changes as text."""
 
     program = AgentProgram(
         name="aider",

@@ -12,7 +12,7 @@ _SMALL = (
     *("ANTHROPIC_DEFAULT_HAIKU_MODEL", "ANTHROPIC_DEFAULT_SONNET_MODEL", "ANTHROPIC_DEFAULT_OPUS_MODEL"),
     "CLAUDE_CODE_SUBAGENT_MODEL",
 )
-"""Variables that name models for certain work."""
+"""Environment variables that name the models for side tasks."""
 
 
 def _argv(*mode: str) -> tuple[str, ...]:
@@ -25,12 +25,12 @@ def _argv(*mode: str) -> tuple[str, ...]:
 
 _ARGV = _argv("--bare", "--tools", "Bash,Edit,Read")
 _SKILLED = _argv("--tools", "Bash,Edit,Read,Skill")
-"""With `--bare`, a model is told of no skills."""
+"""The arguments for a task with skills: `--bare` is left out, because with it the model does not learn about skills."""
 
 
 class ClaudeCode(ProgramAgent):
-    """Runs `claude -p` with its tools Bash, Edit and Read, and Skill for a task that has skills. More arguments can
-    offer others: `--tools default`."""
+    """Runs `claude -p` with its tools Bash, Edit and Read, and, for a task that has skills, Skill. The setting `args`
+    can offer other tools: `--tools default`."""
 
     program = AgentProgram(
         name="claude-code",
@@ -44,7 +44,7 @@ class ClaudeCode(ProgramAgent):
         again=(*_ARGV, "--continue"),
         env={
             "CLAUDE_CONFIG_DIR": "{folder}/claude",
-            "IS_SANDBOX": "1",  # root may skip its questions
+            "IS_SANDBOX": "1",  # lets root skip the questions for permission
             "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
             "DISABLE_AUTOUPDATER": "1",
             "ANTHROPIC_MODEL": "{model}",
@@ -60,7 +60,7 @@ class ClaudeCode(ProgramAgent):
     )
 
     def program_for(self, task: AgentTask) -> AgentProgram:
-        """Return the program, which says more to its model if the task has skills."""
+        """Return the program, with other arguments if the task has skills."""
         if task.skills is None:
             return self.program
         return replace(self.program, argv=_SKILLED, again=(*_SKILLED, "--continue"))

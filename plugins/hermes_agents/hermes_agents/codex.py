@@ -5,8 +5,8 @@ from __future__ import annotations
 from hermes_agents.packages import NpmPackages
 from hermes_agents.program import AgentProgram, ProgramAgent
 
-# A time limit for silence must be longer than the longest answer, because answers are only sent when they are whole.
-# Without `agents`, it offers no tools in a namespace, and asks for one conversation.
+# The time limit for silence must be longer than the longest answer, because answers are only sent when they are
+# complete. Without `agents`, Codex offers no tools in a namespace, and has only one conversation.
 _CONFIG = """\
 model = "{model}"
 model_provider = "hermes"
@@ -33,9 +33,10 @@ _OPTIONS = ("--json", "--dangerously-bypass-approvals-and-sandbox", "--skip-git-
 
 
 class Codex(ProgramAgent):
-    """Runs `codex exec`. It needs nothing of the image but /bin/sh.
+    """Runs `codex exec`. The image only has to have /bin/sh.
 
-    For models whose names it knows, it offers one tool that runs JavaScript, in the second of its two files.
+    For models whose names it knows, Codex offers one tool that runs JavaScript, which is in the second of its two
+    files.
     """
 
     program = AgentProgram(

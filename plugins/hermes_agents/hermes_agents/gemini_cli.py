@@ -5,8 +5,8 @@ from __future__ import annotations
 from hermes_agents.packages import NpmPackages
 from hermes_agents.program import AgentProgram, ProgramAgent
 
-# Of its tools, those are left out that a provider would run, and sub-agents. From its thirtieth turn on, it would ask
-# the model whether it is in a loop.
+# The tools that a provider would run are left out, and so are sub-agents. Loop detection is off, because from the
+# thirtieth turn on it would ask the model whether the conversation is in a loop.
 _SETTINGS = """\
 {"security": {"auth": {"selectedType": "gemini-api-key"}}, "telemetry": {"enabled": false},
  "general": {"enableAutoUpdate": false}, "privacy": {"usageStatisticsEnabled": false},
@@ -21,9 +21,9 @@ _ARGV = (
 
 
 class GeminiCli(ProgramAgent):
-    """Runs `gemini`. It brings its own node.
+    """Runs `gemini`. The package contains node.
 
-    It does not go on with a conversation: what it resumes has other first words and some results of tools twice.
+    It can't go on with a conversation: a resumed conversation begins differently, and has some tool results twice.
     """
 
     program = AgentProgram(
@@ -37,7 +37,7 @@ class GeminiCli(ProgramAgent):
         argv=_ARGV,
         env={
             "GEMINI_CLI_HOME": "{folder}",
-            "GEMINI_CLI_NO_RELAUNCH": "1",  # it would start itself again, with more memory
+            "GEMINI_CLI_NO_RELAUNCH": "1",  # otherwise it starts itself again, with more memory
             "GEMINI_CLI_TRUST_WORKSPACE": "true",
         },
         files={".gemini/settings.json": _SETTINGS},

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hermes_agents.packages import PythonPackages, python
 from hermes_agents.program import AgentProgram, ProgramAgent
 
-# Lazy installs are off: else it asks the index for packages at each start, and waits until pip gives up on it.
+# Lazy installs are off: otherwise hermes-agent tries to install packages at each start, and waits until pip gives up.
 _CONFIG = """\
 {"model": {"provider": "slot", "default": "{model}"}, "approvals": {"mode": "off"},
  "security": {"allow_lazy_installs": false},

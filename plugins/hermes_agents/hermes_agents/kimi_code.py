@@ -12,7 +12,7 @@ _ARGV = (
 
 
 class KimiCode(ProgramAgent):
-    """Runs `kimi --prompt`. It brings its own node."""
+    """Runs `kimi --prompt`. The package contains node."""
 
     program = AgentProgram(
         name="kimi-code",

@@ -32,7 +32,7 @@ class MiniSweAgent(ProgramAgent):
             "MSWEA_CONFIGURED": "true",
             "MSWEA_GLOBAL_CONFIG_DIR": "{folder}/mini",
             "LITELLM_LOCAL_MODEL_COST_MAP": "True",
-            "MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT": "1",  # else it asks again for minutes, whatever it is told
+            "MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT": "1",  # otherwise it repeats every failed call for minutes
         },
         tried="2.4.6: solves the demo tasks on `local` and `docker`, without a network",
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hermes_agents.packages import NpmPackages
 from hermes_agents.program import AgentProgram, ProgramAgent
 
-# Its title is a call of its own, with `small_model`, before the first one: the agent `title` is switched off.
+# The agent `title` is switched off: before the first model call, it would ask `small_model` for a title.
 _CONFIG = """\
 {
   "model": "hermes/{model}", "small_model": "hermes/{model}", "permission": "allow", "autoupdate": false,

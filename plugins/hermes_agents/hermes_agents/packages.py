@@ -23,7 +23,7 @@ Fill = Callable[[Path], Awaitable[None]]
 """Fills an empty folder of the driver."""
 
 LOOK_AGAIN_S = 0.2
-"""Seconds between two looks at a lock that another process holds."""
+"""Seconds between two attempts to take a lock that another process holds."""
 
 _GET_NPM, _GET_PIP = "install Node.js, whose package has npm", "install pip for this Python"
 _GET_PYTHON = "run hermes-rl with a newer Python, which the slots must have, too"
@@ -36,12 +36,12 @@ class NpmPackages:
     """Packages of the npm index, without their install scripts."""
 
     specs: tuple[str, ...]
-    """What npm installs. `{version}` is the agent's, and `{cpu}` and `{machine}` the type of the machine, as npm and
-    the kernel name it."""
+    """The packages that npm installs. `{version}` stands for the agent's version, and `{cpu}` and `{machine}` for npm's
+    and the kernel's names of the machine's type."""
     keep: Mapping[str, str] = field(default_factory=dict)
-    """The files and folders to keep: their paths in the installation, by their new names. Empty keeps everything."""
+    """The files and folders to keep: the path in the installation of each, by its new name. Empty keeps everything."""
     needs: tuple[str, ...] = ()
-    """What the slot must have to run it."""
+    """The programs and libraries that the slot must have to run the packages, as in `AgentProgram.needs`."""
 
     def check(self, name: str, version: str) -> Diagnosis:
         """Return whether the packages are fetched, or could be."""
@@ -77,16 +77,16 @@ class NpmPackages:
 
 @dataclass(frozen=True)
 class PythonPackages:
-    """Packages of the Python index with what they need, for the driver's version of Python."""
+    """Packages of the Python index with their dependencies, for the driver's version of Python."""
 
     specs: tuple[str, ...]
-    """What pip installs. `{version}` is the agent's."""
+    """The packages that pip installs. `{version}` stands for the agent's version."""
     oldest: tuple[int, int] = (3, 11)
-    """The oldest Python that they run with."""
+    """The oldest version of Python with which the packages run."""
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """Return what the slot must have to run them."""
+        """Return the programs and libraries that the slot must have to run the packages."""
         return ("glibc", f"python3.{sys.version_info.minor}")
 
     def check(self, name: str, version: str) -> Diagnosis:
@@ -113,7 +113,7 @@ class PythonPackages:
             raise ConfigError(self._too_old(name), hint=_GET_PYTHON)
         specs = [each.format(version=version) for each in self.specs]
         place = self._place(name, version)
-        # What it compiles here is not compiled anew in each slot, where nothing can be written beside the packages.
+        # Compile the packages here. In the slots, the folder can't be written, so each slot would compile them anew.
         line = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--compile"]
 
         async def fill(folder: Path) -> None:
@@ -123,9 +123,9 @@ class PythonPackages:
 
 
 def python(start: str) -> tuple[str, ...]:
-    """Return the beginning of a command line that runs a statement with what `PythonPackages` fetched.
+    """Return the beginning of a command line that runs the statement `start` with the packages of `PythonPackages`.
 
-    PYTHONPATH would not do, because the commands that an agent runs would get it, too.
+    PYTHONPATH is not used, because the commands that an agent runs would get it, too.
     """
     return ("python3", "-I", "-c", f"import site, sys; site.addsitedir(sys.argv.pop(1)); {start}", "{install}")
 
@@ -142,10 +142,10 @@ def _validate_version(version: str) -> str:
 
 
 def _cpu() -> str:
-    """Return the type of this machine as npm names it.
+    """Return npm's name for the type of this machine.
 
     Raises:
-        ConfigError: there are no programs for it.
+        ConfigError: there are no programs for this type.
     """
     if (cpu := _CPU.get(platform.machine())) is None:
         raise ConfigError(f"there are no coding agents for {platform.machine()}", hint="use x86_64 or aarch64")
@@ -159,7 +159,8 @@ def _digest(declared: object) -> str:
 
 
 async def _once(name: str, fill: Fill) -> Path:
-    """Return the folder of this name. If it does not exist, one process fills it; nobody sees it before it is complete.
+    """Return the folder of this name. If it does not exist, one process fills it, and it gets its name when it is
+    complete.
 
     Raises:
         ConfigError: the cache can't be written.
@@ -172,7 +173,7 @@ async def _once(name: str, fill: Fill) -> Path:
         async with _hold_lock(cache() / f".{name}.lock"):
             if folder.is_dir():
                 return folder
-            await asyncio.to_thread(shutil.rmtree, part, ignore_errors=True)  # a process that was killed left it
+            await asyncio.to_thread(shutil.rmtree, part, ignore_errors=True)  # left by a process that was killed
             part.mkdir()
             try:
                 await fill(part)
@@ -201,7 +202,7 @@ def _diagnosis(  # noqa: PLR0917 (private, and called twice)
 
 @asynccontextmanager
 async def _hold_lock(path: Path) -> AsyncIterator[None]:
-    """Hold a lock that other processes of this machine respect."""
+    """Hold a lock during the block that excludes other processes of this machine."""
     with path.open("w") as file:
         while True:
             with suppress(BlockingIOError):
@@ -215,7 +216,7 @@ async def _run(line: Sequence[str], program: str, hint: str) -> None:
     """Run an installer.
 
     Raises:
-        ConfigError: it is not there, or fails.
+        ConfigError: the installer is missing, or fails.
     """
     try:
         process = await asyncio.create_subprocess_exec(

@@ -18,7 +18,7 @@ _ARGV = (
 
 
 class Pi(ProgramAgent):
-    """Runs `pi -p`. It brings its own node."""
+    """Runs `pi -p`. The package contains node."""
 
     program = AgentProgram(
         name="pi",
@@ -34,7 +34,7 @@ class Pi(ProgramAgent):
         files={"pi/models.json": _MODELS, "pi/mcp.json": '{"mcpServers": {{mcp}}}'},
         instructions="pi/AGENTS.md",
         skills="pi/skills",
-        mcp=(  # without `direct`, its model reaches the tools only from scripts
+        mcp=(  # without `direct`, the model reaches the tools only from scripts
             '"{server}": {"url": "{url}/mcp/{server}", "headers": {"Authorization": "Bearer {key}"}, '
             '"exposure": "direct", "timeout": 7200}'
         ),

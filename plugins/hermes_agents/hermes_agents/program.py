@@ -1,4 +1,4 @@
-"""Agents that are programs in the slot. They make their model calls to a port of the slot, and the driver answers
+"""Agents that are programs in the slot. A program sends its model calls to a port of the slot, and the driver answers
 them."""
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ from hermes_core import (
 from hermes_core.agents.replies import sayable
 
 MAX_ARGUMENT = 100_000
-"""Maximum number of bytes of a prompt that is an argument. Linux takes some more."""
+"""Maximum number of bytes of a prompt that is an argument. The limit of Linux is a little higher."""
 
 TAIL = 16_000
-"""Number of bytes of a program's output that the record keeps: the last ones."""
+"""Number of bytes at the end of a program's output that the record keeps."""
 
 _NAMED = 64
 """Maximum number of settings that the record names. A program can name any number of them."""
@@ -63,7 +63,7 @@ ANY_DIALECT = "any"
 
 _PLACES = re.compile(r"\{(prompt|prompt_file|install|folder|model|url|key)\}")
 
-# Prints the machine's type, and then those of its arguments that the slot lacks.
+# This script prints the machine's type, and then each of its arguments that the slot lacks.
 _PROBE = """
 uname -m
 for need in "$@"; do
@@ -77,10 +77,10 @@ done
 """
 
 _MACHINES = {"arm64": "aarch64", "AMD64": "x86_64"}
-"""Linux's names of machines that other systems name differently."""
+"""Linux's names of machine types that other systems name differently."""
 
 _MISSING = {"glibc": "the loader of glibc: its image has musl or nothing"}
-"""Words for needs that are not the name of a program."""
+"""Descriptions of needs that are not the name of a program."""
 
 
 _OF_THE_PROGRAM = {
@@ -88,7 +88,7 @@ _OF_THE_PROGRAM = {
     "ephemeral_system_prompt": "has its own system prompt",
     "prefill_messages": "writes its conversations itself",
 }
-"""Settings of the agent `model` that programs can't have, and why."""
+"""Settings of the agent `model` that programs can't have, each with the reason."""
 
 
 class Package(Protocol):
@@ -96,7 +96,7 @@ class Package(Protocol):
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """Return what the slot must have to run what was fetched, as in `AgentProgram.needs`."""
+        """Return the programs and libraries that the slot must have to run the program, as in `AgentProgram.needs`."""
 
     def check(self, name: str, version: str) -> Diagnosis:
         """Return whether the driver has the program, or could fetch it.
@@ -109,19 +109,19 @@ class Package(Protocol):
         """Return the folder with the program. Fetch the program if the folder does not exist yet.
 
         Raises:
-            ConfigError: it can't be had.
+            ConfigError: the program can't be fetched.
         """
 
 
 @dataclass(frozen=True)
 class AgentProgram:
-    """How a program is run as an agent.
+    """A program, and how it is run as an agent.
 
     In `argv`, `env` and `files` these words are replaced: `{model}`, `{url}` (the model's address, without `/v1`),
-    `{key}` (which it must name there), `{install}` (the folder of what was fetched), `{folder}` (one for the program's
-    own files, new for each rollout), `{prompt}`, and `{prompt_file}` (a file with it). In `files` the values are
-    escaped as in JSON, because texts in TOML and YAML can be written like that, too; and `{mcp}` is replaced by the
-    rollout's MCP servers, with commas between them.
+    `{key}` (which the program must send with its model calls), `{install}` (the folder of the fetched program),
+    `{folder}` (a folder for the program's own files, new for each rollout), `{prompt}`, and `{prompt_file}` (a file
+    with the prompt). In `files` the values are escaped as in JSON, a form that TOML and YAML accept, too; and `{mcp}`
+    is replaced by the rollout's MCP servers, with commas between them.
     """
 
     name: str
@@ -129,8 +129,8 @@ class AgentProgram:
     """The command line. `{args}` stands for the user's own arguments. Without `{prompt}` and `{prompt_file}`, the
     prompt is the standard input."""
     again: tuple[str, ...] = ()
-    """The command line that continues the program's conversation when the user says more. Without one, further parts of
-    a task are left out."""
+    """The command line that continues the program's conversation with the user's next message. Without it, the further
+    parts of a task are left out."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Environment variables, in addition to those of `ProgramAgent`."""
     env_when_answered: Mapping[str, str] = field(default_factory=dict)
@@ -138,32 +138,35 @@ class AgentProgram:
     files: Mapping[str, str] = field(default_factory=dict)
     """Texts of files below `{folder}`, by path."""
     mcp: str = ""
-    """How one MCP server is written in a file. `{server}` is its name; it speaks streamable HTTP at
-    `{url}/mcp/{server}`, and wants the header `Authorization: Bearer {key}`. Empty if there can't be any."""
+    """The text of one MCP server in a file of `files`. `{server}` is the server's name. The server speaks streamable
+    HTTP at `{url}/mcp/{server}`, and wants the header `Authorization: Bearer {key}`. Empty for a program that can't use
+    MCP servers."""
     instructions: str = ""
-    """The file below `{folder}` in which it looks for instructions of its user, such as `AGENTS.md`. It gets the task's
-    system messages, and is empty if there are none. Without one, they are the beginning of the prompt."""
+    """The file below `{folder}` from which the program reads its user's instructions, such as `AGENTS.md`. The task's
+    system messages are written to this file. If the program has no such file, they are the beginning of the prompt."""
     skills: str = ""
-    """The folder below `{folder}` in which it looks for skills; empty if it knows none."""
+    """The folder below `{folder}` in which the program looks for skills; empty if it knows no skills."""
     needs: tuple[str, ...] = ()
-    """What the slot must have: programs; `glibc`; `python3.N`."""
+    """The needs of the program in the slot: names of programs; `glibc`; `python3.N`."""
     dialect: str = "chat"
-    """How it asks the model: `chat`, `responses`, `anthropic` or `gemini`; `any` is not known."""
+    """The API in which the program calls the model: `chat`, `responses`, `anthropic` or `gemini`; `any` if it is not
+    known."""
     package: Package | None = None
-    """Where it comes from; None if it is in the slot anyway."""
+    """The source of the program; None if it is in the slot anyway."""
     version: str | None = None
     """The version that is fetched."""
     tried: str = ""
-    """What was tried of it, and with which version."""
+    """The features of the program that were tried, and the version with which they were tried."""
 
     async def fetch(self, version: str | None = None) -> Path | None:
-        """Fetch the program, unless that was done before. Return its folder on the driver; None if it has no package.
+        """Fetch the program, unless the driver already has it. Return its folder on the driver; None if the program has
+        no package.
 
         Args:
-            version: None is its own.
+            version: the version to fetch; None is the program's `version`.
 
         Raises:
-            ConfigError: it can't be had.
+            ConfigError: the program can't be fetched.
         """
         return None if self.package is None else await self.package.fetch(self.name, version or self.version or "")
 
@@ -179,7 +182,7 @@ class AgentProgram:
 
     @property
     def _needs(self) -> tuple[str, ...]:
-        """Return what the slot must have to run it, wherever it comes from."""
+        """Return the needs of the program and of its package in the slot."""
         return self.needs + (self.package.needs if self.package is not None else ())
 
     async def check_slot(self, commands: SlotCommands) -> None:
@@ -204,7 +207,7 @@ class AgentProgram:
             )
 
     def describe(self) -> dict[str, str | tuple[str, ...]]:
-        """Return in words how it is fetched and run; see `InstallableProgram`."""
+        """Return texts that say how the program is fetched and run; see `InstallableProgram.describe`."""
         return {
             "version": self.version or "",
             "tried": self.tried or "not tried",
@@ -253,16 +256,16 @@ class ProgramSettings(ExactSettings):
 
 
 class ProgramAgent:
-    """Runs a program in the slot on each task. Subclasses say which, by `program`.
+    """Runs a program in the slot on each task. The attribute `program` of a subclass names the program.
 
-    Its environment has `OPENAI_BASE_URL`, `OPENAI_API_KEY` and `OPENAI_MODEL`, the same for `ANTHROPIC` and `GEMINI`
-    (`GOOGLE_GEMINI_BASE_URL`), and `HERMES_PROMPT_FILE`. The key is worth nothing outside of the slot, and after the
-    rollout.
+    The program's environment has `OPENAI_BASE_URL`, `OPENAI_API_KEY` and `OPENAI_MODEL`, the same for `ANTHROPIC` and
+    `GEMINI` (`GOOGLE_GEMINI_BASE_URL`), and `HERMES_PROMPT_FILE`. The key is worth nothing outside of the slot, and
+    after the rollout.
 
     Args:
-        settings: the program's, and those of the model that it asks.
-        model: the agent whose model the program asks. None makes one from the settings; `open` does so if they have a
-            `tool_call_parser`.
+        settings: the settings of the program, and of the model that it calls.
+        model: the agent whose model the program calls. None makes an agent from the settings. If the settings have a
+            `tool_call_parser`, `open` makes it.
 
     Raises:
         ConfigError: as `ModelAgent`.
@@ -291,16 +294,16 @@ class ProgramAgent:
 
     @classmethod
     def on_model(cls, settings: ProgramSettings, model: SharesModel) -> Self:
-        """Return such an agent that asks this model; see `CanUseModel`."""
+        """Return an agent of this class that asks this model; see `CanUseModel`."""
         return cls(settings, model)
 
     async def open(self, context: AgentContext) -> Self:
-        """Return the agent on the token-exact model that its settings ask for; see `CanOpen`. Raise as
-        `open_exact_agent`."""
+        """Return this agent, or, if its settings have a `tool_call_parser`, an agent on a token-exact model; see
+        `CanOpen`. Raise as `open_exact_agent`."""
         if self._model is not None:
             return self
         parsers = context.parsers(self.settings.tool_call_parser or "auto")
-        # It has tools and a system prompt of its own.
+        # The program has tools and a system prompt of its own.
         model = await open_exact_agent(self.settings, parsers, tools=True, system=True, server=context.server)
         return self.on_model(self.settings, model)
 
@@ -309,7 +312,7 @@ class ProgramAgent:
 
         Raises:
             ModelError: the model can't be used.
-            ConfigError: the program can't be had.
+            ConfigError: the program can't be fetched.
         """
         await self._ready_model.check_endpoint()
         await self.program.fetch(self.version)
@@ -325,7 +328,7 @@ class ProgramAgent:
 
     @property
     def takes_mcp(self) -> bool:
-        """Return whether it can be given the tools of MCP servers."""
+        """Return whether the program can use the tools of MCP servers."""
         return bool(self.program.mcp)
 
     @property
@@ -338,7 +341,7 @@ class ProgramAgent:
         """Run the program on one task until it ends; see `Agent.run`.
 
         Raises:
-            SetupFailed: it could not be started, or ended before the model had answered anything that it asked.
+            SetupFailed: the program could not be started, or ended before the model had answered a call.
         """
         if task.slot is None:
             raise UsageError(f"{self.name} is a program in a slot, and this rollout has none")
@@ -368,14 +371,14 @@ class ProgramAgent:
                 if not gateway.log:
                     hint = error.hint or "it must be in the sandbox: docs/guides/agent-programs.md says how"
                     raise SetupFailed(f"{self.name} can't be run: {error.message}", hint=hint) from error
-                task.result.stop(StopReason.PROGRAM_FAILED)  # what its own work made of the slot is its result
+                task.result.stop(StopReason.PROGRAM_FAILED)  # the state that its own work left is its result
         return task.result
 
     async def work(self, running: RunningProgram, task: AgentTask, prompt: str) -> None:
-        """Run the program on the prompt, and again for whatever the user says then.
+        """Run the program on the prompt, and again for each further message of the user.
 
         Raises:
-            CommandError, SetupFailed: it can't be run.
+            CommandError, SetupFailed: the program can't be run.
             ModelError: the model failed.
         """
         await running.run(running.program.argv, prompt)
@@ -383,7 +386,7 @@ class ProgramAgent:
             await running.run(running.program.again, prompt_of([said]))
 
     async def _install(self, slot: AgentSlot) -> str:
-        """Return the folder of the program in the sandbox; empty if it needs none."""
+        """Return the folder of the program in the sandbox; empty if the program has no package."""
         folder = await self.program.fetch(self.version)
         if folder is None:
             return ""
@@ -447,15 +450,17 @@ class RunningProgram:
     folder: str
     result: AgentResult
     servers: Sequence[str] = ()
-    """The names of its MCP servers."""
+    """The names of the MCP servers that the program can use."""
 
     async def lay_out(self, instructions: str, skills: str | None) -> None:
-        """Put the task's instructions and skills where the program looks for them. Without instructions, no file is
-        written, because some programs tell their model of an empty one; unless the command line names the file.
+        """Put the task's instructions and skills where the program looks for them.
+
+        Without instructions, a file is written only if the command line names it, because some programs tell their
+        model about an empty file.
 
         Raises:
-            CommandError: there is no room for them.
-            SetupFailed: the skills can't be had.
+            CommandError: there is no room for these files.
+            SetupFailed: the skills can't be copied.
         """
         commands, program = self.slot.commands, self.program
         if program.instructions and (instructions or f"{{folder}}/{program.instructions}" in program.argv):
@@ -469,12 +474,12 @@ class RunningProgram:
                 )
 
     async def run(self, argv: Sequence[str], prompt: str) -> None:
-        """Run the program once, and note how it ended.
+        """Run the program once, and record how it ended.
 
         Raises:
-            CommandError: it can't be run.
+            CommandError: the program can't be run.
             ModelError: the model failed.
-            SetupFailed: it failed, or asked in vain, before the model had answered anything.
+            SetupFailed: the program failed, or all its calls were refused, before the model had answered one.
         """
         tail, done, calls = _OutputTail(), None, self.calls
         try:
@@ -489,8 +494,8 @@ class RunningProgram:
 
     @asynccontextmanager
     async def prepare(self, argv: Sequence[str], prompt: str) -> AsyncIterator[tuple[list[str], dict[str, str], str]]:
-        """Write the program's files, open its port to the model during the block, and give its command line, its
-        environment, and the port's address.
+        """Write the program's files, and open its port to the model during the block. Yield the command line, the
+        environment, and the port's URL.
 
         Raises:
             CommandError: the slot has no such port, or no room for the files.
@@ -503,7 +508,7 @@ class RunningProgram:
         """Record how the program ended, and the end of its output.
 
         Args:
-            done: None if it was ended from outside.
+            done: the result of the program's command; None if the program was ended from outside.
         """
         self.result.program = {
             "exit_code": done and done.exit_code,
@@ -517,21 +522,21 @@ class RunningProgram:
         }
 
     def check(self, failed: str | None, output: str, *, begun: bool = True) -> None:
-        """Check whether what the program did can be its result.
+        """Check whether the state in which the program ended can be the rollout's result.
 
         Args:
-            failed: what went wrong with it; None if nothing did.
-            begun: whether it was told its task.
+            failed: how the program failed; None if it did not fail.
+            begun: whether the program got its task.
 
         Raises:
             ModelError: the model failed.
-            SetupFailed: it failed before it had begun, or before the model had answered anything, or nothing that it
-                asked could be answered.
+            SetupFailed: the program failed before it had begun or before the model had answered a call, or none of its
+                calls could be answered.
         """
         if self.gateway.failure is not None:
             raise self.gateway.failure
         if begun and (self.answers or not (failed or any(self.gateway.counts.values()))):
-            return  # what asks no model may work in its own way
+            return  # a program that calls no model may work in its own way
         said = [f"a request was refused: {self.refusal}" if self.refusal else "", output[-2000:].strip()]
         missed = "its task" if self.answers else "the model had answered it"
         raise SetupFailed(
@@ -542,27 +547,27 @@ class RunningProgram:
 
     @property
     def refusal(self) -> str | None:
-        """Return why the program's last refused model call was refused; None if none was."""
+        """Return the reason of the latest refusal of a model call; None if no call was refused."""
         return next((call.refusal for call in reversed(self.gateway.log) if call.refusal), None)
 
     @property
     def answers(self) -> int:
-        """Return how many answers of the model the program was given."""
+        """Return the number of model answers that the program was given, repeated ones included."""
         counts = self.gateway.counts
         return counts.get("answered", 0) + counts.get("replayed", 0)
 
     @property
     def calls(self) -> int:
-        """Return how many model calls it has made."""
+        """Return the number of model calls that the program has made."""
         return self.gateway.counts.get("calls", 0)
 
     def stop_reason(self, otherwise: StopReason, *, since: int) -> StopReason:
-        """Return why it stopped, as the gateway saw it. A program that says that it failed has not finished.
+        """Return why the program stopped, as the gateway saw it. A program that reports a failure has not finished.
 
         Args:
-            otherwise: what the program says, by its exit status for example. It holds if the gateway saw no end of its
-                conversation.
-            since: the number of its model calls before this part of the task.
+            otherwise: the stop reason that the program itself reports, for example by its exit status. It is used if
+                the gateway saw no end of the conversation.
+            since: the number of the program's model calls before this part of the task.
         """
         reason = self.gateway.stop_reason
         unseen = reason is StopReason.INTERRUPTED or self.calls == since
@@ -618,29 +623,29 @@ _ENVIRONMENT = {
 
 
 class _OutputTail:
-    """A sink for output that keeps its end."""
+    """A receiver of output that keeps only the output's end."""
 
     def __init__(self) -> None:
         self.total = 0
         self._kept = bytearray()
 
     async def __call__(self, piece: bytes) -> None:
-        """Take a piece of it."""
+        """Add a piece of output."""
         self.total += len(piece)
         self._kept += piece
         del self._kept[:-TAIL]
 
     @property
     def text(self) -> str:
-        """Return what is kept as text."""
+        """Return the kept end of the output as text."""
         return sayable(self._kept.decode("utf-8", "replace"))
 
 
 def prompt_of(messages: Sequence[Message]) -> str:
-    """Return the text of messages, one after the other.
+    """Return the texts of messages, one after the other.
 
     Raises:
-        SetupFailed: a part of them is no text.
+        SetupFailed: a part of a message is no text.
     """
     texts = []
     for message in messages:
@@ -656,7 +661,7 @@ def _check_upstream(settings: ProgramSettings, program: AgentProgram, model: Sha
     """Check that requests can be passed on as the settings say.
 
     Raises:
-        ConfigError: exact tokens are wanted, or the program speaks another dialect.
+        ConfigError: the settings or the model want exact tokens, or the program speaks another dialect.
     """
     if settings.upstream is None:
         return
@@ -673,10 +678,10 @@ def _check_upstream(settings: ProgramSettings, program: AgentProgram, model: Sha
 
 
 def _divide_messages(messages: Sequence[Message]) -> tuple[str, str]:
-    """Return the text of the system's messages, and that of the others.
+    """Return the text of the system messages, and the text of all other messages.
 
     Raises:
-        SetupFailed: a part of them is no text.
+        SetupFailed: a part of a message is no text.
     """
     system = [message for message in messages if message["role"] == "system"]
     return prompt_of(system), prompt_of([message for message in messages if message["role"] != "system"])
@@ -704,7 +709,8 @@ def _quote(value: str) -> str:
 
 _COPY = 'mkdir -p "$2" && cp -R "$1"/. "$2"'
 
-# In the home, because some programs refuse to make others in a directory for temporary files; not in the workspace.
+# The folder is in the home directory and not in the workspace. Some programs refuse to make files in a directory for
+# temporary files.
 _NEW_FOLDER = """
 case $PWD/ in "$HOME"/*) exec mktemp -d ;; esac
 case $HOME/ in "$PWD"/*) exec mktemp -d ;; esac
@@ -716,7 +722,7 @@ async def _new_folder(commands: SlotCommands) -> str:
     """Return a new folder for the files of a program, which is not in the workspace.
 
     Raises:
-        SetupFailed: none can be made.
+        SetupFailed: no folder can be made.
     """
     made = await commands.run(["sh", "-c", _NEW_FOLDER])
     if not made.ok:
@@ -726,12 +732,12 @@ async def _new_folder(commands: SlotCommands) -> str:
 
 @asynccontextmanager
 async def _mcp_routes(task: AgentTask) -> AsyncIterator[Mapping[str, Handle]]:
-    """Serve the rollout's MCP servers during the block: give a handler for each path. The package `mcp` is loaded only
-    if there are any."""
+    """Serve the rollout's MCP servers during the block, and yield a handler for each path. The package `mcp` is loaded
+    only if the rollout has MCP servers."""
     if not task.mcp_tools:
         yield {}
         return
-    await asyncio.to_thread(importlib.import_module, "hermes_agents.serving.mcp")  # it takes a second
+    await asyncio.to_thread(importlib.import_module, "hermes_agents.serving.mcp")  # importing takes a second
     from hermes_agents.serving.mcp import mcp_routes
 
     async with mcp_routes(task) as routes:
@@ -740,10 +746,10 @@ async def _mcp_routes(task: AgentTask) -> AsyncIterator[Mapping[str, Handle]]:
 
 @asynccontextmanager
 async def _tar(folder: Path) -> AsyncIterator[AsyncIterator[bytes]]:
-    """Give a plain tar of a folder of the driver, piece by piece.
+    """Yield the pieces of an uncompressed tar of a folder on the driver.
 
     Raises:
-        InfraError: it could not be read to its end.
+        InfraError: the folder could not be read to its end.
     """
     line = ("tar", "-C", str(folder), "--owner=0", "--group=0", "--numeric-owner", "-cf", "-", ".")
     tar = await asyncio.create_subprocess_exec(

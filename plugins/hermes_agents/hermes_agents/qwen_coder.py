@@ -5,7 +5,8 @@ from __future__ import annotations
 from hermes_agents.packages import NpmPackages
 from hermes_agents.program import AgentProgram, ProgramAgent
 
-# At its end it would ask for what to remember, in the same conversation; its memory ends with the rollout.
+# Its memory is off: at the end, Qwen Code would ask in the same conversation what to remember, but its memory ends with
+# the rollout.
 _SETTINGS = """\
 {"security": {"auth": {"selectedType": "openai"}}, "telemetry": {"enabled": false},
  "general": {"enableAutoUpdate": false}, "privacy": {"usageStatisticsEnabled": false},
@@ -19,7 +20,7 @@ _ARGV = (
 
 
 class QwenCoder(ProgramAgent):
-    """Runs `qwen`. It brings its own node."""
+    """Runs `qwen`. The package contains node."""
 
     program = AgentProgram(
         name="qwen-coder",
@@ -34,7 +35,7 @@ class QwenCoder(ProgramAgent):
         env={
             "QWEN_CODE_SYSTEM_SETTINGS_PATH": "{folder}/settings.json",
             "QWEN_HOME": "{folder}/qwen",
-            "QWEN_STREAM_IDLE_TIMEOUT_MS": "0",  # answers are only sent when they are whole
+            "QWEN_STREAM_IDLE_TIMEOUT_MS": "0",  # answers are only sent when they are complete
             "QWEN_STREAM_MAX_LIFETIME_MS": "0",
         },
         files={"settings.json": _SETTINGS},
@@ -42,7 +43,7 @@ class QwenCoder(ProgramAgent):
         skills="qwen/skills",
         mcp=(
             '"{server}": {"httpUrl": "{url}/mcp/{server}", "headers": {"Authorization": "Bearer {key}"}, '
-            '"timeout": 7200000, "trust": true, "alwaysLoadTools": true}'  # else its model has to search for them
+            '"timeout": 7200000, "trust": true, "alwaysLoadTools": true}'  # else the model must search for them
         ),
         tried="0.24.4: solves the demo tasks on `local` and `docker`, without a network",
     )

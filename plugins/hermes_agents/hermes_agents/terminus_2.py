@@ -5,7 +5,7 @@ from __future__ import annotations
 from hermes_agents.packages import PythonPackages, python
 from hermes_agents.program import AgentProgram, ProgramAgent
 
-# Harbor runs it beside a sandbox, in which it executes commands. Here it is in the sandbox itself.
+# Harbor runs this agent outside of the sandbox in which its commands run. Here the agent runs in the sandbox itself.
 _RUN = """\
 import asyncio, os, pathlib, subprocess, sys
 from harbor.agents.terminus_2 import Terminus2
@@ -46,7 +46,7 @@ asyncio.run(main())
 
 
 class Terminus2(ProgramAgent):
-    """Runs Harbor's agent in the slot. It calls no tools: the model writes keys for a terminal as JSON text."""
+    """Runs Harbor's agent in the slot. The model calls no tools, but writes keys for a terminal as JSON text."""
 
     program = AgentProgram(
         name="terminus-2",

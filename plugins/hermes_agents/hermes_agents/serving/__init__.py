@@ -1,1 +1,1 @@
-"""The model server for a program in a slot: four dialects in front of whatever answers the rollout's model calls."""
+"""The model server for a program in a slot. It speaks four dialects, and asks the rollout's model."""

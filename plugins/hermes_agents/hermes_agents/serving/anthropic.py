@@ -1,4 +1,4 @@
-"""Anthropic's Messages, as Claude Code speaks them."""
+"""Anthropic's Messages API, in the form that Claude Code uses."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from hermes_core.agents.canonical import join_texts
 _KNOWN = frozenset({"messages", "system", "tools", "stream", "model", "max_tokens", "tool_choice"})
 _ABOUT_NOTHING = frozenset({"metadata", "service_tier", "cache_control"})
 _BILLING = "x-anthropic-billing-header"
-"""The beginning of a system block that Claude Code writes for the provider. It may differ in each request."""
+"""The beginning of a system block that Claude Code writes for the provider. The block may differ in each request."""
 _KINDS: Mapping[RefusalKind, str] = {
     "key": "authentication_error",
     "unknown_path": "not_found_error",
@@ -48,13 +48,13 @@ class AnthropicDialect:
     headers = ("x-api-key", "anthropic-version")
 
     def aim(self, path: str, query: str) -> Aim | None:
-        """Return what is at an address."""
+        """Return the aim of a POST to this path; None if the dialect has no such path."""
         if path == "/messages/count_tokens":
             return Aim(counted=lambda tokens: {"input_tokens": tokens})
         return Aim() if path == "/messages" else None
 
     def models(self, model: str, *, one: bool) -> dict[str, Any]:
-        """Return the model, or a list of it."""
+        """Return the description of the model, or a list with it."""
         about = {"type": "model", "id": model, "display_name": model, "created_at": "2025-01-01T00:00:00Z"}
         return about if one else {"data": [about], "has_more": False, "first_id": model, "last_id": model}
 
@@ -106,7 +106,7 @@ class AnthropicDialect:
         return sse(self._events(answer))
 
     def _events(self, answer: WrittenAnswer) -> Iterator[Event]:
-        """Yield a message's events: its begin, each block with its deltas, its end."""
+        """Yield a message's events: its beginning, each block with its deltas, and its end."""
 
         def event(kind: str, **data: Any) -> Event:
             return kind, {"type": kind, **data}
@@ -158,7 +158,7 @@ def _stop(answer: WrittenAnswer) -> str:
 
 
 def _usage(answer: WrittenAnswer) -> dict[str, Any]:
-    """Return the counts of tokens. In this dialect, `input_tokens` are those that did not come from the cache."""
+    """Return the counts of tokens. In this dialect, `input_tokens` excludes the tokens from the cache."""
     reply = answer.reply
     cached = min(reply.cached_tokens or 0, reply.prompt_tokens)
     return {
@@ -181,7 +181,7 @@ def _blocks(answer: WrittenAnswer) -> Iterator[dict[str, Any]]:
 
 
 def _split_block(block: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return a block as it begins, and its deltas."""
+    """Return the block with which a stream begins a block, and the deltas that complete it."""
     if block["type"] == "tool_use":
         deltas = [{"type": "input_json_delta", "partial_json": piece} for piece in pieces(block["input"])]
         return {**block, "input": {}}, deltas
@@ -198,7 +198,7 @@ def _system(raw: Any) -> str:
 
 
 def _read_message(raw: Mapping[str, Any], asked: ModelRequest) -> None:
-    """Add a message. It may be several in OpenAI's form: results of tools, then the user's text."""
+    """Add a message to the request. It may become several in OpenAI's form: results of tools, then the user's text."""
     role, said = string(raw.get("role")) or "user", raw.get("content")
     blocks = mappings(said) if isinstance(said, list) else [text_part(string(said))]
     if role == "assistant":

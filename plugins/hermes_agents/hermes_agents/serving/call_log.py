@@ -8,37 +8,37 @@ from typing import Any
 
 @dataclass
 class CallLog:
-    """One call, as it is recorded. Times are seconds since the epoch."""
+    """The record of one call. Times are seconds since the epoch."""
 
     number: int
     dialect: str
     path: str
     model: str | None
-    """The model that the program asked for. The run's model answers in any case."""
+    """The model that the program requested. The run's model answers in any case."""
     streamed: bool
     started: float
     ended: float | None = None
     waited_s: float = 0.0
     """Seconds that the request waited for its turn at the endpoint."""
     outcome: str = "open"
-    """`answered`, `replayed` (an answer that was lost, or is shared with a call that was under way), `refused`,
-    `failed` (the endpoint), `open` (it never ended)."""
+    """`answered`; `replayed` (got an answer that was lost before, or that another call was waiting for); `refused`;
+    `failed` (the endpoint failed); `open` (the call never ended)."""
     place: str = ""
-    """Its place in its conversation: `root`, `continues` or `fork`."""
+    """The call's place in its conversation: `root`, `continues` or `fork`."""
     own: bool = False
-    """Whether it belongs to the agent's own conversation, as far as it can be seen when it comes."""
+    """Whether the call belongs to the agent's own conversation, as far as this is known when the call arrives."""
     prompt_tokens: int = 0
     completion_tokens: int = 0
     stop_reason: str | None = None
     refusal: str | None = None
     overridden: dict[str, str] = field(default_factory=dict)
-    """Sampling settings that the program asked for and did not get."""
+    """Sampling settings that the program requested and did not get."""
     dropped_tools: list[str] = field(default_factory=list)
-    """Tools that its provider would have run."""
+    """Tools that were removed from the request because the provider would have run them."""
     unknown: dict[str, int] = field(default_factory=dict)
-    """Blocks of unknown kinds."""
+    """The number of blocks of each unknown kind."""
     delivered: bool = False
-    """Whether the program took the whole answer."""
+    """Whether the program received the whole answer."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the call as JSON values."""

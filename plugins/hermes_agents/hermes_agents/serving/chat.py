@@ -31,7 +31,7 @@ _KNOWN = frozenset(
     {"messages", "tools", "stream", "model", "max_tokens", "max_completion_tokens", "tool_choice", "stream_options"}
 )
 _ABOUT_NOTHING = frozenset({"store", "metadata", "user", "parallel_tool_calls", "service_tier"})
-"""Keys that do not change the answer."""
+"""Keys of a request that do not change the answer."""
 _ROLES = {"developer": "system", "function": "tool"}
 _REASONS = {"length": "length", "content_filter": "content_filter"}
 _CODES = {"too_long": "context_length_exceeded", "key": "invalid_api_key", "unknown_path": "not_found"}
@@ -44,11 +44,11 @@ class ChatDialect:
     headers = ("authorization",)
 
     def aim(self, path: str, query: str) -> Aim | None:
-        """Return what is at an address."""
+        """Return the aim of a POST to this path; None if the dialect has no such path."""
         return Aim() if path == "/chat/completions" else None
 
     def models(self, model: str, *, one: bool) -> dict[str, Any]:
-        """Return the model, or a list of it."""
+        """Return the description of the model, or a list with it."""
         return openai_models(model, one=one)
 
     def read(self, body: Mapping[str, Any]) -> ModelRequest:
@@ -123,7 +123,7 @@ class ChatDialect:
         return openai_error(refusal)
 
     def keep_alive(self, asked: ModelRequest) -> bytes:
-        """Return a comment."""
+        """Return a comment of the event stream."""
         return b": keepalive\n\n"
 
     def late_refusal(self, refusal: RequestRefusal, asked: ModelRequest) -> bytes:
@@ -132,7 +132,7 @@ class ChatDialect:
 
 
 def openai_models(name: str, *, one: bool) -> dict[str, Any]:
-    """Return a model, or a list of it, in OpenAI's form."""
+    """Return the description of a model, or a list with it, in OpenAI's form."""
     model = {"id": name, "object": "model", "created": 0, "owned_by": "hermes-rl"}
     return model if one else {"object": "list", "data": [model]}
 

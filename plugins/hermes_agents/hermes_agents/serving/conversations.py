@@ -1,5 +1,5 @@
-"""Sorts the requests and answers of a slot into conversations: the agent's own, and others, such as those of its
-sub-agents, titles, and requests that the model has sent from its own shell.
+"""Sorts the requests and answers of a slot into conversations: the agent's own, and others, such as conversations of
+sub-agents, requests for a title, and requests that the model has sent from its own shell.
 
 Both the record and the training data are made from the agent's own conversation.
 """
@@ -15,7 +15,8 @@ from hermes_core import AgentResult, CallError, CallErrorKind, Message, ToolErro
 from hermes_core.agents.canonical import Canonical, canonical, join_texts, strip_spaces
 
 Place = Literal["root", "continues", "fork"]
-"""Where a call is in its conversation: it begins one, continues one at its end, or branches off before its end."""
+"""The place of a call in its conversation: the call begins the conversation (`root`), continues it at its end, or
+branches off before its end (`fork`)."""
 
 _FILLED = (
     *("messages", "turns", "calls", "turns_used", "reasoning_per_turn", "tool_errors"),
@@ -25,7 +26,7 @@ _FILLED = (
 """The fields of an `AgentResult` that are made from the agent's own conversation."""
 
 _SHORTEST_SUMMARY = 12
-"""Characters of an answer, without white space, from which it is recognised in a later message."""
+"""Minimum number of characters, without white space, of an answer that is recognised in a later message."""
 _LATEST = 32
 """Maximum number of answers that are searched for in a request's messages."""
 
@@ -35,17 +36,17 @@ class AnswerDetails:
     """The details of one answer, beside its message."""
 
     number: int
-    """The place of its call among all calls, in the order in which they came."""
+    """The number of the answer's call among all calls, in the order of their arrival."""
     offered: frozenset[str]
     """The tools that the model was offered."""
     about: Mapping[str, Any]
-    """Fields of its `TurnRecord`."""
+    """Fields of the answer's `TurnRecord`."""
     valid_calls: int = 0
-    """How many of its calls are well-formed."""
+    """The number of the answer's tool calls that are well-formed."""
     tools: Sequence[Mapping[str, Any]] = ()
-    """The schemas of what was offered."""
+    """The schemas of the tools that were offered."""
     kept: int | None = None
-    """The number under which the server keeps its tokens (`Reply.number`)."""
+    """The number under which the server keeps the answer's tokens (`ModelReply.number`)."""
 
 
 @dataclass(eq=False)
@@ -58,18 +59,18 @@ class MessageNode:
     sampled: AnswerDetails | None = None
     """Set for an answer of the model."""
     heard_at: float = 0.0
-    """When it came, in seconds since the epoch."""
+    """When the message arrived, in seconds since the epoch."""
     failed: bool = False
-    """For a tool's message: whether the agent calls it an error."""
+    """For a tool's message: whether the agent marks it as an error."""
     after: dict[Canonical, MessageNode] = field(default_factory=dict)
 
     def path(self) -> list[MessageNode]:
-        """Return the messages up to this one."""
+        """Return the messages of the conversation up to this one."""
         steps, step = [self], self.before
         while step is not None:
             steps.append(step)
             step = step.before
-        return steps[-2::-1]  # without what all conversations begin after
+        return steps[-2::-1]  # without the root node, which is no message
 
     def below(self) -> Iterator[MessageNode]:
         """Yield all messages below this one, on all branches."""
@@ -82,22 +83,22 @@ class MessageNode:
 
 @dataclass(eq=False)
 class _Own:
-    """An answer that may be of the agent's own conversation."""
+    """An answer that may belong to the agent's own conversation."""
 
     number: int
-    """Its number among the answers of this conversation."""
+    """The answer's number in this conversation."""
     step: MessageNode
     before: _Own | None
-    """The last answer in this answer's request; None if this one begins the conversation."""
+    """The last answer in this answer's request; None if this answer begins the conversation."""
     asked: Sequence[MessageNode]
-    """The messages of its request after `before`."""
+    """The messages of this answer's request after `before`."""
     anew: bool
-    """Whether its request begins anew from a summary: it has no answer, but the text of `before`."""
+    """Whether the request begins anew from a summary, so that it has no answer, but contains the text of `before`."""
     counts: bool
-    """Whether it counts for the length of the conversation. A title or a summary, which was asked for without tools,
-    does not."""
+    """Whether the answer counts for the length of the conversation. An answer to a request without tools does not,
+    because it is a title or a summary."""
     answers: int
-    """Number of answers that count, up to this one."""
+    """Number of answers that count, up to and including this one."""
     after: list[_Own] = field(default_factory=list)
 
     def asks_less(self, other: _Own) -> bool:
@@ -112,27 +113,27 @@ class _Going(NamedTuple):
     before: _Own | None
     """The answer that the request continues; None if it begins like the conversation."""
     known: int = 0
-    """Number of the request's messages up to that answer."""
+    """Number of the request's messages up to the answer `before`."""
     summary: MessageNode | None = None
-    """The summary whose text the request holds, if it begins anew from one."""
+    """The summary from which the request begins anew, and whose text it contains; None if it does not begin anew."""
 
 
 class _Aside(NamedTuple):
-    """An answer of another conversation that may be a summary of the agent's own."""
+    """An answer of another conversation that may be a summary of the agent's own conversation."""
 
     step: MessageNode
     of_task: bool
-    """Whether it was asked for with the text of the task, or of an earlier summary."""
+    """Whether the answer's request had the text of the task or of an earlier summary."""
 
 
 class _Thread:
-    """A conversation that may be the agent's own: its first request, and all that continues it, on all branches.
+    """A conversation that may be the agent's own: its first request, and all that continue it, on all branches.
 
-    A request continues it if every answer in the request is one of this conversation, or a part of one, whatever else
-    the agent has changed. If an answer is none of these, the request belongs to another conversation. A request without
-    answers continues it if it has all messages of the first request, or the text of a summary. The summary may stand in
-    the request as an answer, and the agent may have added an answer of its own after it, such as thanks for the
-    summary.
+    A request continues the conversation if each answer in the request is an answer of the conversation, or a part of
+    one; the agent may have changed all other messages. If any answer in the request is unknown, the request belongs to
+    another conversation. A request without answers continues the conversation if it has all messages of the first
+    request, or the text of a summary. The summary may be in the request as an answer, and the agent may have added an
+    answer of its own after the summary, such as thanks.
     """
 
     def __init__(self, opening: Sequence[Canonical], step: MessageNode) -> None:
@@ -150,13 +151,13 @@ class _Thread:
     def goes_on(
         self, forms: Sequence[Canonical], known: Sequence[MessageNode], asides: Sequence[_Aside], *, has_task: bool
     ) -> _Going | None:
-        """Return where a request continues this conversation; None if it belongs to another one.
+        """Return the place at which a request continues this conversation; None if it belongs to another one.
 
         Args:
-            forms: the canonical forms of its messages.
-            known: those of its messages that are known.
+            forms: the canonical forms of the request's messages.
+            known: the nodes of the request's first messages, as far as they are known.
             asides: answers of other conversations that may be summaries of this one.
-            has_task: whether it has the text of the task before its first answer.
+            has_task: whether the request has the text of the task before its first answer.
         """
         first = next((index for index, form in enumerate(forms) if self._is_answer(form)), len(forms))
         going = self._after_answers(forms, known, first)
@@ -173,8 +174,8 @@ class _Thread:
         return form.role == "assistant" and form not in self._begins_with
 
     def _after_answers(self, forms: Sequence[Canonical], known: Sequence[MessageNode], begin: int) -> _Going | None:
-        """Return where a request continues this conversation, if its answers begin at message `begin`; None if one of
-        them is not an answer of this conversation."""
+        """Return the place at which a request whose answers begin at message `begin` continues this conversation; None
+        if one of these answers is not an answer of this conversation."""
         last, end = None, 0
         for index in range(begin, len(forms)):
             if self._is_answer(forms[index]):
@@ -187,11 +188,11 @@ class _Thread:
     def _summary_in(
         self, forms: Sequence[Canonical], known: Sequence[MessageNode], likely: Sequence[MessageNode]
     ) -> MessageNode | None:
-        """Return the summary whose text one of these messages holds; None if there is none.
+        """Return the summary whose text one of these messages contains; None if there is no such summary.
 
         Args:
             forms: the canonical forms of a request's messages up to its first answer, which may be the summary.
-            known: those of the request's messages that are known.
+            known: the nodes of the request's first messages, as far as they are known.
             likely: answers of other conversations that may be summaries of this one.
         """
         told = [
@@ -202,7 +203,7 @@ class _Thread:
         own = [each.step for each in self.answers if not each.step.form.calls]
         for summary in (*own[: -_LATEST - 1 : -1], *likely[: -_LATEST - 1 : -1]):
             text = strip_spaces(summary.form.text)
-            # Where it was answered, it is followed by more of that conversation, and not by this one.
+            # A request in which the summary itself is an answer continues the summary's conversation, not this one.
             holds = any(text in each and step is not summary for each, step in told)
             if len(text) >= _SHORTEST_SUMMARY and holds and text not in self._said:
                 return summary
@@ -211,7 +212,7 @@ class _Thread:
     def add(self, going: _Going, step: MessageNode) -> None:
         """Add the answer to a request."""
         before, summary = going.before, going.summary
-        if summary is not None and before is None:  # it was asked for elsewhere
+        if summary is not None and before is None:  # the summary was written in another conversation
             end = self.main[-1]
             before = self._append(end, [*_find_unanswered(end.step), *summary.path()[-2:-1]], summary)
         asked = step.path()[going.known : -1]
@@ -232,7 +233,7 @@ class _Thread:
 
     @property
     def main(self) -> list[_Own]:
-        """Return the branch with the most answers, or the newest of these."""
+        """Return the branch with the most answers; of several such branches, the newest."""
         end: _Own | None = max(self.answers, key=lambda own: (own.answers, own.counts, own.number))
         way = []
         while end is not None:
@@ -242,21 +243,22 @@ class _Thread:
 
     @property
     def trainable(self) -> list[_Own]:
-        """Return the answers on the main branch, and those that the agent rejected.
+        """Return the answers on the main branch, and the answers that the agent rejected.
 
         A rejected answer is on another branch, and its request is equal to the request of the answer that the main
-        branch has at this place, or to a beginning of that request.
+        branch has at this place, or is a beginning of this request.
         """
         main = self.main
         following = {own.before: own for own in main}
         return [own for own in self.answers if own.before in following and own.asks_less(following[own.before])]
 
     def _find_answer(self, form: Canonical, step: MessageNode | None, last: _Own | None) -> _Own | None:
-        """Return the answer of this conversation that a message of a request stands for; None if there is none.
+        """Return the answer of this conversation that a request's message repeats; None if it repeats none.
 
         Args:
-            step: the same message in the same history, if it is known.
-            last: the answer before it.
+            form: the canonical form of the message.
+            step: the node of the message, if the message is known with the same history.
+            last: the last answer before the message.
         """
         if step is not None and step in self._by_step:
             return self._by_step[step]
@@ -269,26 +271,27 @@ class _Thread:
 class Conversations:
     """All conversations of a slot, as a tree of messages.
 
-    A request continues a known path if its messages have the canonical forms of that path, also if the agent has
+    A request continues a known path if its messages have the canonical forms of this path, even if the agent has
     dropped the model's thinking.
 
     Args:
         text: the task's text. The agent's own conversation begins with the first request that has this text in a user's
-            message before any answer. If that request offers no tools, it may only ask for a title. So the first such
-            request with tools begins a second candidate, and the candidate with more answers is the agent's own.
+            message before any answer. If this request offers no tools, it may only ask for a title. So the first
+            request with this text and with tools begins a second candidate, and the candidate with more answers is the
+            agent's own.
     """
 
     def __init__(self, text: str) -> None:
         self._text = strip_spaces(text)
         self._top = MessageNode({}, Canonical("", ""), None)
         self._lines: list[_Thread] = []
-        """The candidates for the agent's own conversation: the one that began first, and the first one with tools."""
+        """The candidates for the agent's own conversation: the first conversation, and the first with tools."""
         self._asides: list[_Aside] = []
-        """Answers that belong to no candidate, were asked for without tools, and may be summaries."""
+        """Answers to requests without tools that belong to no candidate, and that may be summaries."""
         self.places: dict[Place, int] = {"root": 0, "continues": 0, "fork": 0}
 
     def find_known(self, forms: Sequence[Canonical]) -> list[MessageNode]:
-        """Return the nodes of the longest known path that these messages begin with."""
+        """Return the nodes of the longest known path with which these messages begin."""
         step, found = self._top, []
         for form in forms:
             after = step.after.get(form)
@@ -298,14 +301,14 @@ class Conversations:
         return found
 
     def place(self, forms: Sequence[Canonical]) -> Place:
-        """Return the place of a request with these messages among the answered ones."""
+        """Return the place of a request with these messages among the answered requests."""
         known = self.find_known(forms)
         answers = [step for step in known if step.sampled is not None]
         if answers:
             return "fork" if any(step.sampled for step in answers[-1].below()) else "continues"
         answered = any(after.sampled for step in known for after in step.after.values())
         going = (self._goes_on(line, forms, known) for line in self._lines)
-        # Without the answer to what it begins with it is a fork, unless it begins with a summary of more than that.
+        # A request that lacks the answer to its first messages is a fork, unless it begins anew from a summary.
         return "root" if not answered or any(each and each.summary for each in going) else "fork"
 
     def is_own(self, forms: Sequence[Canonical]) -> bool:
@@ -325,7 +328,7 @@ class Conversations:
         heard_at: float = 0.0,
         failed: frozenset[str] = frozenset(),
     ) -> Place:
-        """Add a request and its answer. Return the request's place among the answered ones.
+        """Add a request and its answer. Return the request's place among the answered requests.
 
         Args:
             messages: the request's messages.
@@ -333,7 +336,7 @@ class Conversations:
             answer: the model's answer.
             sampled: the details of the answer.
             heard_at: when the request came.
-            failed: the ids of the calls whose results the request calls errors.
+            failed: the ids of the calls whose results the request marks as errors.
         """
         place = self.place(forms)
         self.places[place] += 1
@@ -352,7 +355,7 @@ class Conversations:
         elif not lines and not sampled.offered and not form.calls:
             self._asides.append(_Aside(new, has_task or bool(going)))
         old = step.after.get(form)
-        if old is None or old.sampled is None or not old.after:  # else what follows the same words stays where it is
+        if old is None or old.sampled is None or not old.after:  # else messages stay below the old one
             step.after[form] = step.after[form.without_thinking] = new
         return place
 
@@ -364,7 +367,7 @@ class Conversations:
         heard_at: float = 0.0,
         failed: frozenset[str] = frozenset(),
     ) -> MessageNode:
-        """Add a request without an answer; return its last message. The arguments are those of `add`."""
+        """Add a request without an answer, with the arguments of `add`. Return the node of its last message."""
         step = self._top
         for message, form in zip(messages, forms, strict=True):
             after = step.after.get(form)
@@ -381,14 +384,14 @@ class Conversations:
         return end is not None and end.number == number
 
     def trainable_answers(self) -> set[int]:
-        """Return the numbers of the answers that may be trained on, as the server numbers the answers whose tokens it
-        keeps."""
+        """Return the numbers (`ModelReply.number`) of the answers that may be trained on, out of the answers whose
+        tokens the server keeps."""
         steps = [own.step for own in self._own.trainable] if self._lines else []
         return {step.sampled.kept for step in steps if step.sampled is not None and step.sampled.kept is not None}
 
     def fill(self, result: AgentResult) -> None:
-        """Write the agent's own conversation, if it has begun, into a result: its messages, turns and calls. Messages
-        that the agent has changed later are written as they were first."""
+        """Write the messages, turns and calls of the agent's own conversation into a result, if the conversation has
+        begun. Messages that the agent changed later are written in their first form."""
         if not self._lines:
             return
         main = self._own.main
@@ -430,8 +433,8 @@ def _offers(answer: MessageNode) -> bool:
 
 
 def _as_sent_back(answer: MessageNode) -> set[Canonical]:
-    """Return the forms in which an agent may send an answer back: as it is, without thinking, and joined with the
-    assistant's message before it."""
+    """Return the forms in which an agent may send an answer back: unchanged, without thinking, and joined with the
+    assistant's message before the answer."""
     form, before = answer.form, answer.before
     forms = {form, form.without_thinking}
     if before is not None and before.form.role == "assistant" and not before.form.calls:
@@ -440,7 +443,7 @@ def _as_sent_back(answer: MessageNode) -> set[Canonical]:
 
 
 def _is_part(form: Canonical, given: Canonical) -> bool:
-    """Return whether a message may be a part of an answer, of which the agent has left out the rest."""
+    """Return whether a message may be a part of the answer `given`, whose rest the agent has left out."""
     same = form.thinking in ("", given.thinking)
     return same and form.text in given.text and Counter(form.calls) <= Counter(given.calls)
 
@@ -455,10 +458,10 @@ def _find_unanswered(step: MessageNode) -> list[MessageNode]:
 
 
 def _gone_on(asked: Sequence[MessageNode], opening: Sequence[MessageNode]) -> list[MessageNode]:
-    """Return the messages of a request that goes on from a summary, as our own compaction records them.
+    """Return the messages of a request that goes on from a summary, in the form that our own compaction records.
 
-    All texts of the user are one message. The messages that the conversation began with are left out, unless the
-    system's message has changed.
+    All texts of the user become one message. The conversation's first messages are left out, unless the system's
+    message has changed.
     """
     system = [step for step in asked if step.form.role == "system"]
     anew = [step.form for step in system] != [step.form for step in opening if step.form.role == "system"]
@@ -490,8 +493,8 @@ def _add(result: AgentResult, steps: Sequence[MessageNode], summaries: Collectio
 
 
 def _answer_call(result: AgentResult, number: int, step: MessageNode, offered: frozenset[str]) -> None:
-    """Record the result of a call. The agent ran the call, so it is recorded as running from the answer to the next
-    request."""
+    """Record the result of a call. The agent ran the call itself, so its recorded time is from the model's answer to
+    the next request."""
     call = result.calls[number]
     text = step.form.text
     kind = CallErrorKind.FAILED if call.name in offered else CallErrorKind.UNKNOWN_TOOL
@@ -506,6 +509,6 @@ def _answer_call(result: AgentResult, number: int, step: MessageNode, offered: f
 
 
 def task_text(messages: Sequence[Message]) -> str:
-    """Return what the user asks for in a prompt: the text of its last message of the user."""
+    """Return the task's text in a prompt, which is the text of the user's last message."""
     texts = [canonical(message).text for message in messages if message["role"] == "user"]
     return join_texts(texts[-1:])

@@ -1,4 +1,4 @@
-"""What all dialects share: requests that were read, and answers and refusals to write."""
+"""The parts that all dialects share: requests that were read, and answers and refusals to write."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from hermes_core import Message, ModelReply
 from hermes_core.agents.canonical import join_texts
 
 Event = tuple[str, Mapping[str, Any] | str]
-"""A server-sent event: its name, empty for one without, and its data."""
+"""A server-sent event: its name, which is empty for an event without one, and its data."""
 
 Tool = dict[str, Any]
 """A tool in the OpenAI function form."""
 
 _UNPARSED = "__unparsedToolInput"
-"""Where Claude Code keeps arguments that are not JSON."""
+"""The key under which Claude Code keeps arguments that are not JSON."""
 
 
 class BadRequest(Exception):
@@ -28,7 +28,7 @@ class BadRequest(Exception):
 
 @dataclass
 class ModelRequest:
-    """What a request asks for, in the OpenAI form."""
+    """The content of a request, in the OpenAI form."""
 
     id: str = field(default_factory=lambda: secrets.token_hex(12))
     """A random id, for streams in which an answer needs an id before it is sampled."""
@@ -40,39 +40,39 @@ class ModelRequest:
     no_calls: bool = False
     """Whether the answer is to have no calls (`tool_choice` is `none`)."""
     settings: dict[str, Any] = field(default_factory=dict)
-    """Its sampling settings. They are recorded and have no effect, because the run decides how to sample."""
+    """The request's sampling settings. They are recorded and have no effect, because the run decides how to sample."""
     dropped: list[str] = field(default_factory=list)
-    """Tools that the provider would have run."""
+    """Tools that were removed from the request because the provider would have run them."""
     failed: set[str] = field(default_factory=set)
     """The ids of the calls whose results the request marks as errors."""
     unknown: Counter[str] = field(default_factory=Counter)
-    """Kinds of blocks that are not known, and were replaced by a text that says so."""
+    """The number of blocks of each unknown kind, which were replaced by a note."""
     names: dict[str, tuple[str, str]] = field(default_factory=dict)
-    """Tools that this dialect calls by other names or in other forms."""
+    """Tools that have other names or forms in this dialect, by the names that the model sees."""
     include_usage: bool = True
     """Whether a stream ends with the counts of tokens."""
     passed_on: bool = False
-    """Whether it is answered by a provider, in its words and with its ids."""
+    """Whether a provider answers the request, in its own form and with its own ids."""
     stream_type: str = "text/event-stream"
     """The type of the content of a stream."""
 
 
 @dataclass(frozen=True)
 class WrittenAnswer:
-    """An answer of the model, as it is given to the agent: whole or as a stream, and again if it was lost."""
+    """An answer of the model for the agent, which gets it whole or as a stream, and again if it was lost."""
 
     id: str
     """A random id. The ids of the answer's calls and blocks, which agents send back, contain it."""
     created: int
-    """When it was sampled, in seconds since the epoch."""
+    """When the answer was sampled, in seconds since the epoch."""
     model: str
-    """The name of our model, whatever the agent asked for."""
+    """The name of the run's model, whatever model the agent requested."""
     reply: ModelReply
     written: bytes | None = None
-    """What the agent gets, if that is not for us to write: the body of a provider's own answer."""
+    """The body of a provider's own answer, which the agent gets unchanged; None if the dialect writes the answer."""
 
     def call_id(self, index: int) -> str:
-        """Return the id of a call, as the agent is told it."""
+        """Return the id of a call that the agent gets."""
         return f"call_{self.id}_{index}"
 
     @property
@@ -105,19 +105,19 @@ class RequestRefusal:
 
     @property
     def status(self) -> int:
-        """Return its HTTP status."""
+        """Return the refusal's HTTP status."""
         return _STATUS.get(self.kind, 400)
 
 
 @dataclass(frozen=True)
 class Aim:
-    """What the address of a request asks for."""
+    """The meaning of a request's address."""
 
     said: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of the request that the address contains, as they would stand in its body."""
+    """Fields of the request that the address contains, in the form of the body's fields."""
     counted: Callable[[int], dict[str, Any]] | None = None
-    """Set if the request only wants the number of the prompt's tokens: makes the answer's JSON value from that
-    number."""
+    """Set if the request only wants the number of the prompt's tokens: a function that makes the answer's JSON value
+    from this number."""
 
 
 class Dialect(Protocol):
@@ -127,12 +127,12 @@ class Dialect(Protocol):
 
     @property
     def headers(self) -> Sequence[str]:
-        """Return the headers by which programs of this dialect are recognised. The first one has the key."""
+        """Return the headers by which programs of this dialect are recognised. The first header has the key."""
         ...
 
     def aim(self, path: str, query: str) -> Aim | None:
-        """Return what a POST to this path, given without the API's version, asks for; None if this dialect has no such
-        path."""
+        """Return the aim of a POST to this path; None if this dialect has no such path. The path is given without the
+        API's version."""
         ...
 
     def models(self, model: str, *, one: bool) -> dict[str, Any]:
@@ -143,7 +143,7 @@ class Dialect(Protocol):
         """Read a request leniently.
 
         Raises:
-            BadRequest: it can't be answered.
+            BadRequest: the request can't be answered.
         """
         ...
 
@@ -160,7 +160,7 @@ class Dialect(Protocol):
         ...
 
     def keep_alive(self, asked: ModelRequest) -> bytes:
-        """Return a sign of life for a stream: never an empty event, which some programs try to read."""
+        """Return a sign of life for a stream. It is never an empty event, because some programs try to parse those."""
         ...
 
     def late_refusal(self, refusal: RequestRefusal, asked: ModelRequest) -> bytes:
@@ -189,12 +189,12 @@ def mappings(value: Any) -> list[Mapping[str, Any]]:
 
 
 def string(value: Any) -> str:
-    """Return the value if it is a text; else an empty one."""
+    """Return the value if it is a text; else an empty text."""
     return value if isinstance(value, str) else ""
 
 
 def whole_number(value: Any) -> int | None:
-    """Return a number of tokens; None if it is none."""
+    """Return the value if it is a number of tokens, a positive integer; else None."""
     known = isinstance(value, int) and not isinstance(value, bool) and value > 0
     return value if known else None
 
@@ -207,13 +207,13 @@ def content(parts: Sequence[Mapping[str, Any]]) -> str | list[dict[str, Any]]:
 
 
 def text_part(text: str) -> dict[str, Any]:
-    """Return a part of a content."""
+    """Return a text as a part of a content."""
     return {"type": "text", "text": text}
 
 
 def image_part(url: str, asked: ModelRequest) -> dict[str, Any]:
-    """Return an image as a part of a content. It must be in the request: what the endpoint fetches from elsewhere would
-    be a way out for a slot without a network."""
+    """Return an image as a part of a content, or, if the request does not contain the image itself, a note. If the
+    endpoint fetched images, a slot without a network could send data to other hosts."""
     return {"type": "image_url", "image_url": {"url": url}} if url.startswith("data:") else placeholder("image", asked)
 
 
@@ -224,8 +224,8 @@ def placeholder(kind: str, asked: ModelRequest) -> dict[str, Any]:
 
 
 def read_arguments(arguments: str) -> dict[str, Any]:
-    """Return the arguments of a call as an object, for dialects that want one. Arguments that are not JSON are put into
-    an object as Claude Code does it."""
+    """Return the arguments of a call as an object, for dialects that want one. Arguments that are not JSON are wrapped
+    in an object in Claude Code's form."""
     try:
         value = json.loads(arguments.strip() or "{}")
     except (ValueError, RecursionError):
@@ -234,7 +234,8 @@ def read_arguments(arguments: str) -> dict[str, Any]:
 
 
 def write_arguments(arguments: Any) -> str:
-    """Return the arguments of a call in a request as JSON text; or, if they were not JSON, as the model wrote them."""
+    """Return the arguments of a call in a request as JSON text, or, if they were not JSON, the text that the model
+    wrote."""
     if isinstance(arguments, Mapping) and len(arguments) == 1 and isinstance(arguments.get(_UNPARSED), Mapping):
         return string(arguments[_UNPARSED].get("raw"))
     return string(arguments) if isinstance(arguments, str) else json.dumps({} if arguments is None else arguments)

@@ -1,4 +1,4 @@
-"""The model server for one slot: what its programs ask is answered by the rollout's own model, within bounds."""
+"""The model server for one slot: the rollout's own model answers the calls of the slot's programs, within bounds."""
 
 from __future__ import annotations
 
@@ -58,17 +58,18 @@ logger = logging.getLogger(__name__)
 _CHAT = ChatDialect()
 _DIALECTS: Sequence[Dialect] = (AnthropicDialect(), GeminiDialect(), ResponsesDialect(), _CHAT)
 _VERSION = re.compile(r"(?:/v1(?:beta|alpha)?(?![^/]))+")
-"""The API's version at the beginning of a path. It stands there twice if both the base URL and the agent add it."""
+"""Matches the API's version at the beginning of a path, which has it twice if both the base URL and the agent add
+it."""
 _JSON = {"content-type": "application/json"}
 _BEARER = re.compile(r"^bearer ", re.IGNORECASE)
 _FOR_GOOD = {"x-should-retry": "false"}
 _PIECE = 256 << 10
 _SHORT = 256 << 10
-"""Bytes of a request up to which it is read at once, and not in a thread."""
+"""Maximum size in bytes of a request that is read on the event loop. Larger requests are read in a thread."""
 _LOGGED = 4000
-"""The most calls in the log. Those after them are only counted."""
+"""Maximum number of calls in the log. Further calls are only counted."""
 _WORDS = 200
-"""The most characters of a name or a path in the log."""
+"""Maximum number of characters of a name or a path in the log."""
 _CHARACTERS_PER_TOKEN = 4
 GRACE_S = 10.0
 """Seconds that the agent has to end by itself after its model has failed. Some agents would retry for minutes."""
@@ -78,7 +79,7 @@ _ENDS: Mapping[type[Exception], StopReason] = {
     ConversationRefused: StopReason.REFUSED,
     ResponseTooLarge: StopReason.LENGTH,
 }
-"""Errors that end a conversation that had begun, and are not the server's failure."""
+"""Errors that end a conversation after its first answer, and that are not failures of the server."""
 
 
 _TIME_IS_UP = RequestRefusal("the rollout has ended: it has waited for the model for as long as it may")
@@ -91,17 +92,18 @@ class _Crowded(Exception):
 class Gateway:
     """Answers the model calls of the programs in one slot. `serve` is the `Serve` of a forward.
 
-    Answers are sampled whole, and only then written, as a stream if the agent wants one. A request that is made again
-    while it is being answered, or because the answer was lost, gets the same answer. Temporary failures of the endpoint
-    are waited out here. A permanent one becomes a refusal with status 400, after which every agent ends.
+    Each answer is sampled completely, and only then written, as a stream if the agent wants one. A request that is
+    repeated while it is being answered, or because the answer was lost, gets the same answer. After temporary failures
+    of the endpoint, the gateway retries. A permanent failure becomes a refusal with status 400, after which every agent
+    ends.
 
     Args:
-        server: answers the calls; the caller closes it. To an `Upstream`, they are passed on as they are.
+        server: answers the calls; the caller closes it. An `Upstream` gets the calls unchanged.
         task: `result` is filled after each answer, and `waiting` is entered while calls are sampled.
-        settings: the model and how to sample. What the agent asks for does not count, unless it is passed on.
-        conversations: tells the agent's own conversation from others; None is for the text of the task's messages.
-        bounds: what the slot may take.
-        routes: what answers at other paths, to whoever names the key.
+        settings: the model and how to sample. The agent's sampling settings only count if calls are passed on.
+        conversations: distinguishes the agent's own conversation from others; None makes it from the task's messages.
+        bounds: the limits for the slot.
+        routes: handlers for other paths. Requests to them need the key, too.
     """
 
     def __init__(
@@ -116,9 +118,10 @@ class Gateway:
     ) -> None:
         self.bounds = bounds or Bounds()
         self.key = secrets.token_urlsafe(24)
-        """What a program must name to be answered. It is worth nothing outside of the slot, and after `aclose`."""
+        """The key that a program must send to be answered. It is worth nothing outside of the slot, and after
+        `aclose`."""
         self.failure: ModelError | None = None
-        """Set if the endpoint failed. Then the rollout has no result, whatever the agent makes of it."""
+        """Set if the endpoint failed. Then the rollout has no result, whatever the agent does afterwards."""
         self._over = asyncio.Event()
         self.last_call_failed = False
         """Whether the last call that may be the agent's own was refused or failed."""
@@ -137,16 +140,16 @@ class Gateway:
         self._room = Room(2 * self.bounds.http.body_bytes)
         self._time = SharedTime(task, self._work)
         self._given: dict[str, GivenCall] = {}
-        """The calls that agents were given, by the ids that they were told."""
+        """The calls that agents were given, by the ids that agents got for them."""
         self._turns: dict[int, str] = {}
-        """For each call by its number, the key under which its answer is kept."""
+        """For each model call, by its number, the key under which its answer is kept."""
         self._usage = Usage()
         self._waited_s = 0.0
         self._connections = self._waiting = self._number = self._kept_bytes = self._open_bytes = self._read_bytes = 0
         self._end: StopReason | None = None
         self._pace = ConnectionPace(self.bounds.at_once, self.bounds.a_second)
         self._reading = asyncio.Lock()
-        """Held while a thread reads a long request, so that one slot keeps no more than one busy."""
+        """Held while a thread reads a long request, so that one slot keeps at most one thread busy."""
         self._characters = self._tokens = 0
         task.result.model = settings.model
 
@@ -157,16 +160,16 @@ class Gateway:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close it."""
+        """Close the gateway."""
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Refuse everything from now on, and give up what is being sampled. Idempotent."""
+        """Refuse all further requests, and cancel the calls that are being sampled. Idempotent."""
         await self._work.aclose()
 
     @property
     def stop_reason(self) -> StopReason:
-        """Return why the agent's own conversation has ended, as far as it can be seen here."""
+        """Return why the agent's own conversation has ended, as far as the gateway has seen it."""
         result = self._task.result
         if self.failure is not None:
             return StopReason.MODEL_ERROR
@@ -270,7 +273,7 @@ class Gateway:
         await exchange.answer(200, _bytes(counted(max(1, int(request.characters / per_token)))), _JSON)
 
     async def _read(self, exchange: Exchange, dialect: Dialect, aim: Aim) -> Request | RequestRefusal:
-        """Return what a request asks for, with the server's own ids of calls."""
+        """Return the request that was read, in which calls have the server's own ids; or a refusal."""
         if self._read_bytes >= self.bounds.read_bytes:
             return RequestRefusal("the rollout has ended: its requests were too long together")
         try:
@@ -329,7 +332,7 @@ class Gateway:
         """Return the answer, or the refusal. Keep the stream alive until then.
 
         Raises:
-            ConnectionError: the agent is gone. What is being sampled for it goes on, since it may ask again.
+            ConnectionError: the agent is gone. The sampling goes on, because the agent may repeat the request.
         """
         if (refusal := self._refuse_excess()) is not None:
             return refusal
@@ -365,7 +368,7 @@ class Gateway:
         return outcome
 
     def _refuse_excess(self) -> RequestRefusal | None:
-        """Return the refusal of a call that is out of bounds."""
+        """Return the refusal for a further call if the slot has reached a bound; else None."""
         bounds = self.bounds
         if self.failure is not None:
             return RequestRefusal("the rollout has ended: its model can't be reached")
@@ -386,7 +389,7 @@ class Gateway:
         return None
 
     async def _sample(self, call: CallLog, request: Request) -> WrittenAnswer | RequestRefusal:
-        """Have the server answer, and record it.
+        """Have the server answer, and record the answer or the failure.
 
         Raises:
             _Crowded: too many calls are waiting already.
@@ -417,7 +420,7 @@ class Gateway:
             self._task.result.waited_s = self._waited_s
 
     def _record(self, call: CallLog, request: Request, reply: ModelReply, written: bytes | None) -> WrittenAnswer:
-        """Add an answer to the record, and return it as the agent gets it."""
+        """Add an answer to the record, and return it in the form for the agent."""
         asked = request.asked
         answer = WrittenAnswer(secrets.token_hex(12), int(time.time()), self._model, reply, written)
         for index, made in enumerate(reply.calls):
@@ -448,7 +451,7 @@ class Gateway:
             heard_at=call.started,
             failed=frozenset(asked.failed),
         )
-        if self.conversations.ends_with(call.number):  # not with a summary, from which it may not be able to go on
+        if self.conversations.ends_with(call.number):  # and not with a summary, after which it may fail
             self.last_call_failed = False
         self._turns[call.number] = request.digest
         self._kept_bytes += 0 if call.place == "continues" else request.size
@@ -458,7 +461,7 @@ class Gateway:
         return answer
 
     def _hear(self, call: CallLog, request: Request) -> None:
-        """Record the results of the agent's own calls that a request without an answer brings."""
+        """Record the results of the agent's own tool calls that are in a request without an answer."""
         if call.own and call.place == "continues" and self._kept_bytes < self.bounds.kept_bytes:
             self._kept_bytes += request.size
             failed = frozenset(request.asked.failed)
@@ -472,15 +475,15 @@ class Gateway:
         result.managed_state = self._sampling.managed_state()
 
     def _record_failure(self, call: CallLog, error: Exception) -> RequestRefusal:
-        """Remember why a call failed, and return what the agent is told of it.
+        """Record why a call failed, and return the refusal for the agent.
 
-        An error that the model can cause by what it writes is no failure once the conversation has begun. Otherwise a
-        model could discard its bad rollouts.
+        After the conversation's first answer, an error that the model can cause with its own text is no failure of the
+        endpoint. Otherwise, a model could have its bad rollouts discarded.
         """
         call.outcome = "failed"
         begun = bool(self._task.result.turns_used)
         if begun and error is self._time.up and 2 * self._waited_s < self._time.seconds:
-            self._end = StopReason.TIME_LIMIT  # it was the program that had so much answered
+            self._end = StopReason.TIME_LIMIT  # the program itself made so many calls
             return _TIME_IS_UP
         if isinstance(error, UsageError):
             failure: ModelError = ConversationRefused(error.message, hint=error.hint)
@@ -491,7 +494,7 @@ class Gateway:
         if not isinstance(error, ModelError | UsageError):
             logger.warning("trajectory %s: a model call failed", self._task.trajectory_id, exc_info=error)
         end = next((reason for kind, reason in _ENDS.items() if isinstance(failure, kind)), None)
-        # If the endpoint fails more than this call, the agent's next one shows it.
+        # If the endpoint fails for other calls, too, the agent's next call shows it.
         others = begun and not call.own and not isinstance(failure, EndpointDown)
         if not others and (end is None or (call.own and not begun)):
             self._fail(failure)
@@ -512,7 +515,7 @@ class Gateway:
             self._over.set()
 
     def _forget_continued(self, request: Request) -> None:
-        """Drop the stored answers that this request continues: the agent has them."""
+        """Drop the stored answers that this request continues, because the agent has received them."""
         for step in self.conversations.find_known(request.forms):
             if step.sampled is not None and (digest := self._turns.pop(step.sampled.number, None)) is not None:
                 self._answers.kept.pop(digest, None)
@@ -543,7 +546,7 @@ class Gateway:
     async def _refuse(
         self, call: CallLog, exchange: Exchange, dialect: Dialect, refusal: RequestRefusal, asked: ModelRequest
     ) -> None:
-        """Refuse a model call for good, and record it."""
+        """Refuse a model call permanently, and record the refusal."""
         call.ended, call.refusal = time.time(), refusal.message
         call.outcome = "failed" if call.outcome == "failed" else "refused"
         self._counts[call.outcome] += 1
@@ -556,7 +559,7 @@ class Gateway:
 
 
 def _aim(exchange: Exchange, path: str) -> tuple[Dialect, Aim | None]:
-    """Return the dialect of a request, and what its address asks for; None if it is no model call."""
+    """Return the dialect of a request, and the aim of its address, which is None if the request is no model call."""
     if exchange.method == "POST":
         for dialect in _DIALECTS:
             if (aim := dialect.aim(path, exchange.query)) is not None:

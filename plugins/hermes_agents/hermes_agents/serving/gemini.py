@@ -1,4 +1,5 @@
-"""Google's Gemini API, as Gemini CLI speaks it: the address names the model, and whether the answer is a stream."""
+"""Google's Gemini API, in the form that Gemini CLI uses. A request's address names the model, and says whether the
+answer is a stream."""
 
 from __future__ import annotations
 
@@ -33,14 +34,14 @@ from hermes_core.agents.canonical import join_texts
 
 _ADDRESS = re.compile(r"/models/(?P<model>.+):(?P<method>generateContent|streamGenerateContent|countTokens)")
 _SSE, _ARRAY = "text/event-stream", "application/json"
-"""The types of streams: the second one is a JSON array, for programs that don't ask for `alt=sse`."""
+"""The content types of streams: server-sent events, and, for programs that don't ask for `alt=sse`, a JSON array."""
 _KNOWN = frozenset({"model", "stream", "contents", "systemInstruction", "tools", "toolConfig", "generationConfig"})
 _ABOUT_NOTHING = frozenset({"generateContentRequest", "labels"})
 _TYPES = frozenset({"STRING", "NUMBER", "INTEGER", "BOOLEAN", "ARRAY", "OBJECT", "NULL"})
 _VALUES = frozenset({"default", "example", "enum"})
-"""Keys of a schema whose values are no schemas."""
+"""Keys of a schema whose values are not schemas."""
 _NO_KINDS = frozenset({"thought", "thoughtSignature", "partMetadata", "videoMetadata", "mediaResolution"})
-"""Keys of a part that do not say what kind of part it is."""
+"""Keys of a part that do not determine the part's kind."""
 _SNAKE = re.compile(r"_([a-z])")
 _STATUS: Mapping[RefusalKind, str] = {"key": "UNAUTHENTICATED", "unknown_path": "NOT_FOUND"}
 
@@ -51,15 +52,16 @@ Called = dict[str, deque[str]]
 class GeminiDialect:
     """Reads and writes `generateContent` and `streamGenerateContent`.
 
-    Its JSON is that of protocol buffers: fields may be named `likeThis` or `like_this`. Programs may leave out the ids
-    of calls, also if they were told them. Results are then matched with calls by name and order.
+    The JSON is in the form of protocol buffers: fields may be named `likeThis` or `like_this`. Programs may leave out
+    the ids of calls even if the answer had them. Results are then matched with calls by name and order.
     """
 
     name = "gemini"
     headers = ("x-goog-api-key", "x-goog-api-client")
 
     def aim(self, path: str, query: str) -> Aim | None:
-        """Return what is at an address, which names the model and says whether the answer is a stream."""
+        """Return the aim of a POST to this path, which names the model and says whether the answer is a stream; None if
+        the dialect has no such path."""
         if (found := _ADDRESS.fullmatch(path)) is None:
             return None
         if found["method"] == "countTokens":
@@ -69,14 +71,14 @@ class GeminiDialect:
         return Aim({"model": found["model"], "stream": kind if streamed else None})
 
     def models(self, model: str, *, one: bool) -> dict[str, Any]:
-        """Return the model, or a list of it."""
+        """Return the description of the model, or a list with it."""
         about = {"name": f"models/{model}", "displayName": model, "supportedGenerationMethods": ["generateContent"]}
         return about if one else {"models": [about]}
 
     def read(self, body: Mapping[str, Any]) -> ModelRequest:
         """Read a request."""
         body = _fields(body)
-        body = {**_fields(body.get("generateContentRequest")), **body}  # where `countTokens` has it
+        body = {**_fields(body.get("generateContentRequest")), **body}  # the place of the request in `countTokens`
         if body.get("cachedContent"):
             raise BadRequest("cachedContent is not supported: nothing is stored here, so send the whole contents")
         generation = _fields(body.get("generationConfig"))
@@ -110,7 +112,8 @@ class GeminiDialect:
         return {**_response(answer, list(_answer_parts(answer)), _reason(answer)), "usageMetadata": _usage(answer)}
 
     def stream(self, answer: WrittenAnswer, asked: ModelRequest) -> bytes:
-        """Return responses with a part of the answer each. The last one has the finish reason and the usage."""
+        """Return responses that each have a part of the answer. The last response has the finish reason and the
+        usage."""
         *parts, last = [piece for part in _answer_parts(answer) for piece in _pieces(part)] or [{"text": ""}]
         responses = [_response(answer, [part]) for part in parts]
         responses.append({**_response(answer, [last], _reason(answer)), "usageMetadata": _usage(answer)})
@@ -131,7 +134,7 @@ class GeminiDialect:
         return b"\n"
 
     def late_refusal(self, refusal: RequestRefusal, asked: ModelRequest) -> bytes:
-        """Return an error that is no event, as Google sends it and its libraries expect it."""
+        """Return an error that is not an event, which is the form that Google sends and its libraries expect."""
         error = self.refusal(refusal)
         return json.dumps([error] if asked.stream_type == _ARRAY else error).encode()
 
@@ -174,12 +177,12 @@ def _answer_parts(answer: WrittenAnswer) -> Iterator[dict[str, Any]]:
 
 
 def _pieces(part: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return a part in pieces for a stream. Calls have none."""
+    """Return the pieces of a part for a stream. A call is one piece."""
     return [{**part, "text": piece} for piece in pieces(part["text"])] if "text" in part else [part]
 
 
 def _fields(raw: Any) -> dict[str, Any]:
-    """Return the fields of a protocol buffer's message, all named `likeThis`; none if it is no message."""
+    """Return the fields of a protocol buffer's message, all named `likeThis`; empty if the value is no message."""
     if not isinstance(raw, Mapping):
         return {}
     return {_SNAKE.sub(lambda found: found[1].upper(), key): value for key, value in raw.items()}
@@ -191,7 +194,8 @@ def _parts(raw: Any) -> list[dict[str, Any]]:
 
 
 def _read_tool(raw: Mapping[str, Any], asked: ModelRequest) -> None:
-    """Add the functions of a tool. Its other parts are tools that Google would run, and are dropped."""
+    """Add the functions of a tool to the request. The tool's other parts are tools that Google would run, and are
+    dropped."""
     for kind, value in _fields(raw).items():
         if kind != "functionDeclarations":
             asked.dropped.append(kind)
@@ -202,7 +206,7 @@ def _read_tool(raw: Mapping[str, Any], asked: ModelRequest) -> None:
 
 
 def _schema(raw: Any) -> Any:
-    """Return a schema in Google's form as JSON Schema, which writes the names of types in lower case."""
+    """Return a schema in Google's form as JSON Schema, in which the names of types are in lower case."""
     if isinstance(raw, list):
         return [_schema(each) for each in raw]
     if not isinstance(raw, Mapping):
@@ -213,7 +217,8 @@ def _schema(raw: Any) -> Any:
 
 
 def _read_content(raw: Mapping[str, Any], asked: ModelRequest, called: Called) -> None:
-    """Add a content. It may be several messages in OpenAI's form: results of tools, then the user's text."""
+    """Add a content to the request. It may become several messages in OpenAI's form: results of tools, then the user's
+    text."""
     parts = _parts(raw)
     if raw.get("role") == "model":
         _read_answer(parts, asked, called)
@@ -227,7 +232,8 @@ def _read_content(raw: Mapping[str, Any], asked: ModelRequest, called: Called) -
 
 
 def _read_answer(parts: list[dict[str, Any]], asked: ModelRequest, called: Called) -> None:
-    """Add an answer. Programs may keep what came in a stream as contents that follow each other."""
+    """Add an answer to the request. Programs may send an answer that came as a stream back as several contents in a
+    row."""
     if not asked.messages or asked.messages[-1]["role"] != "assistant":
         asked.messages.append({"role": "assistant", "content": ""})
         called.clear()

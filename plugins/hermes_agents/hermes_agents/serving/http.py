@@ -1,4 +1,4 @@
-"""HTTP/1.1 over the connections of a slot. Clients are not trusted: everything is limited, in size and in time."""
+"""HTTP/1.1 over the connections of a slot. Clients are not trusted, so sizes and times are limited everywhere."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ if TYPE_CHECKING:
 
 _HEAD_BYTES = 64 << 10
 _LINGER_S = 2.0
-"""Seconds for which a refused client may go on sending. If the connection ended at once, its end could reach the client
-before the refusal."""
+"""Seconds for which a refused client may go on sending. If the connection were closed at once, the client could notice
+this before it reads the refusal."""
 _MOST_PIECES = 20_000
-"""The most pieces in which a body may come. Each takes time, however small it is."""
+"""Maximum number of pieces in which a body may arrive, because even a small piece takes time."""
 _AT_A_TIME = 256
-"""Number of pieces after which other tasks get a turn."""
+"""Number of pieces after which the event loop's other tasks get a turn."""
 _DECODERS = {"gzip": 31, "x-gzip": 31, "deflate": 15}
-"""The encodings of a body that are read, with what zlib wants for each."""
+"""The accepted encodings of a body, each with zlib's argument `wbits`."""
 
 
 @dataclass(frozen=True)
 class HttpLimits:
-    """What one connection may take."""
+    """The limits for one connection."""
 
     body_bytes: int = 16 << 20
-    """The longest body of a request, before and after it is decompressed."""
+    """Maximum size of a request's body in bytes, before and after it is decompressed."""
     request_s: float = 120.0
     """Seconds from a request's first byte to its last."""
     idle_s: float = 900.0
     """Seconds for which a connection may wait for its next request."""
     write_s: float = 120.0
-    """Seconds for which a client may leave a part of its answer unread."""
+    """Seconds for which a client may leave a piece of its answer unread."""
 
 
 class UnreadableRequest(Exception):
-    """A request can't be read, and nothing more is read from its connection."""
+    """A request can't be read. Nothing more is read from its connection."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -59,8 +59,8 @@ class Room:
 
     @contextmanager
     def part(self) -> Iterator[Take]:
-        """Give a function that reserves room for some bytes until the end of the block. It raises `UnreadableRequest`
-        if there is too little room."""
+        """Yield a function that reserves room for a number of bytes until the end of the block. The function raises
+        `UnreadableRequest` if there is too little room."""
         taken = 0
 
         def take(size: int) -> None:
@@ -86,7 +86,7 @@ class ConnectionPace:
     at_once: int
     a_second: float
     _due: float = 0.0
-    """When the last caller would have passed at the fixed rate."""
+    """The time at which the last caller would have passed at the fixed rate."""
 
     async def turn(self) -> None:
         """Wait until it is the caller's turn."""
@@ -106,23 +106,23 @@ class Exchange:
 
     method: str
     path: str
-    """Without the query."""
+    """The path of the request's URL, without the query."""
     query: str
     headers: Mapping[str, str]
-    """By their names in lower case; of several with one name, the last."""
+    """The headers by their names in lower case. Of several headers with the same name, this is the last."""
     _wire: _Wire = field(repr=False)
     begun: bool = False
-    """Whether the answer has begun: then its status is settled."""
+    """Whether the answer has begun, so that its status can't change any more."""
 
     @asynccontextmanager
     async def body(self, room: Room) -> AsyncIterator[bytes]:
-        """Give the body, decompressed.
+        """Yield the decompressed body.
 
         Args:
-            room: where there has to be room for it, during the block.
+            room: the limit in which the body's bytes are reserved during the block.
 
         Raises:
-            Refused: it is too long, comes too slowly, or has an unknown encoding.
+            UnreadableRequest: the body is too long, arrives too slowly, or has an unknown encoding.
         """
         encoding = self.headers.get("content-encoding", "identity").strip().lower()
         if encoding != "identity" and encoding not in _DECODERS:
@@ -143,7 +143,7 @@ class Exchange:
         await self._wire.end()
 
     async def begin(self, headers: Mapping[str, str]) -> None:
-        """Begin an answer that comes in pieces."""
+        """Begin an answer that is sent in pieces."""
         self.begun = True
         await self._wire.begin(200, headers)
 
@@ -152,7 +152,7 @@ class Exchange:
         await self._wire.send(piece)
 
     async def end(self) -> None:
-        """End an answer that came in pieces."""
+        """End an answer that was sent in pieces."""
         await self._wire.end()
 
 
@@ -160,7 +160,7 @@ async def serve_http(connection: Connection, handle: Handle, limits: HttpLimits)
     """Serve one connection to its end, one request after the other.
 
     Raises:
-        ConnectionError: the answer that was begun can't be completed.
+        ConnectionError: an answer that has begun can't be completed.
     """
     wire = _Wire(connection, limits)
     with suppress(ConnectionError, TimeoutError):
@@ -179,7 +179,7 @@ async def serve_http(connection: Connection, handle: Handle, limits: HttpLimits)
 
 
 class _Wire:
-    """The bytes of a connection as the events of `h11`."""
+    """A connection whose bytes are read and written as events of `h11`."""
 
     def __init__(self, connection: Connection, limits: HttpLimits) -> None:
         import h11
@@ -188,17 +188,17 @@ class _Wire:
         self._connection = connection
         self._h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=_HEAD_BYTES)
         self._due: float | None = None
-        """When the request has to be complete; None while there is none."""
+        """When the current request has to be complete; None between requests."""
 
     async def next_request(self) -> Exchange | None:
-        """Return the next request; None if there is none any more."""
+        """Return the next request; None at the end of the connection."""
         import h11
 
         self._due = None
         try:
             event = await self._event()
             if isinstance(event, h11.Request) and not _has_body(event):
-                await self._event()  # its end, which costs nothing to read
+                await self._event()  # the request's end, which costs nothing to read
         except h11.RemoteProtocolError as error:
             await self._refuse(error.error_status_hint, str(error))
             return None
@@ -248,7 +248,7 @@ class _Wire:
         return bytes(body)
 
     async def begin(self, status: int, headers: Mapping[str, str]) -> None:
-        """Send the head of an answer. If the request was not read to its end, it is the last one."""
+        """Send the head of an answer. If the request was not read to its end, the connection ends after the answer."""
         import h11
 
         last = {} if self._h11.their_state is h11.DONE else {"connection": "close"}
@@ -269,7 +269,7 @@ class _Wire:
         await self._write(self._h11.send(h11.EndOfMessage()))
 
     async def next_cycle(self) -> bool:
-        """Get ready for the next request; return whether there may be one."""
+        """Get ready for the next request. Return whether the connection may have another one."""
         import h11
 
         if self._h11.our_state is not h11.DONE or self._h11.their_state is not h11.DONE:
@@ -291,8 +291,8 @@ class _Wire:
         """Return the next event of the client.
 
         Raises:
-            TimeoutError: it did not come in time.
-            h11.RemoteProtocolError: it is not HTTP.
+            TimeoutError: no event came in time.
+            h11.RemoteProtocolError: the client does not speak HTTP.
         """
         import h11
 
@@ -305,12 +305,12 @@ class _Wire:
             if self._due is None:
                 self._due = clock() + self.limits.request_s
             self._h11.receive_data(data)
-        if self._due is None:  # it had come with the request before
+        if self._due is None:  # its first bytes came together with the previous request
             self._due = clock() + self.limits.request_s
         return event
 
     async def _refuse(self, status: int, message: str) -> None:
-        """Answer what is not a request, if an answer can be sent."""
+        """Answer bytes that are no valid request with an error, if an answer can still be sent."""
         import h11
 
         if self._h11.our_state in (h11.IDLE, h11.SEND_RESPONSE):

@@ -21,27 +21,27 @@ MAX_CALLS = 10_000
 """Maximum number of calls of tools in one rollout."""
 
 QUIET_S = 10.0
-"""Seconds without an answer after which a stream begins, and between two signs of life in it. Some clients wait no
-longer than a minute for an answer to begin."""
+"""Seconds without an answer after which a stream begins, and between two signs of life in the stream. Some clients give
+up if no answer begins within a minute."""
 
 MAX_MESSAGE = 4 << 20
-"""Maximum number of bytes of a message, as of one of a server itself."""
+"""Maximum number of bytes of a message from a program, the same as for messages from MCP servers."""
 
 _OBJECTS = 30_000
-"""Maximum number of objects and lists in a message. Each takes time that the event loop does not have."""
+"""Maximum number of objects and lists in a message, because parsing them blocks the event loop."""
 
 _ROOM = 8 * MAX_MESSAGE
-"""Bytes of messages that may be on their way at the same time."""
+"""Maximum total of bytes of the messages that are being handled at the same time."""
 
 _STREAM = {"content-type": "text/event-stream", "cache-control": "no-cache"}
 
 
 @asynccontextmanager
 async def mcp_routes(task: AgentTask) -> AsyncIterator[dict[str, Handle]]:
-    """Serve the tools of each MCP server of a rollout during the block. Yield what answers, by its path.
+    """Serve the tools of each MCP server of a rollout during the block. Yield the handlers by their paths.
 
-    The package `mcp` serves them without sessions, so that no state is kept for a client. A call is run as if the model
-    had made it for the agent `model`.
+    The package `mcp` serves the tools without sessions, so that no state is kept for a client. A call runs in the same
+    way as a call by the agent `model`.
     """
     calls = _Calls(task)
     managers = {
@@ -53,7 +53,7 @@ async def mcp_routes(task: AgentTask) -> AsyncIterator[dict[str, Handle]]:
     ready = asyncio.Event()
 
     async def run() -> None:
-        """Run them in a task of their own: their task groups would wrap the errors of the block."""
+        """Run the servers in a task of their own, because their task groups would wrap the errors of the block."""
         async with AsyncExitStack() as running:
             for manager in managers.values():
                 await running.enter_async_context(manager.run())
@@ -111,13 +111,14 @@ def _result(text: str, *, failed: bool) -> mcp_types.CallToolResult:
 
 
 async def _answer(manager: StreamableHTTPSessionManager, room: Room, exchange: Exchange) -> None:
-    """Answer a request of a program: after `QUIET_S` seconds, by a stream that ends with the answer as its one event.
+    """Answer a request of a program. After `QUIET_S` seconds without an answer, begin a stream whose only event is the
+    answer.
 
     Raises:
         UnreadableRequest: the message is too large.
-        ConnectionError: the program is gone. Then what it has called is broken off.
+        ConnectionError: the program is gone. Its tool call is cancelled.
     """
-    if exchange.method != "POST":  # nothing is ever told without being asked for, and there are no sessions
+    if exchange.method != "POST":  # the server sends no notifications, and has no sessions
         await exchange.answer(405, b"", {"allow": "POST"})
         return
     async with exchange.body(room) as body:
@@ -139,7 +140,7 @@ async def _answer(manager: StreamableHTTPSessionManager, room: Room, exchange: E
 async def _call_app(
     manager: StreamableHTTPSessionManager, exchange: Exchange, body: bytes
 ) -> tuple[int, dict[str, str], bytes]:
-    """Return what an ASGI application answers: a status, headers, and JSON in one line."""
+    """Return the answer of an ASGI application: the status, the headers, and JSON in one line."""
     status, headers, parts = 500, {}, []
 
     async def receive() -> dict[str, Any]:

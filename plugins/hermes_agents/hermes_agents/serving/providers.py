@@ -1,4 +1,4 @@
-"""The APIs of providers to which requests of programs can be passed on: their addresses, requests and answers."""
+"""The APIs of providers to which programs' requests can be passed on: their URLs, requests and answers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Body = Mapping[str, Any]
 
 
 class ProviderApi(Protocol):
-    """One API. Its name is that of its dialect."""
+    """The API of one provider. It has the same name as its dialect."""
 
     name: str
     url: str
@@ -34,11 +34,11 @@ class ProviderApi(Protocol):
         ...
 
     def drop_remote_work(self, body: Body) -> tuple[Body, list[str]]:
-        """Return a request without tools and servers that the provider would run outside of the slot, and the names of
-        what was removed. If nothing was, the same object is returned.
+        """Return a request without the tools and servers that the provider would run outside of the slot, and the names
+        of the removed parts. If there are no such parts, the same object is returned.
 
         Raises:
-            BadRequest: the provider would have to fetch something.
+            BadRequest: the provider would have to fetch a file or an image for this request.
         """
         ...
 
@@ -47,17 +47,17 @@ class ProviderApi(Protocol):
 
         Raises:
             HttpRefusal: the stream ended with an error.
-            BadCompletion: it has no end.
+            BadCompletion: the stream has no end.
         """
         ...
 
     def completion(self, answer: Body) -> dict[str, Any]:
-        """Return an answer as a chat completion. Its message is the one that is read from a later request with this
-        answer.
+        """Return an answer as a chat completion. Its message is equal to the message that is read from a later request
+        with this answer.
 
         Raises:
-            HttpRefusal: it failed.
-            BadCompletion: it is none.
+            HttpRefusal: the answer is an error.
+            BadCompletion: the answer is no completion.
         """
         ...
 
@@ -68,9 +68,9 @@ class AnthropicApi:
     name, url, path = "anthropic", "https://api.anthropic.com", "/v1/messages"
     headers: Sequence[str] = ("accept", "anthropic-beta", "anthropic-version", "user-agent")
     _elsewhere = ("mcp_servers", "container")
-    """Keys that make the provider act: call servers, run code."""
+    """Keys of a request that make the provider call servers or run code."""
     _of_the_program = ("bash_", "computer_", "memory_", "text_editor_", "tool_search_tool_")
-    """Types of tools that the provider defines and the program runs, or that only search among the others."""
+    """Types of tools that the provider defines and the program runs, or that only search among the other tools."""
     _statuses: Mapping[str, int] = {
         "invalid_request_error": 400,
         "authentication_error": 401,
@@ -91,7 +91,7 @@ class AnthropicApi:
     _growing: Mapping[str, str] = {"text_delta": "text", "thinking_delta": "thinking", "signature_delta": "signature"}
 
     def authorization(self, key: str) -> dict[str, str]:
-        """Return the key's header."""
+        """Return the headers with the key and the API's version."""
         return {"x-api-key": key, "anthropic-version": "2023-06-01"}
 
     def trial(self, model: str) -> dict[str, Any]:
@@ -135,7 +135,7 @@ class AnthropicApi:
         raise _stream_error()
 
     def _grow(self, block: dict[str, Any], delta: Body) -> None:
-        """Add a delta to its block. The arguments of a call are kept as the text that the model wrote."""
+        """Add a delta to its block. The arguments of a call stay the text that the model wrote."""
         kind = string(delta.get("type"))
         if (key := self._growing.get(kind)) is not None:
             block[key] = string(block.get(key)) + string(delta.get(key))
@@ -166,7 +166,7 @@ class ResponsesApi:
     name, url, path = "responses", "https://api.openai.com", "/v1/responses"
     headers: Sequence[str] = ("accept", "openai-beta", "user-agent")
     _of_the_program = ("", "function", "custom", "namespace", "tool_search")
-    """Types of tools that the program runs, or that only search among the others."""
+    """Types of tools that the program runs, or that only search among the other tools."""
     _passing: Mapping[str, int] = {
         "": 500,
         "server_error": 500,
@@ -175,14 +175,14 @@ class ResponsesApi:
         "server_is_overloaded": 503,
         "slow_down": 503,
     }
-    """Statuses of the errors of responses that are not about the request."""
+    """The HTTP status for each error of a response that is not about the request, by the error's code."""
 
     def authorization(self, key: str) -> dict[str, str]:
         """Return the key's header."""
         return {"authorization": f"Bearer {key}"}
 
     def trial(self, model: str) -> dict[str, Any]:
-        """Return a request for the fewest tokens that the API gives."""
+        """Return a request for the smallest number of tokens that the API accepts."""
         return {"model": model, "input": "Hello", "max_output_tokens": 16, "store": False}
 
     def drop_remote_work(self, body: Body) -> tuple[Body, list[str]]:
@@ -210,7 +210,8 @@ class ResponsesApi:
         )
 
     def collect_stream(self, events: Iterable[Body]) -> Body:
-        """Return the response with which a stream ends. Some endpoints leave out its items, which came before it."""
+        """Return the response with which a stream ends. If it lacks its items, as with some endpoints, they are added
+        from the events before it."""
         items = []
         for event in events:
             kind = event.get("type")
@@ -251,8 +252,8 @@ PROVIDERS: Mapping[str, ProviderApi] = {each.name: each for each in (AnthropicAp
 
 
 def one_message_each(messages: Iterable[Message]) -> list[Message]:
-    """Return messages with each answer joined into one message. A provider may send the parts of an answer in any
-    order."""
+    """Return messages in which each answer is joined into one message, because a provider may send the parts of an
+    answer in any order."""
     found: list[Message] = []
     for message in messages:
         if message["role"] == "assistant" and found and found[-1]["role"] == "assistant":
@@ -274,7 +275,7 @@ def _together(first: Message, second: Message) -> Message:
 
 
 def _split_tools(tools: Any, is_run_here: Callable[[Body], bool]) -> tuple[list[Body], list[str]]:
-    """Return the tools that a program runs, and the names of the others."""
+    """Return the tools that a program runs, and the names of the other tools."""
     kept, dropped = [], []
     for tool in mappings(tools):
         if is_run_here(tool):
@@ -285,14 +286,16 @@ def _split_tools(tools: Any, is_run_here: Callable[[Body], bool]) -> tuple[list[
 
 
 def _with(body: Body, key: str, tools: Sequence[Body]) -> Body:
-    """Return a part of a request with these tools. No tools are no key, since providers refuse an empty list."""
+    """Return a part of a request with these tools. If there are none, the key is left out, because providers refuse an
+    empty list."""
     if tools:
         return {**body, key: tools}
     return {name: value for name, value in body.items() if name not in (key, "tool_choice")}
 
 
 def _check_sources(content: Any) -> None:
-    """Check that the provider need not fetch a part of a message, which would be a way out for the slot."""
+    """Check that the provider need not fetch a part of a message, because a slot could send data to other hosts in this
+    way."""
     for block in mappings(content):
         source = _mapping(block.get("source"))
         if source.get("type") in ("url", "file"):

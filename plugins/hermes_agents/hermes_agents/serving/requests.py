@@ -1,4 +1,4 @@
-"""Reads the body of a model call, which a program in a slot sent: whatever is in it, within limits."""
+"""Reads the body of a model call, within limits. A program in a slot sent it, so it may contain anything."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from hermes_core.agents.replies import decode_arguments, is_sayable, sayable
 from hermes_core.validation import each_once
 
 _MOST_VALUES = 1_000_000
-"""Maximum number of values in the JSON of one request. Each takes about 60 bytes of memory, and time."""
+"""Maximum number of values in the JSON of one request. Each value takes time and about 60 bytes of memory."""
 _MOST_MESSAGES = 10_000
 _DEEPEST = 100
-"""Maximum depth of the schemas of tools. They are sent to the endpoint, and JSON parsers have limits of their own."""
+"""Maximum depth of the schemas of tools, because the endpoint's JSON parser may have a limit, too."""
 _REASON = 200
-"""The most characters of what is wrong with a body."""
+"""Maximum number of characters of the reason why a body is refused."""
 _ESCAPED = re.compile(r"\\u(?:0000|007f|00[89]|d[89a-f]|fd[de]|fff[ef])", re.IGNORECASE)
-"""How the escapes of characters begin that `sayable` replaces. Some other escapes also begin in this way."""
+"""Matches the beginning of each escape of a character that `sayable` replaces. A few other escapes match, too."""
 
 
 @dataclass(frozen=True)
@@ -33,30 +33,30 @@ class Request:
 
     asked: ModelRequest
     forms: Sequence[Canonical]
-    """The canonical forms of its messages."""
+    """The canonical forms of the request's messages."""
     tools: str
-    """Its tools as JSON."""
+    """The request's tools as JSON."""
     digest: str
-    """The same for every request with the same answer."""
+    """A hash that is the same for all requests that get the same answer."""
     size: int
-    """The length of its body."""
+    """The length of the body in bytes."""
     passage: Passage | None = None
-    """Set if it is passed on as it is."""
+    """Set if the request is passed on to a provider."""
 
     @property
     def characters(self) -> int:
-        """Return the approximate number of characters of its prompt, without images."""
+        """Return the approximate number of characters of the prompt, without images."""
         said = sum(len(form.text) + len(form.thinking) + sum(map(len, sum(form.calls, ()))) for form in self.forms)
         return said + (len(self.tools) if self.asked.tools else 0)
 
 
 class GivenCall(NamedTuple):
-    """A call in an answer that an agent was given."""
+    """A tool call in an answer that an agent was given."""
 
     number: int
-    """Its place among all calls of the slot."""
+    """The call's number among all tool calls of the slot."""
     call: ToolCall
-    """As the server gave it."""
+    """The call in the form in which the server gave it."""
 
 
 Passing = Callable[[ModelRequest, bytes, Mapping[str, Any]], Passage]
@@ -69,9 +69,9 @@ def read_request(
     """Read a request. The function has no state, so it can run in a thread.
 
     Args:
-        more: what the address says of the request.
-        given: the calls that agents of the slot were given, by the ids that they were told.
-        passing: for a request that is passed on as it is.
+        more: the fields of the request that its address contains.
+        given: the calls that agents of the slot were given, by the ids that agents got for them.
+        passing: makes the `Passage` of a request that is passed on; None if it is not passed on.
     """
     if body.count(b",") + body.count(b"[") + body.count(b"{") > _MOST_VALUES:
         return RequestRefusal("the body has too many values", "too_large")
@@ -96,7 +96,7 @@ def _write_tools(tools: Sequence[Tool]) -> str:
     """Return tools as JSON.
 
     Raises:
-        BadRequest: not every endpoint can read it.
+        BadRequest: some endpoint could not read this JSON.
     """
     level: list[Any] = [*tools]
     for _ in range(_DEEPEST):
@@ -112,9 +112,11 @@ def _write_tools(tools: Sequence[Tool]) -> str:
 
 
 def _take_own_calls(asked: ModelRequest, given: Mapping[str, GivenCall]) -> None:
-    """Restore the calls in a request to the form in which the model wrote them: agents change ids, rewrite arguments,
-    and reorder the calls of an answer and their results. Many chat templates match calls and results by their order
-    alone."""
+    """Restore the calls in a request to the form in which the model wrote them.
+
+    Agents change ids, rewrite arguments, and reorder the calls of an answer and their results. But many chat templates
+    match calls and results only by their order.
+    """
     messages: list[Message] = []
     for answers, some in groupby(asked.messages, lambda message: message["role"] == "tool"):
         run = list(some)
@@ -136,7 +138,7 @@ def _own_id(told: str, given: Mapping[str, GivenCall]) -> str:
 
 
 def _in_order(some: Sequence[Message], key: str, given: Mapping[str, GivenCall]) -> Sequence[Message]:
-    """Return calls, or results, in the order that the calls had in the answer."""
+    """Return calls or results in the order in which the calls were in the answer."""
     known = all(each[key] in given for each in some)
     return sorted(some, key=lambda each: given[each[key]].number) if known else some
 
@@ -146,15 +148,17 @@ def _as_given(sent: Message, given: Mapping[str, GivenCall]) -> Message:
     if (known := given.get(sent["id"])) is None:
         return sent
     function, call = sent["function"], known.call
-    # opencode has a tool of its own in the place of what it can't call, whose arguments say why.
+    # opencode replaces a call that it can't make by a call of a tool of its own, whose arguments say why.
     same = function["name"] != call.name or _is_call(call, function["arguments"])
     return call.as_message_part() if same else {**sent, "id": call.id}
 
 
 def _is_call(given: ToolCall, sent: str) -> bool:
-    """Return whether arguments that an agent sends back are those of a call. Agents replace arguments that are not
-    JSON, fill in optional ones, change types and white space, or drop the beginning of a text, as Claude Code drops a
-    `cd` to the current directory."""
+    """Return whether arguments that an agent sends back come from the call `given`.
+
+    Agents replace arguments that are not JSON, fill in optional arguments, change types and white space, or drop the
+    beginning of a text, as Claude Code drops a `cd` to the current directory.
+    """
     if given.arguments is None or given.text == sent:
         return True
     arguments, _, _ = decode_arguments(sent)
@@ -178,18 +182,18 @@ def _squeeze(value: Any) -> bytes:
 
 
 def _read_json(body: bytes, *, unambiguous: bool) -> tuple[Any, Any]:
-    """Return a body's JSON value twice: as it is, and without characters that some endpoints refuse or that can't be
+    """Return a body's JSON value twice: unchanged, and without characters that some endpoints refuse or that can't be
     sent.
 
     Args:
-        unambiguous: whether to refuse an object in which a key is twice: others may read the other value.
+        unambiguous: whether to refuse an object that has a key twice, because other parsers may read the other value.
 
     Raises:
-        ValueError, RecursionError: it is none.
+        ValueError, RecursionError: the body is not JSON, or is nested too deep.
     """
     text = body.decode(json.detect_encoding(body), "surrogatepass")
     value = json.loads(text, object_pairs_hook=each_once if unambiguous else None, parse_constant=_no_constant)
-    if is_sayable(text) and _ESCAPED.search(text) is None:  # so are most, and it saves a look at each value
+    if is_sayable(text) and _ESCAPED.search(text) is None:  # true for most texts, and saves a check of each value
         return value, value
     return value, _sayable(value)
 

@@ -1,4 +1,5 @@
-"""OpenAI's Responses, as Codex speaks them: with the whole conversation in each request, and nothing stored."""
+"""OpenAI's Responses API, in the form that Codex uses: each request has the whole conversation, and the server stores
+nothing."""
 
 from __future__ import annotations
 
@@ -55,11 +56,11 @@ class ResponsesDialect:
     headers = ("authorization",)
 
     def aim(self, path: str, query: str) -> Aim | None:
-        """Return what is at an address."""
+        """Return the aim of a POST to this path; None if the dialect has no such path."""
         return Aim() if path == "/responses" else None
 
     def models(self, model: str, *, one: bool) -> dict[str, Any]:
-        """Return the model, or a list of it."""
+        """Return the description of the model, or a list with it."""
         return openai_models(model, one=one)
 
     def read(self, body: Mapping[str, Any]) -> ModelRequest:
@@ -103,7 +104,7 @@ class ResponsesDialect:
         return sse(self._events(answer, asked))
 
     def _events(self, answer: WrittenAnswer, asked: ModelRequest) -> Iterator[Event]:
-        """Yield a response's events: its begin, each item with its parts, and the whole of it."""
+        """Yield a response's events: its beginning, each item with its parts, and the complete response."""
         numbers = count()
 
         def event(kind: str, **data: Any) -> Event:
@@ -126,8 +127,8 @@ class ResponsesDialect:
         return openai_error(refusal)
 
     def keep_alive(self, asked: ModelRequest) -> bytes:
-        """Return the stream's first event, which every program accepts again if its id is the same. Codex takes no
-        comment for a sign of life."""
+        """Return the stream's first event, which every program accepts again if its id is the same. A comment would not
+        be enough, because Codex does not accept one as a sign of life."""
         if asked.passed_on:
             return b": keepalive\n\n"
         begun = {"id": f"resp_{asked.id}", "object": "response", "status": "in_progress", "output": []}
@@ -245,14 +246,15 @@ def _call(identifier: str, name: str, arguments: str, asked: ModelRequest) -> tu
 
 
 def _begin_item(item: dict[str, Any]) -> dict[str, Any]:
-    """Return an item as it is in the stream before its first delta."""
+    """Return an item in the form that a stream has before the item's first delta."""
     empty: dict[str, Any] = {"summary": [], "content": [], "arguments": "", "input": ""}
     begun = {**item, **{key: empty[key] for key in empty.keys() & item.keys()}}
     return begun if item["type"] == "reasoning" else {**begun, "status": "in_progress"}
 
 
 def _custom_input(arguments: str) -> str | None:
-    """Return the input of a tool whose input is a text; None if the model's arguments have none."""
+    """Return the input text in the arguments of a call, for a tool whose input is a text; None if the arguments have no
+    input."""
     try:
         value = json.loads(arguments)
     except (ValueError, RecursionError):
@@ -300,7 +302,7 @@ def read_item(item: Mapping[str, Any], asked: ModelRequest) -> None:
         _answer(asked).setdefault("tool_calls", []).append(_read_call(item, kind))
     elif kind in _OUTPUTS:
         _read_output(item, asked)
-    elif kind == "additional_tools":  # where Codex puts them for models whose names it knows
+    elif kind == "additional_tools":  # Codex puts tools here for models whose names it knows
         for tool in mappings(item.get("tools")):
             _read_tool(tool, asked)
     elif kind in ("item_reference", "compaction", "web_search_call"):
@@ -329,7 +331,7 @@ def _read_output(item: Mapping[str, Any], asked: ModelRequest) -> None:
 
 
 def _answer(asked: ModelRequest) -> Message:
-    """Return the answer that the next item belongs to. An answer's items follow each other."""
+    """Return the answer to which the next item belongs. The items of an answer follow each other."""
     if not asked.messages or asked.messages[-1]["role"] != "assistant":
         asked.messages.append({"role": "assistant", "content": ""})
     return asked.messages[-1]
@@ -338,7 +340,7 @@ def _answer(asked: ModelRequest) -> Message:
 def _add_to_answer(asked: ModelRequest, key: str, text: str) -> None:
     answer = _answer(asked)
     follows = bool(answer.get("tool_calls")) or (key == "reasoning_content" and bool(answer["content"]))
-    if follows:  # another answer begins, since ours have thinking, text and calls in this order
+    if follows:  # another answer begins, because our answers have thinking, text and calls in this order
         asked.messages.append(answer := {"role": "assistant", "content": ""})
     answer[key] = join_texts([each for each in (answer.get(key), text) if each])
 

@@ -15,21 +15,21 @@ from hermes_core import AgentSettings, AgentTask, ChatServer, KeepsState, ModelR
 from hermes_core.agents.replies import read_reply
 
 _CHARACTERS = 200
-"""The most characters of a setting in the record."""
+"""Maximum number of characters of a setting in the record."""
 
 _SETTINGS = 32
 _LIKELY_MAX_TOKENS = 16_384
-"""A higher maximum of an agent is ignored if the run has none. Agents ask for the maximum of the model that they were
-made for, and an endpoint refuses more than the context of its own model."""
+"""If the run sets no maximum number of tokens of an answer, an agent's own maximum above this number is ignored. Agents
+request the maximum of the model for which they were made, and an endpoint refuses more than its model's context."""
 
 
 class Sampling:
     """Asks the model of one rollout.
 
     Args:
-        server: answers. To an `Upstream`, requests are passed on as they are.
-        settings: the model and how to sample. What a program asks for does not count, unless it is passed on.
-        task: the seed is derived from its key.
+        server: answers the requests. An `Upstream` gets them unchanged.
+        settings: the model and how to sample. A program's sampling settings only count if requests are passed on.
+        task: the task, from whose `seed_key` the seed is derived.
     """
 
     def __init__(self, server: ChatServer | Upstream, settings: AgentSettings, task: AgentTask) -> None:
@@ -38,7 +38,7 @@ class Sampling:
         self._seed_key = task.seed_key or task.trajectory_id
 
     async def ask(self, request: Request, number: int) -> tuple[ModelReply, bytes | None]:
-        """Return the reply to a request; and the provider's own bytes, if the program gets these.
+        """Return the reply to a request, and the bytes of the provider's own answer if the program gets that answer.
 
         Args:
             number: the number of the call, from 1.
@@ -64,7 +64,7 @@ class Sampling:
         return passing
 
     def overridden(self, asked: ModelRequest) -> dict[str, str]:
-        """Return the settings that a request asks for and does not get."""
+        """Return the sampling settings of a request that are not used."""
         if isinstance(self._server, Upstream):
             return {}
         overridden = {key[:_CHARACTERS]: _brief(value) for key, value in list(asked.settings.items())[:_SETTINGS]}
@@ -80,7 +80,7 @@ class Sampling:
         return price.cost(reply.prompt_tokens, reply.completion_tokens, reply.cached_tokens or 0)
 
     def managed_state(self) -> Mapping[str, Any] | None:
-        """Return the server's record of the conversation, such as the tokens; None if it keeps none."""
+        """Return the server's record of the conversation, such as the tokens; None if the server keeps no record."""
         return self._server.get_state() if isinstance(self._server, KeepsState) else None
 
     async def _ask_with_our_settings(self, server: ChatServer, asked: ModelRequest, number: int) -> ModelReply:
@@ -103,7 +103,7 @@ class Sampling:
         return reply if reply.sampling is not None else replace(reply, sampling=kept)
 
     def _max_tokens(self, asked: ModelRequest) -> int | None:
-        """Return the maximum number of tokens of the answer. The program may only lower the run's."""
+        """Return the maximum number of tokens of the answer. The program may only lower the run's maximum."""
         ours, theirs = self._settings.max_tokens, asked.max_tokens
         if ours is None and theirs is not None and theirs > _LIKELY_MAX_TOKENS:
             return None

@@ -14,23 +14,24 @@ from hermes_core import AgentTask, ModelError, TaskSet, cancel
 
 @dataclass(eq=False)
 class SharedTime:
-    """Enters `AgentTask.waiting` once for all calls that overlap, since its clock can only be stopped once."""
+    """Enters `AgentTask.waiting` once for all overlapping calls, because the rollout's clock can only be stopped
+    once."""
 
     task: AgentTask
     work: TaskSet
     calls: int = 0
     seconds: float = 0.0
-    """Seconds for which at least one call was under way, without the calls that are under way now."""
+    """Seconds in which at least one call was under way. Calls that are under way now are not included yet."""
     up: ModelError | None = None
-    """Set when the rollout has waited for its model for as long as it may."""
+    """Set when the rollout has reached its time limit for waiting for the model."""
     done: asyncio.Event = field(default_factory=asyncio.Event)
     clock: asyncio.Task[None] | None = None
 
     async def measure(self, ask: Any) -> Any:
-        """Await a call, and return its result. Its time counts once, also if other calls overlap with it.
+        """Await a call, and return its result. Time in which several calls overlap counts once.
 
         Raises:
-            ModelError: the rollout has waited for its model for longer than it may.
+            ModelError: the rollout has reached its time limit for waiting for the model.
         """
         async with self._running() as clock:
             call = asyncio.ensure_future(ask)

@@ -45,7 +45,7 @@ class Passage:
     body: bytes
     streamed: bool
     dropped: list[str]
-    """The names of what was removed from the request."""
+    """The names of the tools and servers that were removed from the request."""
 
     @property
     def digest(self) -> str:
@@ -54,17 +54,17 @@ class Passage:
 
 
 class Upstream:
-    """The API at `base_url`, in the place of the agent `model`. Its `session` gives this object itself.
+    """The API at `base_url`, in the place of the agent `model`. Its `session` yields this object itself.
 
     A body is passed on byte for byte, unless it names another model, or asks the provider to work outside of the slot.
-    Then the body is written anew, with the run's model and without that.
+    Then the body is written anew, with the run's model and without tools and servers of the provider.
 
     Args:
         settings: the model, the key, the limits and the patience. The sampling is the program's.
         name: the API, one of `PROVIDERS`.
 
     Raises:
-        ConfigError: a setting is missing, or can't be kept.
+        ConfigError: a setting is missing, or would change the program's requests.
     """
 
     def __init__(self, settings: AgentSettings, name: str) -> None:
@@ -92,14 +92,14 @@ class Upstream:
 
     @asynccontextmanager
     async def session(self, **_: Any) -> AsyncIterator[Self]:
-        """Give what answers the model calls of one rollout."""
+        """Yield this object, which answers the model calls of one rollout."""
         yield self
 
     async def check_endpoint(self) -> None:
         """Check that the API can be used, by a request for a very short answer.
 
         Raises:
-            ModelError: it can't.
+            ModelError: the API can't be used.
         """
         body = json.dumps(self.api.trial(self.model)).encode()
         headers = {"content-type": "application/json"}
@@ -116,7 +116,7 @@ class Upstream:
         except ModelError as error:
             refusal = error.__cause__
             if not (isinstance(refusal, HttpRefusal) and refusal.status_code in (400, 422)):
-                raise  # else it refused only this request, which says nothing about others
+                raise  # otherwise the API refused only this request, which says nothing about others
 
     async def aclose(self) -> None:
         """Close the connections. Idempotent."""
@@ -126,20 +126,20 @@ class Upstream:
     def passage(
         self, asked: ModelRequest, body: bytes, value: Mapping[str, Any], *, query: str, headers: Any
     ) -> Passage:
-        """Return a request as it is sent to the provider, and change `asked` to match: with each answer in one message.
+        """Return the request for the provider, and change `asked` so that each answer in it is one message.
 
         Args:
-            asked: what was read of it.
-            body, value: its body, and the JSON value of that.
-            query, headers: its own.
+            asked: the request that was read.
+            body, value: the request's body, and the JSON value of the body.
+            query, headers: the request's query and headers.
 
         Raises:
-            BadRequest: the provider would have to fetch something.
+            BadRequest: the provider would have to fetch a file or an image for this request.
         """
         kept, dropped = self.api.drop_remote_work(value)
         asked.messages = one_message_each(asked.messages)
         asked.passed_on, asked.dropped = True, dropped
-        asked.unknown.clear()  # the model gets them
+        asked.unknown.clear()  # the provider's model gets these blocks
         if kept.get("model") != self.model:
             kept = {**kept, "model": self.model}
         if kept is not value:
@@ -148,7 +148,7 @@ class Upstream:
         return Passage(query.encode("latin-1"), passed, body, asked.stream, dropped)
 
     async def answer(self, passage: Passage, number: int) -> tuple[ModelReply, bytes]:
-        """Return the provider's answer: as a reply for the record, and as bytes.
+        """Return the provider's answer twice: as a reply for the record, and as bytes.
 
         Args:
             number: the number of the call, for calls without an id.
@@ -166,7 +166,7 @@ class Upstream:
         return await self.endpoint.ask(ask, tokens=lambda answer: answer[0].prompt_tokens + answer[0].completion_tokens)
 
     def _read(self, content: bytes, kind: str, *, streamed: bool, number: int) -> ModelReply:
-        """Read an answer while it can still be retried if it is broken."""
+        """Return the reply in an answer. This is called where a broken answer can still be retried."""
         if kind.startswith(_EVENTS) is not streamed:
             raise BadCompletion(
                 f"the endpoint answered with {kind or 'no type'} instead of {_EVENTS if streamed else 'JSON'}",
@@ -191,10 +191,10 @@ class Upstream:
         query: bytes = b"",
         limit_s: float = math.inf,
     ) -> tuple[bytes, str]:
-        """Return the body of an answer, and its type.
+        """Send a request. Return the body of the answer, and its content type.
 
         Raises:
-            HttpRefusal: it is an error.
+            HttpRefusal: the answer is an error.
         """
         import httpx
 
