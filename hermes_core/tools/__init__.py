@@ -1,1 +1,1 @@
-"""What the model can call: tools, their registry, toolsets and distributions."""
+"""Tools that a model can call, their registry, toolsets and distributions."""

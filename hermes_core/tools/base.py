@@ -19,11 +19,11 @@ from hermes_core.tools.toolsets import ALL
 from hermes_core.validation import words
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-"""Function names that model endpoints accept."""
+"""The pattern of function names that model endpoints accept."""
 
 
 class ToolParams(BaseModel):
-    """Base class for the parameters of core's tools. Unknown arguments are errors; the model reads each
+    """Base class for the parameters of core's tools. Unknown arguments are errors. The model reads each
     `Field(description=…)`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -31,7 +31,7 @@ class ToolParams(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _at_most(cls, value: Any, info: ValidationInfo) -> Any:
-        """Take a number above the maximum for the maximum."""
+        """Lower a number above its maximum to the maximum."""
         limits: list[Any] = [
             limit.le for limit in cls.model_fields[str(info.field_name)].metadata if isinstance(limit, Le)
         ]
@@ -53,10 +53,10 @@ def _without_nul(text: str) -> str:
 
 
 Text = Annotated[str, AfterValidator(_encodable)]
-"""Text that can be written as UTF-8. JSON can carry single halves of surrogate pairs, which can't."""
+"""Text that can be written as UTF-8: without single halves of surrogate pairs, which JSON can carry."""
 
 CommandText = Annotated[Text, AfterValidator(_without_nul)]
-"""Text that is used as a command, an argument or a path, and so has no NUL bytes."""
+"""Text without NUL bytes, for a command, an argument or a path."""
 
 
 _HOME = "hermes.home"
@@ -64,26 +64,26 @@ _HOME = "hermes.home"
 
 @dataclass(frozen=True)
 class CallContext:
-    """What a tool's handler knows about the call.
+    """The context of a call, for the tool's handler.
 
-    Handlers keep within `timeout_s`; the caller may cancel them a few seconds later.
+    Handlers must end within `timeout_s`. The caller may cancel a handler that runs a few seconds longer.
     """
 
     trajectory_id: str | None = None
     timeout_s: float | None = None
-    """The caller's time limit for this call, in seconds. A model may ask for a shorter one, not for a longer one. None
-    is no limit."""
+    """The caller's time limit for this call, in seconds. A model may ask for a shorter limit, but not for a longer one.
+    None is no limit."""
     commands: SlotCommands | None = None
     """The commands of the slot; None for tools that run in the driver."""
     slot: Slot | None = None
     watch: Callable[[str, float], float] | None = None
-    """`watch(process_id, interval_s)` has updates of a background process delivered to all subscribers, and returns the
-    interval in seconds that is used. None if updates can't be delivered."""
+    """`watch(process_id, interval_s)` begins to deliver updates on a background process to all subscribers, and returns
+    the actual interval in seconds. None if updates can't be delivered."""
     state: dict[str, Any] = field(default_factory=dict)
-    """State that the tools keep for this trajectory. It is kept between calls, for as long as the lease lives."""
+    """State that the tools keep for this trajectory, from call to call, until the lease ends."""
 
     async def path(self, path: str) -> str:
-        """Return a path of the slot, with the slot's home directory for `~`."""
+        """Return a path in the slot with `~` replaced by the slot's home directory."""
         if path.partition("/")[0] != "~":
             return path
         if _HOME not in self.state:
@@ -105,11 +105,11 @@ class CallContext:
 
 
 ToolOutcome = ExecutionResult | Mapping[str, Any] | str
-"""What a handler may return: a full result, a mapping that is the answer to the model, or the output as text."""
+"""The types that a handler may return: a full result, a mapping with the answer to the model, or the output as text."""
 
 ToolHandlerFunction = Callable[[CallContext, Any], Awaitable[ToolOutcome]]
-"""A handler. It takes the context and the validated arguments: an instance of the model, or a dict if `params` is a
-schema."""
+"""A handler. It takes the context and the validated arguments: an instance of `params` if this is a pydantic model, a
+dict if it is a schema."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class Tool:
     """A tool that the model can call. `function_tool` makes one from a function.
 
     Raises:
-        ConfigError: a field has a value that can't work; says what to change.
+        ConfigError: a field has an invalid value; the error says what to change.
     """
 
     name: str
@@ -168,8 +168,8 @@ class Tool:
         _check_params(self.name, self.params)
 
     def time_limit(self, given: float | None, default: float) -> float:
-        """Return the time limit of a call in seconds: the shorter of the tool's own and the caller's, or the
-        default."""
+        """Return the time limit of a call in seconds: the shorter one of the tool's limit and the caller's limit
+        `given`, or the default if there is neither."""
         return min((limit for limit in (self.timeout_s, given) if limit is not None), default=default)
 
 
@@ -199,8 +199,8 @@ def _check_params(tool: str, params: Any) -> None:
 
 
 def _find_wrapped_schema(params: Mapping[str, Any]) -> str:
-    """Return the key of the schema if `params` is a whole tool in the form of OpenAI's or Anthropic's API; else
-    empty."""
+    """If `params` is a whole tool in the form of OpenAI's or Anthropic's API, return the key with the schema; else an
+    empty text."""
     if isinstance(params.get("function"), Mapping):
         return '`parameters`, here `["function"]["parameters"]`'
     if params.get("type") == "function" or ("name" in params and "parameters" in params):

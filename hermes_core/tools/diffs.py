@@ -14,7 +14,7 @@ DIFF_CHARS = 20_000
 
 
 def make_diff(path: str, old: str | None, new: str | None) -> str:
-    """Return the change of one file, at most `DIFF_CHARS` long. None stands for a file that does not exist."""
+    """Return a diff of one file's old and new text, at most `DIFF_CHARS` long. None stands for a missing file."""
     name = path.lstrip("/")
     if "\0" in (old or "") or "\0" in (new or ""):
         return f"Binary file {name} differs\n"
@@ -48,7 +48,8 @@ def _hunks(old: Sequence[str], new: Sequence[str]) -> Iterator[str]:
 
 
 def _range(start: int, end: int) -> str:
-    """Return a range of lines in diff notation: counted from 1; an empty range names the line before it."""
+    """Return a range of lines in diff notation, which counts from 1 and gives an empty range the number of the line
+    before it."""
     length = end - start
     first = start + (1 if length else 0)
     return str(first) if length == 1 else f"{first},{length}"

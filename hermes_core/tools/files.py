@@ -20,19 +20,19 @@ from hermes_core.tools.limits import OUTPUT_CHARS, printable
 
 MAX_LINES = 2000
 LINE_CHARS = 2000
-"""Longer lines are cut."""
+"""Maximum number of characters of a line; longer lines are cut."""
 SIMILAR = 5
 """Maximum number of similar names that are suggested."""
 _COMPARED = 500
 _COMPARED_CHARS = 64
-"""Number of names, and of characters of each, that are compared with a missing name, because the comparison takes
-quadratic time."""
+"""Maximum number of names, and of characters of each name, that are compared with a missing name, because the
+comparison takes quadratic time."""
 
 _PART_BYTES = 1 << 20
 _COUNT_BYTES = 8 << 20
-"""Number of bytes that are read just to count a file's lines."""
+"""Maximum number of bytes that are read just to count a file's lines."""
 _SCAN_BYTES = 64 << 20
-"""Number of bytes that are read to find the requested lines."""
+"""Maximum number of bytes that are read to find the requested lines."""
 _SNIFF_BYTES = 8192
 _LINE_BYTES = 4 * LINE_CHARS
 
@@ -78,8 +78,8 @@ class WriteFileParams(ToolParams):
 
 @dataclass
 class _WantedLines:
-    """Collects the wanted lines of a file that comes in parts, and counts all lines. Holds only the lines that it
-    shows."""
+    """Collects the wanted lines of a file that is read in parts, and counts all lines. Keeps only lines to be shown in
+    memory."""
 
     first: int
     """Number of the first wanted line, from 0."""
@@ -87,21 +87,21 @@ class _WantedLines:
     shown: list[str] = field(default_factory=list)
     chars: int = 0
     total: int = 0
-    """Number of lines that ended so far."""
+    """Number of complete lines so far."""
     invalid: bool = False
     crlf: bool = False
     _start: bytearray = field(default_factory=bytearray)
-    """The start of the line that has not ended yet, up to the length that can be shown."""
+    """The start of the incomplete line, up to the length that can be shown."""
     _length: int = 0
-    """Number of bytes of that line."""
+    """Number of bytes of the incomplete line."""
 
     @property
     def full(self) -> bool:
         return len(self.shown) >= self.limit or self.chars >= OUTPUT_CHARS
 
     def feed(self, data: bytes) -> None:
-        """Process the next part. Only the wanted lines are examined one by one, because there may be millions of
-        others."""
+        """Process the next part. Only wanted lines are examined one by one, because a file may have millions of other
+        lines."""
         while data:
             skip, room = self.first - self.total, self.limit - len(self.shown)
             if self.full or data.count(b"\n") < skip:
@@ -153,7 +153,7 @@ class _WantedLines:
 
 
 async def run_read_file(ctx: CallContext, params: ReadFileParams) -> Answer:
-    """Return the requested lines, with what is needed to continue; or why there are none."""
+    """Return an answer with the requested lines and the data to continue; or with the reason why there are none."""
     commands, path = ctx.require_commands(), await ctx.path(params.path)
     try:
         first = await commands.read_file(path, limit=_PART_BYTES)
@@ -164,7 +164,7 @@ async def run_read_file(ctx: CallContext, params: ReadFileParams) -> Answer:
     lines = _WantedLines(params.offset - 1, params.limit)
     data, read = first.data, len(first.data)
     lines.feed(data.removeprefix(BOM_UTF8))
-    size = first.size or _SCAN_BYTES  # the kernel's files, as in /proc, have no size
+    size = first.size or _SCAN_BYTES  # files of the kernel, such as those in /proc, report size 0
     while data and read < size and read < (_COUNT_BYTES if lines.full else _SCAN_BYTES):
         data = (await commands.read_file(path, offset=read, limit=_PART_BYTES)).data
         lines.feed(data)
@@ -198,7 +198,7 @@ def _read_answer(params: ReadFileParams, lines: _WantedLines, size: int, whole: 
 
 
 def _binary(start: bytes) -> str | None:
-    """Return the kind of binary data that starts like this; None for text."""
+    """Return the kind of binary data that has this start; None for text."""
     for magic, kind in _MAGIC.items():
         if start.startswith(magic):
             return kind
@@ -208,7 +208,7 @@ def _binary(start: bytes) -> str | None:
 
 
 async def path_error(commands: SlotCommands, path: str, error: CommandError) -> Answer:
-    """Return the answer for a path that can't be used, with the names that may have been meant."""
+    """Return the answer for a path that can't be used, with names that the model may have meant."""
     if error.code == "is_a_directory":
         return {"error": f"{path} is a directory: list it with search_files(pattern='*', target='files', path=...)"}
     if error.code != "not_found":
@@ -230,8 +230,8 @@ async def similar_names(commands: SlotCommands, path: str) -> list[str]:
 
 
 def _closest(wanted: str, by_folded: Mapping[str, str]) -> list[str]:
-    """Return the entries whose folded names are most similar, then those that contain the wanted name without its
-    suffix."""
+    """Return the entries whose folded names are most similar, then entries whose names contain the wanted name without
+    its suffix."""
     starts = {each[:_COMPARED_CHARS]: each for each in islice(by_folded, _COMPARED)}
     alike = difflib.get_close_matches(wanted[:_COMPARED_CHARS], starts, n=SIMILAR, cutoff=0.6)
     close = [starts[each] for each in alike]
@@ -256,7 +256,7 @@ async def run_write_file(ctx: CallContext, params: WriteFileParams) -> Answer:
 
 
 async def _has_mark(commands: SlotCommands, path: str) -> bool:
-    """Return whether there is a file that begins with a byte order mark, which models don't see."""
+    """Return whether the path is a file that begins with a byte order mark, which models don't see."""
     try:
         return (await commands.read_file(path, limit=len(BOM_UTF8))).data == BOM_UTF8
     except CommandError:
@@ -264,7 +264,7 @@ async def _has_mark(commands: SlotCommands, path: str) -> bool:
 
 
 def write_error(path: str, error: CommandError) -> str:
-    """Return why a path could not be written, and what to do."""
+    """Return a text that says why a path could not be written, and what to do."""
     if error.code == "is_a_directory":
         return f"{path} is a directory"
     text = f"{path} was not written: {error.message}" + (f" ({error.hint})" if error.hint else "")

@@ -1,4 +1,4 @@
-"""Make tools from ordinary functions: parameters from the type hints, descriptions from the docstring."""
+"""Makes tools from ordinary functions: parameters from the type hints, descriptions from the docstring."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from hermes_core.validation import words
 from hermes_core.workers import Workers
 
 PLAIN_CALLS = 32
-"""Maximum number of calls of one plain (not `async`) function at the same time. Each takes a thread."""
+"""Maximum number of calls of one plain (not `async`) function at the same time. Each call takes a thread."""
 
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _ARGUMENTS = re.compile(r"^(?:Args|Arguments|Parameters):[ \t]*\n((?:[ \t]+\S.*(?:\n|$)|[ \t]*\n)+)", re.MULTILINE)
@@ -51,9 +51,9 @@ def function_tool(
                 path: The file, relative to the workspace.
             \"\"\"
 
-    The model sees every parameter except a first one of type `CallContext` (or called `ctx`), which gets the call's
-    context. Types are anything that pydantic knows, including `Annotated[int, Field(ge=1, description="…")]`. The
-    docstring describes the tool; its section `Args:` describes the parameters that have no description of their own.
+    The model sees every parameter, except a first parameter of type `CallContext` (or called `ctx`), which gets the
+    call's context. All types that pydantic knows are allowed, such as `Annotated[int, Field(ge=1, description="…")]`.
+    The docstring describes the tool; its section `Args:` describes parameters without a description in their types.
 
     A plain function runs in a thread, and can only be a tool of the driver. The return value is the answer to the
     model: a text, a mapping, an `ExecutionResult`, or any other JSON value.
@@ -61,14 +61,14 @@ def function_tool(
     Args:
         name: None is the function's name.
         description: None is the docstring.
-        where: None is `sandbox` for a function that takes the context, and `driver` for one that does not.
+        where: None is `sandbox` for a function that takes the context, and `driver` for any other.
         toolsets: toolsets that the tool joins.
         parallel_safe: see `Tool`.
         timeout_s: see `Tool`.
         requires: see `Tool`.
 
     Raises:
-        ConfigError: the function can't be a tool; says what is missing.
+        ConfigError: the function can't be a tool; the error says what is missing.
     """
     if not inspect.isroutine(function):
         raise ConfigError(f"{function!r} is not a function", hint="give a function or a method")
@@ -102,7 +102,7 @@ def _unfit(name: str, problem: str, hint: str) -> ConfigError:
 
 
 def _parameters(name: str, function: Callable[..., Any], described: Mapping[str, str]) -> tuple[bool, type[BaseModel]]:
-    """Return whether the function takes the context, and the model of its other parameters."""
+    """Return whether the function takes the context, and a pydantic model of its other parameters."""
     try:
         hints = get_type_hints(function, include_extras=True)
     except Exception as error:
@@ -116,7 +116,7 @@ def _parameters(name: str, function: Callable[..., Any], described: Mapping[str,
     if unknown := described.keys() - {parameter.name for parameter in parameters}:
         hint = "the section `Args:` of a docstring names only parameters"
         raise _unfit(name, f"describes {sorted(unknown)[0]!r}, which it does not take", hint)
-    # Give each parameter a field name of its own, so that it can't clash with a method of pydantic's models.
+    # The fields have other names than the parameters, which could clash with methods of pydantic's models.
     fields: dict[str, Any] = {
         f"{each.name}_": (hints[each.name], _field(each, hints[each.name], described.get(each.name))) for each in own
     }
@@ -134,7 +134,7 @@ def _parameters(name: str, function: Callable[..., Any], described: Mapping[str,
 
 
 def _find_indescribable(parameters: Iterable[inspect.Parameter], hints: Mapping[str, Any]) -> str:
-    """Return the first of these parameters whose type JSON can't describe, and the type; empty if each can."""
+    """Return a text with the first parameter whose type JSON can't describe, and this type; empty if there is none."""
     for parameter in parameters:
         try:
             TypeAdapter(hints[parameter.name]).json_schema()
@@ -195,7 +195,7 @@ def _handler(function: Callable[..., Any], *, takes_context: bool, is_async: boo
 
 
 def _outcome(value: Any) -> ToolOutcome:
-    """Turn a function's return value into the outcome of a tool. What is neither text nor mapping becomes JSON text."""
+    """Turn a function's return value into the outcome of a tool. A value of any other type becomes JSON text."""
     if isinstance(value, str | ExecutionResult):
         return value
     plain = to_jsonable_python(value)
@@ -203,7 +203,7 @@ def _outcome(value: Any) -> ToolOutcome:
 
 
 def _parse_docstring(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
-    """Return the docstring without its section `Args:`, and the descriptions of the parameters in that section."""
+    """Return the docstring without its section `Args:`, and the parameters' descriptions from this section."""
     text = inspect.getdoc(function) or ""
     section = _ARGUMENTS.search(text)
     if section is None:

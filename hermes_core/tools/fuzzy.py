@@ -1,20 +1,21 @@
-"""Replacing text that a model quotes from memory: exactly, or by the first of several looser ways that finds it.
+"""Replaces text that a model quotes from memory. Finds it exactly, or by the first of several looser ways that
+succeeds.
 
-The ways, in order; each is tried only when those before it found nothing:
+The ways, in order; each is tried only if the earlier ways found nothing:
 
-1. `exact`: as given; then with any line ends, and accents composed or not.
+1. `exact`: as given; then regardless of the kind of line ends, and of accents being composed or not.
 2. `trailing_whitespace`: blanks at the ends of lines do not count.
-3. `indentation_shift`: all lines are indented by the same amount more, or less; the replacement is shifted likewise.
-4. `indentation`: blanks at both ends of lines do not count; the replacement's indents change as the lines' did.
-5. `whitespace`: a run of blanks counts as one, too.
-6. `edges`: 2 to 5 once more, without the blank lines before and after the quotation and the replacement.
-7. `escapes`: a backslash and a quote stand for the quote; or also one and `n`, `t`, `r` or a backslash for that.
-8. `punctuation`: typographic quotes, dashes and spaces count as the plain ones.
-9. `anchors`: the first and the last line match and what lies between is alike (three lines or more, one place only).
+3. `indentation_shift`: all lines have the same blanks more, or less, before them; the replacement is shifted likewise.
+4. `indentation`: blanks at both ends of lines do not count; the replacement's indents change like those of the lines.
+5. `whitespace`: in addition, a run of blanks equals a single blank.
+6. `edges`: ways 2 to 5 again, without the blank lines before and after the quotation and the replacement.
+7. `escapes`: a backslash and a quote equal the quote; then one before `n`, `t`, `r` or a backslash escapes, too.
+8. `punctuation`: typographic quotes, dashes and spaces equal the plain ones.
+9. `anchors`: the first and the last line match, and the text between them is similar (three lines or more, one place).
 
-2 to 6 and 9 match whole lines. Nothing outside a match is changed. Within a match, parts that the quotation and the
-replacement have in common stay as the text has them. A quotation without any visible character is only looked for by
-`exact`.
+Ways 2 to 6 and 9 match whole lines. Nothing outside a match is changed. Within a match, parts that the quotation and
+the replacement share stay as they are in the text. For a quotation without any visible character, only `exact` is
+tried.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from hermes_core.tools.indents import is_shifted, reindent, unit_of
 ALIKE = 0.8
 """Minimum similarity, from 0 to 1, of the text between two anchors."""
 
-# The comparison takes quadratic time in the worst case, and the text is the model's, so it is limited.
+# The comparison takes quadratic time in the worst case, and a model chooses the text, so its size is limited.
 _MAX_ANCHORED = 20
 _MAX_PARTS = 2000
 _MAX_WORDS = 500
@@ -46,7 +47,7 @@ _ESCAPED_QUOTE = re.compile(r"""\\(["'])""")
 _ESCAPED = re.compile(r"""\\([ntr"'\\])""")
 _UNESCAPED = {"n": "\n", "t": "\t", "r": "\r"}
 
-# Each character is replaced by exactly one, so positions in the plain text and the original are the same.
+# Each character is replaced by exactly one, so positions are the same in the plain text and in the original.
 _PLAIN = str.maketrans(
     dict.fromkeys("\u2018\u2019\u201a\u201b\u2032", "'")
     | dict.fromkeys("\u201c\u201d\u201e\u201f\u2033", '"')
@@ -55,7 +56,7 @@ _PLAIN = str.maketrans(
 )
 
 
-# What `_PlainText` writes as one character: a line end, a letter with its accents, a syllable of Korean.
+# The units that become one character in `_PlainText`: a line end, a letter with its accents, a syllable of Korean.
 _LINE_END = re.compile(r"\r\n")
 _UNIT = re.compile(
     "\r\n|[^\\W\\d_][\u0300-\u036f\u0653-\u0655\u093c\u3099\u309a]+|[\u1100-\u1112][\u1161-\u1175][\u11a8-\u11c2]?"
@@ -63,11 +64,11 @@ _UNIT = re.compile(
 
 _WORD = r"\w+|\W"
 _NEAR_CHARS = 10_000
-"""Number of characters that are searched for a line's end."""
+"""Maximum number of characters that are searched for a line's end."""
 
 
 class ReplaceError(HermesError):
-    """The text to replace is missing, occurs more than once, or the replacement changes nothing."""
+    """The text to replace is not found or occurs more than once, or the replacement changes nothing."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ class Match:
 
 @dataclass(frozen=True)
 class Replacement:
-    """A finished replacement: the new text, the way that found the place, and the number of places."""
+    """A finished replacement: the new text, the way that found the places, and the number of places."""
 
     text: str
     strategy: str
@@ -89,7 +90,7 @@ class Replacement:
 
 
 def replace_text(text: str, old: str, new: str, *, replace_all: bool = False) -> Replacement:
-    """Replace `old` with `new` in `text`: in its only place, or everywhere if `replace_all`.
+    """Replace `old` by `new` in `text`: in the only place, or everywhere if `replace_all`.
 
     Raises:
         ReplaceError: `old` is empty, equals `new`, is not found, or is found more than once without `replace_all`.
@@ -129,10 +130,11 @@ def _replace(text: _PlainText, matches: Sequence[Match], strategy: str) -> Repla
 
 
 class _PlainText:
-    """A text as models quote it, with plain line ends and composed accents; knows the original of each part.
+    """A text in the form in which models quote it, with plain line ends and composed accents; maps each part to the
+    original.
 
     Args:
-        units: whether anything has to be made plain; otherwise the plain text is the original.
+        units: whether to make line ends and accents plain; otherwise the plain text is the original.
     """
 
     def __init__(self, original: str, *, units: bool = True) -> None:
@@ -154,11 +156,12 @@ class _PlainText:
         return self._places[n] + place - self._text_places[n]
 
     def original_of(self, start: int, end: int) -> str:
-        """Return what a part of the text is in the original."""
+        """Return the original of a part of the plain text."""
         return self._original[self._place(start) : self._place(end)]
 
     def replacement_of(self, match: Match) -> str:
-        """Return the replacement of a match. What it has in common with the text stays; its lines end as others do."""
+        """Return the replacement of a match. Parts that it shares with the text stay; its lines end like those
+        around."""
         found = self.text[match.start : match.end]
         newline = "\n"
         if "\n" in match.new and "\r\n" not in match.new:
@@ -173,7 +176,8 @@ class _PlainText:
 
 
 def newline_at(text: str, place: int) -> str:
-    """Return how the line at this place ends, or the one before it if that is the last one and has no end."""
+    """Return the end of the line at this place. If this is the last line and has no end, return that of the line
+    before."""
     end = text.find("\n", place, place + _NEAR_CHARS)
     if end < 0:
         end = text.rfind("\n", max(0, place - _NEAR_CHARS), place)
@@ -183,12 +187,13 @@ def newline_at(text: str, place: int) -> str:
 def _merge(
     old: str, new: str, kept: Callable[[slice], str], newline: str = "\n", *, unit: str = r".*\n|.+", at: int = 0
 ) -> str:
-    """Return `new`, with `kept(part)` for each part of `old` that it has: whole lines first, then words of others.
+    """Return `new`, with `kept(part)` in place of each part that is in `old`, too. Compares whole lines first, then
+    words of the other lines.
 
     Args:
-        newline: how the other lines end.
-        unit: a regular expression for what is compared.
-        at: where `old` begins.
+        newline: the line end for lines that are not in `old`.
+        unit: a regular expression for the units to compare.
+        at: the offset of `old`, to be added to positions for `kept`.
     """
     one, other = (re.findall(unit, text) for text in (old, new))
     places, other_places = (list(accumulate(map(len, each), initial=0)) for each in (one, other))
@@ -205,7 +210,7 @@ def _merge(
 
 
 def common_parts(one: Sequence[str], other: Sequence[str]) -> Iterator[tuple[int, int, int]]:
-    """Yield the parts that both have, in order, as `(start in one, start in the other, length)`."""
+    """Yield the common parts of two sequences, in order, as `(start in one, start in other, length)`."""
     shorter = min(len(one), len(other))
     head = next((n for n in range(shorter) if one[n] != other[n]), shorter)
     tail = next((n for n in range(shorter - head) if one[-1 - n] != other[-1 - n]), shorter - head)
@@ -218,7 +223,8 @@ def common_parts(one: Sequence[str], other: Sequence[str]) -> Iterator[tuple[int
 
 
 def _exact(text: str, old: str, new: str) -> list[Match]:
-    """Return where the quotation is. If it begins within the indent of a line, further lines are indented as that."""
+    """Return the matches of the quotation. If it begins within a line's indent, the replacement's further lines are
+    indented to fit this line."""
     matches = _places(text, old, new)
     if old[0] not in " \t" or "\n" not in new:
         return matches
@@ -259,13 +265,13 @@ def with_single_blanks(line: str) -> str:
 
 
 def find_lines(lines: Sequence[str], wanted: Sequence[str], key: LineKey, start: int = 0) -> Iterator[int]:
-    """Yield the indices at or after `start` where `wanted` occurs in `lines`. Lines are compared by `key`.
+    """Yield the indices at or after `start` where `wanted` occurs in `lines`. Lines are equal if their `key`s are.
 
-    Of overlapping places, only the second is yielded.
+    Of places that overlap the first place, only the second is yielded.
     """
     if not wanted:
         return
-    # Search in one text: `str.find` takes linear time, even if the lines are similar.
+    # The lines are joined, because `str.find` takes linear time even if the lines are similar.
     text = "\n" + "".join(f"{key(line)}\n" for line in lines[start:])
     quoted = "\n" + "".join(f"{key(line)}\n" for line in wanted)
     number, counted = start, 0
@@ -275,12 +281,12 @@ def find_lines(lines: Sequence[str], wanted: Sequence[str], key: LineKey, start:
 
 
 def find_apart(text: str, old: str, *, shared: int = 0) -> Iterator[int]:
-    """Yield where `old` occurs in `text`: places that don't overlap, and the second one if it overlaps the first.
+    """Yield the places of `old` in `text` that don't overlap, and also the second place if it overlaps the first.
 
-    The second one makes the place ambiguous. Finding all overlapping places would take quadratic time.
+    The second place is enough to make `old` ambiguous. Finding all overlapping places would take quadratic time.
 
     Args:
-        shared: how many characters at its end may also begin the next occurrence.
+        shared: number of characters at the end of an occurrence that may also begin the next.
     """
     first = text.find(old)
     if first < 0:
@@ -298,8 +304,8 @@ def _by_lines(text: str, old: str, new: str, key: LineKey, *, uniform: bool = Fa
     """Return the matches of whole lines.
 
     Args:
-        key: returns the part of a line that is compared.
-        uniform: whether all lines must be shifted by the same prefix.
+        key: returns the part of a line to compare.
+        uniform: whether all lines must have the same blanks more, or less, before them.
     """
     closed = old.endswith("\n")
     quoted, replacement = ((each.removesuffix("\n") if closed else each).split("\n") for each in (old, new))
@@ -314,15 +320,15 @@ def _by_lines(text: str, old: str, new: str, key: LineKey, *, uniform: bool = Fa
             continue
         put, end = "\n".join(_lines_put(replacement, quoted, found, unit)), starts[last] + len(lines[last])
         if closed and last + 1 < len(lines):
-            end += 1  # the quotation's last newline is the line's own
+            end += 1  # the quotation's last newline is this line's end
             put += "\n" * new.endswith("\n")
         matches.append(Match(starts[n], end, put))
     return matches
 
 
 def _lines_put(new: Sequence[str], quoted: Sequence[str], found: Sequence[str], unit: Callable[[], str]) -> list[str]:
-    """Return the lines `new` with the indents of the lines found. Lines that were also quoted stay as the text has
-    them."""
+    """Return the lines `new`, reindented to fit the lines `found`. Lines that are also in `quoted` are replaced by the
+    text's lines."""
     put = reindent(new, quoted, found, unit)
     for i, j, size in common_parts(quoted, new):
         put[j : j + size] = found[i : i + size]
@@ -403,12 +409,12 @@ def _anchors(text: str, old: str, new: str) -> list[Match]:
 
 
 def _find_anchored_end(lines: Sequence[str], first: int, quoted: Sequence[str]) -> int | None:
-    """Return the line that ends the text most similar to `quoted` that begins at `first`; None if nothing is similar
-    enough."""
+    """Return the index of the last line of the text that begins at line `first` and is most similar to `quoted`; None
+    if no such text is similar enough."""
     end = quoted[-1].strip()
     farthest = min(len(lines), first + len(quoted) + len(quoted) // 2)
     lasts = [n for n in range(first + 1, farthest) if lines[n].strip() == end][:_MAX_ANCHORED]
-    # Among equally similar ones, take the one with the nearest length.
+    # Of equally similar texts, take the one with the nearest length.
     ranked = [
         (_likeness(lines[first + 1 : last], quoted[1:-1]), -abs(last - first + 1 - len(quoted)), last) for last in lasts
     ]
@@ -427,7 +433,7 @@ def _likeness(one: Sequence[str], other: Sequence[str]) -> float:
 
 
 def _nearest(text: str, old: str) -> str:
-    """Return the place that the model may have meant: the line most similar to the first visible one of its
+    """Return text that the model may have meant: the line that is most similar to the first visible line of its
     quotation."""
     line_wanted = next((line.strip() for line in old.split("\n") if line.strip()), "")[:_NEAREST_CHARS]
     numbers: dict[str, int] = {}

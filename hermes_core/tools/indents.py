@@ -1,4 +1,4 @@
-"""Gives lines the indents of the text that they are put into, in whatever unit they were quoted."""
+"""Gives lines the indents of the text into which they are put, whatever unit of indentation the quotation has."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 
 _WIDTHS = (1, 2, 3, 4, 8)
-"""Numbers of blanks that can be a unit of indentation. Any other number aligns a line with something in the line
+"""Numbers of blanks that can be a unit of indentation. Any other number only aligns a line with a part of the line
 above."""
 
 
@@ -17,15 +17,15 @@ def indent(line: str) -> str:
 
 
 def reindent(new: Sequence[str], quoted: Sequence[str], found: Sequence[str], unit: Callable[[], str]) -> list[str]:
-    """Return the lines `new`, with their indents changed in the same way as from `quoted` to `found`.
+    """Return the lines `new` with their indents changed in the way in which `quoted` and `found` differ.
 
     Args:
-        unit: returns the `unit_of` the whole text, if it is needed.
+        unit: returns `unit_of` the whole text; called only if needed.
     """
     pairs = _pairs(quoted, found)
     if all(q == f for q, f in pairs):
         return list(new)
-    known = dict(reversed(pairs))  # if lines disagree, the first one counts
+    known = dict(reversed(pairs))  # if an indent has several counterparts, the first counts
     convert = _conversion(pairs, unit_of([*quoted, *new]), unit_of(found) or unit())
     return [_reindent_line(line, known, convert) if line.strip() else line for line in new]
 
@@ -48,8 +48,8 @@ def _uniform(pairs: Sequence[tuple[str, str]]) -> bool:
 
 
 def unit_of(lines: Iterable[str]) -> str:
-    """Return the unit of indentation: the blanks by which lines are usually indented more than the line above; empty if
-    no line is."""
+    """Return the unit of indentation: the most frequent additional blanks of a line below a less indented line; empty
+    if there are none."""
     indents = [indent(line) for line in lines if line.strip()]
     steps = Counter(own[len(above) :] for above, own in pairwise(indents) if own.startswith(above))
     return next((step for step, _ in steps.most_common() if len(step) in _WIDTHS), "")
@@ -58,7 +58,7 @@ def unit_of(lines: Iterable[str]) -> str:
 def _conversion(pairs: Sequence[tuple[str, str]], quoted_unit: str, unit: str) -> Callable[[str], str]:
     """Return a function that converts indents of the quotation to indents of the text."""
     found = "".join(f for _, f in pairs)
-    if found and ("\t" in found) != ("\t" in unit):  # the text has both, and here the other
+    if found and ("\t" in found) != ("\t" in unit):  # the text has tabs and spaces, and here not those of its unit
         unit = "\t" if "\t" in found else ""
     in_tabs = ("\t" in unit) != ("\t" in quoted_unit)
     levels = [(q.count(quoted_unit or " "), q, f) for q, f in pairs]
@@ -81,7 +81,7 @@ def _reindent_line(line: str, known: dict[str, str], convert: Callable[[str], st
         base = max(bases, key=len)
         return known[base] + convert(own[len(base) :]) + line[len(own) :]
     least = min(known, key=len)
-    if least.startswith(own):  # it is indented less than all that was quoted
+    if least.startswith(own):  # indented less than all quoted lines
         removed = convert(least[len(own) :])
         return known[least][: max(0, len(known[least]) - len(removed))] + line[len(own) :]
     return line

@@ -9,17 +9,17 @@ from typing import Any
 from hermes_core.errors import ConfigError
 
 MOST_PROBLEMS = 10
-"""Maximum number of problems of one call that the model gets."""
+"""Maximum number of problems of one call that are reported to the model."""
 
 _MESSAGE_CHARS = 300
-"""Maximum length of one problem, because messages quote the value, which may have any size."""
+"""Maximum number of characters of one problem's message, which quotes a value of any size."""
 
 
 def check_schema(tool: str, schema: Mapping[str, Any]) -> None:
     """Check that a JSON schema can be the parameters of a tool.
 
     Raises:
-        ConfigError: it is not a valid JSON schema, does not describe an object, or refers to something outside itself.
+        ConfigError: the schema is not valid, does not describe an object, or refers to something outside itself.
     """
     from jsonschema.exceptions import SchemaError
     from jsonschema.validators import validator_for
@@ -33,7 +33,7 @@ def check_schema(tool: str, schema: Mapping[str, Any]) -> None:
         raise ConfigError(message, hint="see https://json-schema.org/understanding-json-schema") from error
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{what} are not JSON: {error}", hint="use JSON's types") from error
-    except (RecursionError, OverflowError) as error:  # Python's own limits, for patterns too
+    except (RecursionError, OverflowError) as error:  # limits of Python, also for patterns
         raise ConfigError(f"{what} are nested too deeply, or a pattern in them is", hint="make them simpler") from error
     if schema.get("type") != "object":
         raise ConfigError(f"{what} are not an object", hint='begin with `"type": "object"`')
@@ -41,7 +41,8 @@ def check_schema(tool: str, schema: Mapping[str, Any]) -> None:
 
 
 def problems_of(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> list[str]:
-    """Return the problems of arguments by a schema that passed `check_schema`; empty if they are valid."""
+    """Check arguments against a schema that passed `check_schema`. Return the problems; an empty list if there are
+    none."""
     from jsonschema.validators import validator_for
 
     try:
@@ -71,7 +72,7 @@ def _latest() -> Any:
 
 
 def _registry(schema: Mapping[str, Any]) -> Any:
-    """Return the registry for references: they are looked up in the schema itself, never on the network."""
+    """Return a registry that looks references up in the schema itself, never on the network."""
     from referencing import Registry
     from referencing.jsonschema import DRAFT202012
 

@@ -1,4 +1,4 @@
-"""Limits for a model's calls: time limits, and output cut to its head and tail."""
+"""Limits for a model's calls: time limits, and the size of output, of which head and tail are kept."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ OUTPUT_CHARS = 50_000
 """Maximum number of characters of output in one answer."""
 
 HEAD_SHARE = 0.4
-"""The share of the kept output that comes from its start. Errors are usually at the end."""
+"""The share of kept output that is from the output's start. It is small because errors are usually at the end."""
 
 OUTPUT_BYTES = 256 << 10
-"""Number of bytes of a command's output to ask for. Half is its head, half its tail. Either half is more than
-`cut_output` keeps of that end (at most 4 bytes per character), so the slot's own notice never shows."""
+"""Number of bytes of a command's output to ask for: half from its head, half from its tail. Each half is larger than
+the part that `cut_output` keeps (at most 4 bytes per character), so the slot's own notice between them is always cut
+out."""
 
 DEFAULT_TIMEOUT_S = 180.0
 """Time limit of a command if neither the model nor the caller sets one."""
@@ -28,16 +29,16 @@ def time_limit(ctx: CallContext, requested_s: float | None) -> tuple[float, str 
 
 
 def cut_output(data: bytes, total_bytes: int | None = None, limit: int = OUTPUT_CHARS) -> tuple[str, int]:
-    """Return the output as text of at most `limit` characters, and how many bytes were left out.
+    """Return the output as text of at most `limit` characters, and the number of bytes left out.
 
     Bytes that are not UTF-8 become U+FFFD; a character is never cut in the middle.
 
     Args:
-        data: the output, or its head and tail around a notice if it had been cut before.
-        total_bytes: how much was written, if `data` is not all of it.
+        data: the output; or if it has been cut before, its head and tail around a notice.
+        total_bytes: the size of the whole output, if `data` is only a part.
         limit: at least 200, including the notice about what was left out.
     """
-    # Let each invalid byte be one character for now, so that what is left out can be counted exactly.
+    # Each invalid byte becomes one character for now, so that the bytes left out can be counted exactly.
     text = data.decode("utf-8", "surrogateescape")
     if len(text) <= limit:
         return printable(text), max(0, (total_bytes or 0) - len(data))
@@ -52,7 +53,7 @@ def cut_output(data: bytes, total_bytes: int | None = None, limit: int = OUTPUT_
 
 
 def printable(text: str) -> str:
-    """Return text that was decoded with `surrogateescape`, with U+FFFD for what was not UTF-8."""
+    """Return text that was decoded with `surrogateescape`, with U+FFFD in place of bytes that were not UTF-8."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 

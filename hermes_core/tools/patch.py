@@ -1,4 +1,4 @@
-"""The tool `patch`: change part of a file by quoting it, or several files at once by a patch, all or nothing."""
+"""The tool `patch`: replaces a quoted part of a file, or applies a patch to several files, all or none of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hermes_core.tools.limits import cut_output
 from hermes_core.tools.v4a import FilePatch, PatchError, apply_hunks, parse_patch
 
 MAX_BYTES = 4 << 20
-"""Maximum size in bytes of a file that can be changed this way."""
+"""Maximum size in bytes of a file that the tool can change."""
 
 DESCRIPTION = """\
 Change files. mode=replace: in `path`, replace old_string by new_string. Quote old_string exactly and with enough \
@@ -39,7 +39,7 @@ changes several files, all or none of them, in this format:
 The answer has a diff of what was changed."""
 
 _CHECK_TIMEOUT_S = 5.0
-# Checked where the code will run, so that the grammar is the right one and hostile text can only harm its own slot.
+# The check runs in the slot: its Python has the right grammar, and hostile text can only harm its own slot.
 _CHECK = """\
 import ast, sys
 try:
@@ -73,7 +73,7 @@ class PatchParams(ToolParams):
 
 
 class _Unusable(HermesError):
-    """A file in the patch that can't be changed; `answer` says why."""
+    """A file that can't be changed; `answer` says why."""
 
     def __init__(self, answer: Answer) -> None:
         super().__init__(str(answer["error"]))
@@ -82,15 +82,15 @@ class _Unusable(HermesError):
 
 @dataclass(frozen=True)
 class _PatchedFile:
-    """A file's bytes, as text that can be written back without loss."""
+    """A file's bytes, which can be edited as text and written back without loss."""
 
     data: bytes
     mode: int | None = None
-    """Its permissions, if a file that replaces it must have the same."""
+    """The file's permissions, if a file that replaces it must have them, too."""
 
     @property
     def text(self) -> str:
-        """Return its text without the byte order mark, which models don't see."""
+        """Return the file's text without its byte order mark, which models don't see."""
         return self.data.removeprefix(BOM_UTF8).decode("utf-8", "surrogateescape")
 
     def with_text(self, text: str) -> _PatchedFile:
@@ -100,7 +100,7 @@ class _PatchedFile:
 
 @dataclass
 class _Changes:
-    """Files before and after the changes; None is a missing file. Nothing is written before `apply`."""
+    """Files before and after the changes; None stands for a missing file. `apply` writes the changes."""
 
     commands: SlotCommands
     before: dict[str, _PatchedFile | None] = field(default_factory=dict)
@@ -110,14 +110,14 @@ class _Changes:
         """Return the file as changed so far.
 
         Raises:
-            _Unusable: it is too large, or can't be read.
+            _Unusable: the file is too large, or can't be read.
         """
         if path not in self.before:
             self.before[path] = self.after[path] = await self._read(path)
         return self.after[path]
 
     async def existing(self, path: str) -> _PatchedFile:
-        """Return the file as changed so far; it must be an existing text file."""
+        """Like `get`, but raise `_Unusable` if there is no such file, or it is not text."""
         file = await self.get(path)
         if file is None:
             missing = CommandError(f"{path} does not exist", code="not_found")
@@ -141,8 +141,8 @@ class _Changes:
         return [path for path, file in self.after.items() if file != self.before[path]]
 
     async def apply(self) -> str | None:
-        """Write everything, new content before removals. If one fails, undo the others. Return what went wrong, or
-        None."""
+        """Write all changes, new content before removals. If a write fails, undo the others. Return a text on the
+        problem, or None."""
         done: list[str] = []
         for path in sorted(self.list_changes(), key=lambda path: self.after[path] is None):
             try:
@@ -169,7 +169,7 @@ class _Changes:
 
 
 async def run_patch(ctx: CallContext, params: PatchParams) -> Answer:
-    """Make the change. The answer has its diff, or says why nothing was changed."""
+    """Make the change. The answer has a diff, or says why nothing was changed."""
     changes = _Changes(ctx.require_commands())
     try:
         if params.mode == "replace":
@@ -188,7 +188,7 @@ async def run_patch(ctx: CallContext, params: PatchParams) -> Answer:
 async def _replace(changes: _Changes, params: PatchParams, path: str) -> Answer:
     file = await changes.existing(path)
     old, new = params.old_string or "", params.new_string or ""
-    # In a thread: searching for similar text can take longer than other calls should wait.
+    # In a thread, because a search for similar text can be too long for the event loop.
     done = await asyncio.to_thread(replace_text, file.text, old, new, replace_all=params.replace_all)
     changes.after[path] = file.with_text(done.text)
     diff = await asyncio.to_thread(make_diff, path, _text(file), _text(changes.after[path]))
@@ -217,7 +217,7 @@ async def _plan(changes: _Changes, patch: FilePatch) -> None:
         await _check_free(changes, path)
         changes.after[path] = _PatchedFile(patch.content.encode())
     elif patch.action == "delete":
-        file = await changes.get(path) or await changes.existing(path)  # it reports what exists instead
+        file = await changes.get(path) or await changes.existing(path)  # raises, with similar names
         changes.before[path] = replace(file, mode=await _mode(changes, path))
         changes.after[path] = None
     else:
@@ -232,7 +232,7 @@ async def _plan(changes: _Changes, patch: FilePatch) -> None:
 
 
 async def _mode(changes: _Changes, path: str) -> int | None:
-    """Return the permissions of an existing file; None for a link, or for a file that the patch itself made."""
+    """Return the permissions of an existing file; None for a link, or for a file that the patch itself creates."""
     if changes.before[path] is None:
         return None
     stat = await changes.commands.stat(path)
@@ -256,7 +256,7 @@ def _text(file: _PatchedFile | None) -> str | None:
 
 
 async def _syntax_errors(changes: _Changes) -> Answer:
-    """Return the Python files that don't parse after the change, by path."""
+    """Return the syntax errors of changed Python files, by path."""
     found = {}
     for path in changes.list_changes():
         file = changes.after[path]
@@ -268,7 +268,7 @@ async def _syntax_errors(changes: _Changes) -> Answer:
 
 
 async def _syntax_error(commands: SlotCommands, data: bytes) -> str | None:
-    """Return what is wrong with this Python text; None if nothing is, or the slot has no Python to check it."""
+    """Return the syntax error of this Python text; None if there is none, or the slot has no Python to check."""
     argv = ["python3", "-I", "-W", "ignore", "-c", _CHECK]
     try:
         result = await commands.run(argv, stdin=data, timeout_s=_CHECK_TIMEOUT_S, output_limit=4096)

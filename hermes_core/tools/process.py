@@ -1,4 +1,4 @@
-"""The tool `process`: follow, feed and end the background processes of `terminal`."""
+"""The tool `process`: shows output of background processes of `terminal`, sends them input, and ends them."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ Answer = dict[str, Any]
 
 
 async def start_session(ctx: CallContext, command: str, cwd: str | None, *, pty: bool) -> ProcessStatus:
-    """Start a background process of this trajectory. Its id is the session id.
+    """Start a background process of this trajectory. The process's id is the session id.
 
-    The slot knows its processes and belongs to one trajectory, so the processes of others can't be seen or controlled.
+    The slot belongs to one trajectory and knows only its own processes, so those of others can't be seen or controlled.
 
     Raises:
-        CommandError: it could not be started.
+        CommandError: the process could not be started.
     """
-    # Python buffers output to a pipe, which would leave the log of a server empty.
+    # By default, Python buffers output to a pipe, and the log of a server would stay empty.
     return await ctx.require_commands().start(
         command, cwd=cwd, env={"PYTHONUNBUFFERED": "1"}, pty=WindowSize() if pty else None
     )
@@ -117,14 +117,14 @@ def _state(status: ProcessStatus) -> Answer:
 
 
 def _ending(status: ProcessStatus) -> Answer:
-    """Return how it ended: its exit code, or the signal that ended it and the signal's negative number."""
+    """Return how a process ended: its exit code, or the signal that ended it and the signal's negative number."""
     if status.signal is None:
         return {"exit_code": status.exit_code}
     return {"exit_code": -status.signal, "signal": signal_name(status.signal)}
 
 
 def signal_name(number: int) -> str:
-    """Return `SIGKILL` for 9; `signal 99` for a number without a name here."""
+    """Return a signal's name, such as `SIGKILL` for 9; `signal 99` for a number without a name on this host."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -144,7 +144,7 @@ async def _log(ctx: CallContext, process_id: str, params: ProcessParams) -> Answ
     data, start = await _read_kept(commands, process_id)
     if status.pty is not None and params.offset is None:
         return await _screen(data, start, status, status.pty)
-    if start:  # the first complete line that is still held
+    if start:  # drop a first line whose start is gone
         partial = data.find(b"\n") + 1
         data, start = data[partial:], start + partial
     text = _decode(data, starts_inside=start > 0, ends_inside=running)
@@ -234,12 +234,12 @@ _ACTIONS: dict[str, Callable[[CallContext, str, ProcessParams], Awaitable[Answer
 
 
 async def _read_kept(commands: SlotCommands, process_id: str) -> tuple[bytes, int]:
-    """Return the output that is still held, and the byte offset of its first byte in everything written."""
+    """Return the output that the slot still holds, and the offset of its first byte in the whole output."""
     chunk = await commands.log(process_id, offset=0, limit=_CHUNK)
     start, end, data = chunk.offset, chunk.total, bytearray(chunk.data)
     while chunk.data and start + len(data) < end:
         chunk = await commands.log(process_id, offset=start + len(data), limit=_CHUNK)
-        if chunk.dropped:  # there is a gap because it wrote so fast: what came before is gone
+        if chunk.dropped:  # the process wrote faster than this reads: drop the output before the gap
             start, data = chunk.offset, bytearray()
         data += chunk.data
     return bytes(data), start

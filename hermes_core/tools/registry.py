@@ -1,4 +1,4 @@
-"""The tool registry: tools, toolsets and distributions by name, and the one way to call a tool."""
+"""The tool registry: tools, toolsets and distributions by name, and the only way to call a tool."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class ToolRegistry:
     """Tools, toolsets and distributions, in the order in which they were added.
 
     Args:
-        explain: returns why the `tool`, `toolset` or `distribution` of a name is missing, if more is known (two plugins
-            claim it, or the plugin that has it is broken).
+        explain: called with a kind (`tool`, `toolset` or `distribution`) and a name that is missing. Returns an error
+            if the reason is known (two plugins claim the name, or the plugin is broken), else None.
     """
 
     def __init__(self, explain: Callable[[str, str], HermesError | None] | None = None) -> None:
@@ -62,7 +62,8 @@ class ToolRegistry:
     def add_toolset(
         self, name: str, tools: str | Iterable[str] = (), includes: str | Iterable[str] = (), *, summary: str = ""
     ) -> None:
-        """Add a named group of tools, which can include other groups. Names are looked up when the group is resolved.
+        """Add a named group of tools, which can include other groups. Names of members are looked up only when the
+        group is used.
 
         Raises:
             PluginError: another toolset has this name.
@@ -80,7 +81,7 @@ class ToolRegistry:
         _add("distribution", self._distributions, Distribution(name, dict(percent), summary))
 
     def with_toolsets(self, names: Iterable[str]) -> ToolRegistry:
-        """Return a copy in which these toolsets exist, too, without tools if they are new."""
+        """Return a copy that also has these toolsets. New toolsets are empty."""
         copy = ToolRegistry(self._explain)
         copy._tools, copy._distributions = dict(self._tools), dict(self._distributions)
         copy._toolsets = {**{name: Toolset(name) for name in names}, **self._toolsets}
@@ -99,7 +100,7 @@ class ToolRegistry:
             raise self.missing("tool", name, self._tools) from None
 
     def missing(self, what: str, name: str, known: Iterable[str], *, where: str = "") -> HermesError:
-        """Return the error for a missing tool, toolset or distribution; `where` says who asked for it."""
+        """Return the error for a missing tool, toolset or distribution; `where` names the place that asked for it."""
         return self._reason(what, name) or UnknownNameError(what, name, known, where=where)
 
     def _reason(self, what: str, name: str) -> HermesError | None:
@@ -114,7 +115,7 @@ class ToolRegistry:
 
     @property
     def toolsets(self) -> Mapping[str, Toolset]:
-        """Return the toolsets that can be used, including those that only tools name and nobody added."""
+        """Return all toolsets, including those that only tools name and that were never added."""
         named = {name for tool in self._tools.values() for name in tool.toolsets}
         known = {**{name: Toolset(name) for name in sorted(named)}, **self._toolsets}
         return {name: toolset for name, toolset in known.items() if self._reason("toolset", name) is None}
@@ -133,10 +134,10 @@ class ToolRegistry:
         return [function_schema(self.get(name)) for name in (self.names() if names is None else names)]
 
     async def call(self, tool: Tool, ctx: CallContext, args: Mapping[str, Any] | str) -> ExecutionResult:
-        """Call a tool. Mistakes of the tool or the caller end up in the result, as an answer to the model.
+        """Call a tool. Errors of the tool or the caller become an answer to the model, in the result.
 
         Raises:
-            InfraError: the sandbox failed, or the connection to it.
+            InfraError: the sandbox, or the connection to it, failed.
             StaleSlotError: the slot's lease has ended.
         """
         result = await _run(tool, ctx, args)
@@ -152,7 +153,7 @@ def _add(what: str, known: dict[str, _Named], new: _Named) -> None:
 
 
 async def _run(tool: Tool, ctx: CallContext, args: Mapping[str, Any] | str) -> ExecutionResult:
-    limit: float | None = None  # the slot's caller keeps the time: a lost channel is not the tool's fault
+    limit: float | None = None  # the caller ends sandbox tools: a lost channel is not the tool's fault
     if tool.where == "driver":
         limit = tool.time_limit(ctx.timeout_s, DRIVER_TIMEOUT_S)
         ctx = replace(ctx, commands=None, slot=None, timeout_s=limit)
@@ -176,11 +177,11 @@ async def _run(tool: Tool, ctx: CallContext, args: Mapping[str, Any] | str) -> E
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise
-        # Nobody cancelled us: something inside the tool was cancelled. Passed on, it would end the whole run.
+        # This call was not cancelled, but something inside the tool. Passed on, the error would end the whole run.
         logger.exception("tool %s was cancelled from within in trajectory %s", tool.name, ctx.trajectory_id)
         return _failure(f"{tool.name} failed: it was cancelled from within", ErrorKind.COMMAND)
     except Exception as error:
-        # A handler that keeps the limit itself raises this error, too; one that comes earlier is about something else.
+        # A handler that keeps the limit itself raises this error, too. An earlier error has another cause.
         if isinstance(error, TimeoutError) and ctx.timeout_s and time.monotonic() - began >= 0.99 * ctx.timeout_s:
             logger.warning("tool %s was not done in time in trajectory %s", tool.name, ctx.trajectory_id)
             message = f"{tool.name} was not done within its time limit of {ctx.timeout_s:g} s"
@@ -193,7 +194,7 @@ def _result(outcome: ToolOutcome) -> ExecutionResult:
     if isinstance(outcome, str):
         return ExecutionResult(success=True, output=outcome)
     if isinstance(outcome, ExecutionResult):
-        json.dumps(outcome.to_tool_result())  # fail here if the outcome is not JSON, not far away
+        json.dumps(outcome.to_tool_result())  # raises now if the outcome is not JSON
         return outcome
     if not isinstance(outcome, Mapping):
         raise TypeError(f"its handler returned {outcome!r:.80}, and not a text or a mapping")
@@ -205,7 +206,7 @@ def _result(outcome: ToolOutcome) -> ExecutionResult:
 
 
 def _message(error: HermesError) -> str:
-    """Return the error's message without the ids of our sandboxes, which mean nothing to a model."""
+    """Return the error's message without ids of sandboxes, which mean nothing to a model."""
     return f"{error.message} ({error.hint})" if error.hint else error.message
 
 
@@ -214,17 +215,17 @@ def _failure(error: str, kind: ErrorKind, **metadata: Any) -> ExecutionResult:
 
 
 def expand_toolset(registry: ToolRegistry, name: str) -> list[str]:
-    """Return the tools of a toolset, each once; those of its `includes` come first.
+    """Return the tools of a toolset, each once. Tools of its `includes` come first.
 
     Raises:
-        UnknownNameError: the toolset, or something that it names, does not exist.
-        ConfigError: toolsets include each other in a circle; the message shows it.
+        UnknownNameError: the toolset does not exist, or names a tool or toolset that does not exist.
+        ConfigError: toolsets include each other in a circle; the message shows the circle.
     """
     return [*dict.fromkeys(tool for each in _with_included(registry, name, ()) for tool in _own_tools(registry, each))]
 
 
 def _with_included(registry: ToolRegistry, name: str, path: tuple[str, ...]) -> Iterator[str]:
-    """Yield the names of the toolsets that a toolset includes, at any depth, and then its own."""
+    """Yield the names of the toolsets that a toolset includes, at any depth, and then its own name."""
     if name in ALL:
         yield name
         return
@@ -241,7 +242,7 @@ def _with_included(registry: ToolRegistry, name: str, path: tuple[str, ...]) -> 
 
 
 def _own_tools(registry: ToolRegistry, name: str) -> Iterator[str]:
-    """Yield the tools of a toolset without those of its `includes`."""
+    """Yield the names of a toolset's tools, without those of its `includes`."""
     if name in ALL:
         yield from registry.names()
         return
@@ -262,11 +263,11 @@ def resolve_tools(
     """Return the names of the tools that a rollout's model may call, in the registry's order.
 
     Args:
-        enabled_toolsets: the toolsets to load; an empty list is no tools. If this and the distribution are None, all
-            tools are loaded and a warning is logged.
+        enabled_toolsets: the toolsets to load; an empty list loads no tools. If both this and `distribution` are None,
+            all tools are loaded and a warning is logged.
         disabled_toolsets: toolsets whose tools are left out, even if other toolsets contain them.
         distribution: draw the toolsets from this distribution instead of naming them.
-        seed: seed of the draw; one per rollout gives each rollout its own choice.
+        seed: seed of the draw. Different seeds give rollouts different choices.
 
     Raises:
         ConfigError: both toolsets and a distribution were named, or toolsets form a circle.
@@ -294,8 +295,8 @@ def resolve_servers(
     distribution: str | None = None,
     seed: int | str = 0,
 ) -> list[str]:
-    """Return the MCP servers whose tools a rollout's model may call: those whose toolset, named like the server, is
-    chosen. For the arguments and errors, see `resolve_tools`.
+    """Return the MCP servers whose tools a rollout's model may call. A server has a toolset with its own name, and may
+    be called if that toolset is chosen. For the arguments and errors, see `resolve_tools`.
     """
     chosen = _choose_toolsets(registry, enabled_toolsets, distribution, seed)
     enabled, left_out = (

@@ -22,7 +22,7 @@ _NAMED_SCHEMAS = ("properties", "patternProperties", "dependentSchemas")
 _LISTED_SCHEMAS = ("anyOf", "allOf", "oneOf", "prefixItems")
 _SINGLE_SCHEMAS = ("items", "additionalProperties", "not", "contains", "propertyNames")
 _MAX_ENCODINGS = 3
-"""How often arguments may have been JSON-encoded repeatedly."""
+"""Maximum number of times that arguments may be JSON-encoded."""
 
 
 def function_schema(tool: Tool) -> Schema:
@@ -32,7 +32,8 @@ def function_schema(tool: Tool) -> Schema:
 
 
 def parameters_schema(params: type[BaseModel] | Mapping[str, Any]) -> Schema:
-    """Return the JSON schema of a tool's parameters: a given schema unchanged, that of a model simplified.
+    """Return the JSON schema of a tool's parameters: a given schema unchanged, the schema of a pydantic model
+    simplified.
 
     References are resolved (a model that contains itself keeps its `$defs`), and generated titles are left out. An
     optional parameter has its plain type instead of a union with null. Unknown arguments are refused unless the model
@@ -42,17 +43,17 @@ def parameters_schema(params: type[BaseModel] | Mapping[str, Any]) -> Schema:
     return copy.deepcopy(schema)
 
 
-@functools.lru_cache(maxsize=256)  # pydantic takes a millisecond for each, and every runtime asks for those of core
+@functools.lru_cache(maxsize=256)  # pydantic takes a millisecond for each; every runtime needs core's
 def _schema_of_model(params: type[BaseModel]) -> Schema:
     raw = params.model_json_schema()
     definitions: Mapping[str, Schema] = raw.pop("$defs", {})
     recursive: set[str] = set()
     inside: tuple[str, ...] = ()
-    if "$ref" in raw:  # a model that contains itself is a reference at the top level
+    if "$ref" in raw:  # the schema of a model that contains itself is a reference
         inside = (_reference(raw),)
         raw = definitions[inside[0]]
     schema: Schema = _plain(raw, definitions, inside, recursive)
-    schema.pop("description", None)  # the class's docstring; the tool's own description is next to the parameters
+    schema.pop("description", None)  # the class's docstring; the tool has its own description
     schema.setdefault("properties", {})
     if params.model_config.get("extra") != "allow":
         schema["additionalProperties"] = False
@@ -70,8 +71,8 @@ def _reference(schema: Mapping[str, Any]) -> str:
 
 
 def _plain(schema: Any, definitions: Mapping[str, Schema], inside: tuple[str, ...], recursive: set[str]) -> Any:
-    """Return `schema` with references resolved and noise removed. `inside` are the definitions being resolved right
-    now."""
+    """Return `schema` with references resolved and noise removed. `inside` names the definitions that are being
+    resolved."""
     if not isinstance(schema, dict):
         return schema  # `additionalProperties: false` and similar
     if "$ref" in schema:
@@ -100,7 +101,8 @@ def _plain(schema: Any, definitions: Mapping[str, Schema], inside: tuple[str, ..
 
 
 def _without_null(schema: Schema) -> Schema:
-    """Return the plain type of an optional parameter whose default is null: leaving it out means null."""
+    """Return the plain type of an optional parameter whose default is null, because a model can leave it out instead of
+    writing null."""
     branches = schema.get("anyOf")
     if branches is None or "default" not in schema or schema["default"] is not None:
         return schema
@@ -112,14 +114,14 @@ def _without_null(schema: Schema) -> Schema:
 
 
 def parse_arguments(tool: Tool, arguments: Mapping[str, Any] | str | None) -> BaseModel | dict[str, Any]:
-    """Return the tool's parameters from a model's or hook's arguments: an instance of its model, or a dict for a
-    schema.
+    """Check a model's or hook's arguments and convert them for the tool's handler: to an instance of the pydantic
+    model, or to a dict if `params` is a schema.
 
     Args:
-        arguments: a mapping, or JSON text of one (also if encoded more than once; empty text means no arguments).
+        arguments: a mapping, or its JSON text, possibly encoded more than once. Empty text means no arguments.
 
     Raises:
-        ToolArgumentError: the tool does not accept them; the message says what is wrong and what is expected.
+        ToolArgumentError: the tool does not accept the arguments; the message has the problem and the expected form.
     """
     model = tool.params
     values = _meant(model if isinstance(model, Mapping) else _schema_of_model(model), _decode(tool, arguments))
@@ -128,7 +130,7 @@ def parse_arguments(tool: Tool, arguments: Mapping[str, Any] | str | None) -> Ba
             raise _argument_error(tool, "; ".join(found))
         return values
     problems = []
-    if model.model_config.get("extra") not in ("forbid", "allow"):  # otherwise pydantic would drop them silently
+    if model.model_config.get("extra") not in ("forbid", "allow"):  # else pydantic would ignore unknown arguments
         known = {name for key, field in model.model_fields.items() for name in (key, field.alias or key)}
         problems = [_unknown(tool, name) for name in values if name not in known]
     try:
@@ -169,7 +171,8 @@ _JSON_TYPES: dict[str, list[type]] = {
 
 
 def _meant(schema: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arguments with what models write for them: null for one that can be left out, JSON text for a list."""
+    """Return the arguments that a model meant: without null for an optional argument, and with JSON text decoded where
+    the schema has no text."""
     properties, required = schema.get("properties"), schema.get("required")
     meant = {}
     for name, argument in values.items():
@@ -185,7 +188,7 @@ def _meant(schema: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, An
 
 
 def _kinds(schema: Any) -> set[str]:
-    """Return the types that a schema allows; empty if it does not say."""
+    """Return the names of the types that a schema allows; empty if it does not name types."""
     if not isinstance(schema, Mapping):
         return set()
     if isinstance(branches := schema.get("anyOf"), list):
@@ -242,8 +245,8 @@ _BOUNDS = {
 
 
 def type_words(schema: Mapping[str, Any] | bool) -> str:
-    """Return what a schema allows, in words: `integer, at least 1`, `one of "a", "b"`, `array of string`."""
-    if isinstance(schema, bool):  # a whole schema of JSON, which allows anything or nothing
+    """Describe the values that a schema allows: `integer, at least 1`, `one of "a", "b"`, `array of string`."""
+    if isinstance(schema, bool):  # a JSON schema that allows anything, or nothing
         return "any" if schema else "nothing"
     if "enum" in schema:
         return "one of " + ", ".join(json.dumps(value, ensure_ascii=False) for value in schema["enum"])

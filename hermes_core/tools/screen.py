@@ -1,4 +1,4 @@
-"""Output as a person would see it in a terminal: as plain lines, or as the screen."""
+"""Output as a person would see it in a terminal: as plain lines, or as a full screen."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _OTHER_SCREEN = {47, 1047, 1049}
 
 
 _CONTROL = re.compile(
-    r"(\r|\x08"  # to the start of the line, and one to the left
+    r"(\r|\x08"  # moves to the start of the line, and to the left
     r"|\x1b\[[0-?]*[ -/]*[@-~]"  # control sequences: colours, cursor, erasing
     r"|\x1b[\]PX^_][^\x07\x1b\n]*(?:\x07|\x1b\\|$)"  # strings, such as the window's title
     r"|\x1b[ -/]*[0-~]?)"
 )
 _ADDRESSED = re.compile(rb"\x1b\[[0-9;]*[Hf]|\x1b\[\?(?:47|1047|1049)h")
-"""Moves of the cursor to any place of the screen, and another screen: what full-screen programs write."""
+"""Sequences of full-screen programs: moves of the cursor to any place, and switches to another screen."""
 
 
 def as_seen(text: str) -> str:
-    """Return the lines of output as they are at the end: without colours, and of a progress bar only its last state."""
+    """Return the lines of output as finally shown: without colours, and of a progress bar only the last state."""
     return "\n".join(_last_state(line) if _CONTROL.search(line) else line for line in text.split("\n"))
 
 
@@ -49,13 +49,13 @@ def _last_state(line: str) -> str:
 
 
 def of_terminal(data: bytes, size: WindowSize) -> bytes:
-    """Return what a program left in its terminal: the lines that it wrote, or the screen of a full-screen program."""
+    """Return a program's output as left in its terminal: lines, or the last screen of a full-screen program."""
     return render(data, size).text.encode() if _ADDRESSED.search(data) else data
 
 
 @dataclass(frozen=True)
 class Screen:
-    """The characters of a terminal, without blanks at the ends of lines and empty lines at the end."""
+    """The contents of a terminal, without blanks at the ends of lines and empty lines at the end."""
 
     lines: tuple[str, ...]
     row: int
@@ -69,7 +69,8 @@ class Screen:
 
 
 def render(data: bytes, size: WindowSize) -> Screen:
-    """Return the screen of a terminal of this size after `data`. It may be any bytes; unknown sequences are ignored.
+    """Return the screen of a terminal of this size after the output `data`, which may be any bytes. Unknown sequences
+    are ignored.
 
     Takes about a second for a megabyte of output, so don't call it on the event loop.
     """
@@ -89,9 +90,9 @@ def _line(cells: Any, columns: int) -> str:
 
 
 class _Lenient:
-    """A pyte screen that accepts any sequence, and has a second screen for full-screen programs.
+    """Wraps a pyte screen to accept any sequence, and to have a second screen for full-screen programs.
 
-    pyte fails on some unknown sequences, each in another way: on vim's `CSI ? 4 m`, on `CSI 4 J`.
+    pyte raises various errors on unknown sequences, such as vim's `CSI ? 4 m` and `CSI 4 J`.
     """
 
     def __init__(self, screen: Any) -> None:
@@ -108,10 +109,10 @@ class _Lenient:
         return call
 
     def alignment_display(self) -> None:
-        """Ignore the test picture (`ESC # 8`): three bytes that cost as much as a screen of text."""
+        """Ignore the test picture (`ESC # 8`), whose three bytes take as much time as a screen of text."""
 
     def set_mode(self, *modes: int, **options: Any) -> None:
-        """Switch modes on. Some switch to the other screen, which is empty at first."""
+        """Switch modes on. Some modes switch to the second screen, which is empty at first."""
         if options.get("private") and _OTHER_SCREEN.intersection(modes) and self._first is None:
             screen = self._screen
             self._first = (
@@ -122,7 +123,7 @@ class _Lenient:
         self.__getattr__("set_mode")(*modes, **options)
 
     def reset_mode(self, *modes: int, **options: Any) -> None:
-        """Switch modes off. Some switch back to the first screen, which is unchanged."""
+        """Switch modes off. Some modes switch back to the first screen, which is unchanged."""
         if options.get("private") and _OTHER_SCREEN.intersection(modes) and self._first is not None:
             (rows, (x, y)), self._first = self._first, None
             self._screen.buffer.clear()

@@ -1,4 +1,4 @@
-"""The tool `search_files`: by content, or by name."""
+"""The tool `search_files`: searches files by content, or by name."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from hermes_core.tools.files import path_error
 from hermes_core.tools.limits import OUTPUT_CHARS
 
 SKIPPED = (".git", ".*.git", ".hg", ".svn", ".bzr", ".jj", ".hermes-*", "node_modules", "__pycache__")
-"""Globs of names that are not searched, unless `path` itself is one of them or inside one, because they are not the
-user's work. `.*.git` is a git directory next to its checkout (SWE-smith's tasks have one); `.hermes-*` are files of
-ours that are being written."""
+"""Globs for names of files and directories that are not the user's work, and are not searched unless `path` is such a
+name or inside such a directory. `.*.git` is a git directory next to its checkout (as in SWE-smith's tasks); `.hermes-*`
+are temporary files of hermes-rl."""
 
 TIMEOUT_S = 60.0
 MAX_GLOBS = 32
 """Maximum number of globs from expanding braces."""
 
 _ANSWER_BYTES = 8 << 20
-"""Number of bytes kept of the program's output, of which the first half is sure to be there."""
+"""Maximum number of bytes kept of the program's output. The first half of them is always kept."""
 
 _END_S = 10.0
-"""How long the program may take to begin and to end, beside its own time limit."""
+"""Seconds that the program may take to start and to end, in addition to its time limit."""
 
 DESCRIPTION = """\
 Search the workspace. target=content: `pattern` is a regular expression as in Python, the answer the lines that match \
@@ -45,7 +45,7 @@ those that are links, unless path names them."""
 Answer = dict[str, Any]
 
 _PROGRAM = ["-I", "-S", "-W", "ignore", "-X", "utf8", "-c", inspect.getsource(search_program)]
-"""Arguments of Python."""
+"""The arguments with which Python runs the program."""
 
 _UNDONE = {"error": "the search failed: it could not be done in time; narrow the path or the pattern"}
 
@@ -91,7 +91,7 @@ class SearchParams(ToolParams):
 
 
 def expand_braces(glob: str) -> list[str]:
-    """Return `*.{js,ts}` as `*.js` and `*.ts`. Braces beyond `MAX_GLOBS` are left as they are."""
+    """Expand braces: `*.{js,ts}` to `*.js` and `*.ts`. Braces that would give more than `MAX_GLOBS` globs are left."""
     pending, done = [glob], list[str]()
     while pending:
         each = pending.pop(0)
@@ -105,23 +105,23 @@ def expand_braces(glob: str) -> list[str]:
 
 
 async def run_search(ctx: CallContext, params: SearchParams) -> Answer:
-    """Search. The answer lists what was found, how much there is in all, and how to see more."""
+    """Search. The answer has the findings, their total number, and how to see more."""
     commands, path = ctx.require_commands(), await ctx.path(params.path)
     try:
         directory, start = await _place(commands, path)
     except CommandError as error:
         return await path_error(commands, path, error)
     request = {**params.model_dump(), "directory": directory, "start": start, "skipped": SKIPPED}
-    # A file that was named itself is searched even if the glob does not match it.
+    # If `path` is a file, it is searched even if the glob does not match.
     request |= {"globs": params.globs if start == "." else [], "chars": OUTPUT_CHARS}
     request |= {"limit_s": min(TIMEOUT_S, ctx.timeout_s or TIMEOUT_S)}
     return await _in_slot(commands, request) or await _beside_driver(commands, request)
 
 
 async def _place(commands: SlotCommands, path: str) -> tuple[str, str]:
-    """Return the directory to search from, and what to search in it: `.`, or one file."""
+    """Return the directory to search from, and the part of it to search: `.`, or one file."""
     kind = (await commands.stat(path)).kind
-    if kind == "link":  # `stat` does not follow it; if it can be listed, it is a directory
+    if kind == "link":  # not followed by `stat`; if it can be listed, it leads to a directory
         try:
             await commands.list_dir(path, max_entries=1)
             kind = "dir"
@@ -134,7 +134,7 @@ async def _place(commands: SlotCommands, path: str) -> tuple[str, str]:
 
 
 async def _in_slot(commands: SlotCommands, request: Answer) -> Answer | None:
-    """Return the program's answer; None if the slot has no Python that works."""
+    """Run the program in the slot and return its answer; None if the slot has no working Python."""
     try:
         result = await commands.run(
             ["python3", *_PROGRAM],
@@ -149,11 +149,12 @@ async def _in_slot(commands: SlotCommands, request: Answer) -> Answer | None:
 
 
 async def _beside_driver(commands: SlotCommands, request: Answer) -> Answer:
-    """Return the answer for a slot without Python: find and tar are all that it needs."""
+    """Run the program on the driver's host and return its answer, for a slot without Python. The slot needs only `find`
+    and `tar`."""
     names = request["target"] == "files"
     argv = ["find", request["start"], *([*_name_condition(SKIPPED), "-prune", "-o"] if request["start"] == "." else [])]
     argv += ["(", "-type", "f", "-o", "-type", "l", "-exec", "test", "-f", "{}", ";", ")"]
-    patterns = [glob.rpartition("/")[2] for glob in request["globs"]]  # the program checks their directories
+    patterns = [glob.rpartition("/")[2] for glob in request["globs"]]  # names only: the program checks directories
     argv += _name_condition(patterns) if patterns and "**" not in patterns else []
     argv += ["-print0"] if names else ["-exec", "tar", "-chf", "-", "{}", "+"]
     result = await commands.run(
@@ -167,7 +168,7 @@ async def _beside_driver(commands: SlotCommands, request: Answer) -> Answer:
 
 
 def _name_condition(globs: Sequence[str]) -> list[str]:
-    """Return find's expression for names that match one of the globs."""
+    """Return arguments of `find` for names that match one of the globs."""
     return ["(", *[word for glob in globs for word in ("-o", "-name", glob)][1:], ")"]
 
 

@@ -1,10 +1,10 @@
-"""The program of `search_files`: finds files, searches them, and makes the answer.
+"""The program behind `search_files`: finds files, searches them, and makes the answer.
 
-It runs in the slot, so that a hostile pattern or file harms only its own slot; where the slot has no Python, it runs
-beside the driver. So a search means the same in every slot, whatever programs the slot has.
+The program runs in the slot, so that a hostile pattern or file harms only its own slot. If the slot has no Python, the
+program runs on the driver's host. So a search has the same result in every slot, whatever programs the slot has.
 
-Its standard input is the request, a line of JSON, and the files if they are not those of its working directory. Its
-standard output is the answer. Like the guest, it needs Python 3.7 and the standard library only.
+Its standard input is the request, which is a line of JSON, followed by the files unless these are in its working
+directory. Its standard output is the answer. Like the guest, it needs only Python 3.7 and the standard library.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     """Files by their paths below the searched directory, with a way to open each."""
 
 LINE_CHARS = 500
-"""Longer lines are cut, around their match."""
+"""Maximum number of characters of a line. Longer lines are cut around their match."""
 
 _BEFORE_CHARS = 100
-"""Number of characters that are shown before a match that is far to the right."""
+"""Number of characters that are shown before a match in a long line."""
 _LONGEST_LINE = 16 << 20
-"""Number of characters that are searched at once."""
+"""Maximum number of characters that are searched at once."""
 _MEMORY_BYTES = 2 << 30
 _SNIFF_BYTES = 8192
 
@@ -60,29 +60,29 @@ _CLASSES = {
 
 
 class _Stopped(Exception):
-    """The time is over."""
+    """The time limit is reached."""
 
 
 class Search:
-    """A search, and what it has found so far.
+    """A search, with its findings so far.
 
     Args:
-        request: the parameters of `search_files`; `globs` of wanted files; `directory`, which begins the paths of the
-            answer; and `chars`, the size of an answer.
+        request: the parameters of `search_files`; `globs`: globs of wanted files; `directory`: the first part of paths
+            in the answer; `chars`: the maximum size of the answer.
     """
 
     def __init__(self, request: dict[str, Any]) -> None:
         self.request = request
         self.mode = "files_only" if request["target"] == "files" else request["output_mode"]
         self.whole = not request.get("cut")
-        """Whether everything was searched."""
+        """Whether all files were searched."""
         self._context = request["context"] if self.mode == "content" else 0
         self._room = request["chars"] // (1 + 2 * self._context)
         self._entries: list[dict[str, Any]] = []
         self._total = self._shown = self._lines = 0
 
     def run(self, files: Files) -> None:
-        """Search these files. Raises `re.error` and others for a wrong pattern."""
+        """Search these files. Raise `re.error` or another error for a wrong pattern."""
         globs, names = self.request["globs"], self.request["target"] == "files"
         pattern = None if names else compile_pattern(self.request["pattern"])
         for name in sorted(files):
@@ -122,7 +122,7 @@ class Search:
                 last = number
 
     def _add(self, entry: dict[str, Any]) -> bool:
-        """Count a finding, and add it to the answer if it belongs to the requested page and fits."""
+        """Count a finding, and add it to the answer if the finding is on the requested page and there is room."""
         self._total += 1
         if self._total <= self.request["offset"] or self._shown >= self.request["limit"] or self._room < 0:
             return False
@@ -134,7 +134,7 @@ class Search:
         return True
 
     def answer(self) -> dict[str, Any]:
-        """Return what the model gets."""
+        """Return the answer for the model."""
         answer: dict[str, Any] = {"matches": self._entries}
         if self.mode == "files_only":
             answer = {"files": [entry["path"] for entry in self._entries]}
@@ -152,7 +152,7 @@ class Search:
 
 
 def compile_pattern(pattern: str) -> re.Pattern[str]:
-    """Return the compiled pattern. Forms of other programs, `[[:alpha:]]` and `(?<name>…)`, are also read."""
+    """Compile a pattern. Forms that other programs use, `[[:alpha:]]` and `(?<name>…)`, are accepted, too."""
 
     def plain(token: re.Match[str]) -> str:
         return re.sub(r"\[:(\w+):\]", lambda name: _CLASSES.get(name[1], name[0]), token[0])
@@ -161,7 +161,7 @@ def compile_pattern(pattern: str) -> re.Pattern[str]:
 
 
 def lines_of(file: BinaryIO) -> Iterator[tuple[int, str]]:
-    """Yield the lines of a text with their numbers, without their ends. Of binary data, yield nothing."""
+    """Yield the number and the text, without its end, of each line of a file; nothing for binary data."""
     start = file.read(_SNIFF_BYTES)
     wide = start.startswith((b"\xff\xfe", b"\xfe\xff"))
     if b"\0" in start and not wide:
@@ -184,8 +184,8 @@ def _around(line: str, match: re.Match[str] | None) -> str:
 
 
 def path_matches(path: str, glob: str) -> bool:
-    """Return whether a relative path matches. A glob without a slash is compared with the last part, others with the
-    whole path.
+    """Return whether a relative path matches a glob. A glob without a slash is compared with the path's last part, any
+    other glob with the whole path.
 
     `*` and `?` do not match a slash; a part `**` matches any number of directories.
     """
@@ -193,7 +193,7 @@ def path_matches(path: str, glob: str) -> bool:
     if "/" not in glob:
         return fnmatchcase(parts[-1], glob)
     glob_parts = (glob[2:] if glob.startswith("./") else glob).lstrip("/").split("/")
-    # Run as an automaton, so that a glob with many `**` takes only its length times the path's length.
+    # An automaton, so that even a glob with many `**` takes only time proportional to its length times the path's.
     states = _close({0}, glob_parts)
     for part in parts:
         reached = {
@@ -208,7 +208,7 @@ def _part(part: str, glob: str) -> bool:
 
 
 def _close(states: Iterable[int], wanted: Sequence[str]) -> set[int]:
-    """Return these states, and those reached by letting `**` match nothing."""
+    """Return these states, and all states reached from them if `**` matches nothing."""
     closed: set[int] = set()
     for first in states:
         state = first
@@ -219,12 +219,12 @@ def _close(states: Iterable[int], wanted: Sequence[str]) -> set[int]:
     return closed
 
 
-# Where the files are.
+# The files to search.
 
 
 def files_below(start: str, skipped: Sequence[str]) -> Files:
-    """Return the regular files below a directory, linked ones too, or the one file. Directories that are links are not
-    entered: they lead in circles, or out of the workspace."""
+    """Return the regular files below a directory, or `start` itself if it is a file. Links to files count as files.
+    Links to directories are not followed, because they may lead in circles, or out of the workspace."""
     names = [start]
     if os.path.isdir(start):
         names = []
@@ -243,7 +243,8 @@ def _opening(name: str) -> Callable[[], BinaryIO]:
 
 
 def add_archived(files: Files, stream: BinaryIO) -> None:
-    """Add the files of several tar archives. If that was cut, add those before the cut and raise `tarfile.TarError`."""
+    """Add the files of a stream of several tar archives. If the stream was cut off, add the files before the cut and
+    raise `tarfile.TarError`."""
     with tarfile.open(fileobj=stream, mode="r|", ignore_zeros=True) as archive:
         for member in archive:
             name, linked = os.path.normpath(member.name), os.path.normpath(member.linkname)

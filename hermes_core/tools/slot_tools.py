@@ -1,4 +1,4 @@
-"""The three raw tools of every slot, for hooks and batches: `bash`, `read_file` and `write_file`, output uncut."""
+"""The three raw tools of every slot, for hooks and batches: `bash`, `read_file` and `write_file`, with uncut output."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def command_metadata(result: CommandResult) -> dict[str, Any]:
 
 
 def command_error_kind(result: CommandResult) -> ErrorKind | None:
-    """Return why a command that ran counts as failed; None if it does not."""
+    """Return the kind of error of a command that ran; None if the command did not fail."""
     if result.timed_out:
         return ErrorKind.TIMEOUT
     return None if result.ok else ErrorKind.COMMAND
@@ -88,4 +88,4 @@ SLOT_TOOLS: Mapping[str, Tool] = {
         Tool("write_file", SlotWriteParams, _write_file, "Replace a file's content."),
     )
 }
-"""The slot tools by name. They are in no registry: a model gets them only if a hook's author passes them to it."""
+"""The slot tools by name. They are in no registry: a model gets a slot tool only if a hook's author offers it."""

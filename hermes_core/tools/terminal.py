@@ -1,4 +1,4 @@
-"""The tool `terminal`: a command line in the slot, run to its end or left in the background."""
+"""The tool `terminal`: runs a command line in the slot, to its end or in the background."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ NOT_RUN = -1
 """The `exit_code` of a command that could not be started."""
 
 _COMPOUND = re.compile(r"[;&|()`!\n]")
-"""Signs of a command line for which the shell stays and starts programs. For a simple command, the shell becomes the
-program."""
+"""Characters of command lines for which the shell stays and starts programs as children. For a simple command, the
+shell itself becomes the program."""
 
 _MOST_BYTES = 100_000
-"""Maximum length in bytes of a variable of the environment. The command line can't hold a longer command either."""
+"""Maximum length in bytes of an environment variable. This is also the maximum for an argument of a command line."""
 
 _FROM_ENVIRONMENT = '_command=$HERMES_SHELL_TEXT; unset HERMES_SHELL_TEXT; eval "$_command"'
 
@@ -84,17 +84,16 @@ async def _foreground(ctx: CallContext, params: TerminalParams, cwd: str | None)
 
 
 def _out_of_sight(command: str) -> tuple[str, dict[str, str]]:
-    """Return a command line that does not show the command, and an environment that holds the command. Otherwise the
-    shell would match, and be killed by, commands that look for a program by its command line (`pkill -f`, `ps |
-    grep`)."""
+    """Return a command line that does not show the command, and environment variables that hold the command. Otherwise
+    commands that look for a program by its command line (`pkill -f`, `ps | grep`) would find the shell, or kill it."""
     if not _COMPOUND.search(command) or len(command.encode()) > _MOST_BYTES:
         return command, {}
     return _FROM_ENVIRONMENT, {"HERMES_SHELL_TEXT": command}
 
 
 def _ending(result: CommandResult, limit_s: float) -> str | None:
-    """Return what the exit code does not say: whether a time-out or a signal ended the command, or its own exit with
-    124 or 137."""
+    """Return a text if a time-out or a signal ended the command; None if the command exited by itself, even with exit
+    code 124 or 137."""
     if result.timed_out:
         return (
             f"timed out after {limit_s:g} s: the command and what it started were killed"

@@ -1,4 +1,4 @@
-"""Toolsets (named groups of tools) and distributions (weighted choices of them)."""
+"""Toolsets (named groups of tools) and distributions (weighted choices of toolsets)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ALL = ("all", "*")
 
 @dataclass(frozen=True)
 class Toolset:
-    """A named group: its own tools, the tools that name it in `Tool.toolsets`, and those of the groups it includes."""
+    """A named group: its own tools, tools that name the group in `Tool.toolsets`, and the tools of included groups."""
 
     name: str
     tools: tuple[str, ...] = ()
@@ -45,10 +45,10 @@ class Distribution:
             raise ConfigError(f"distribution {self.name!r} can't draw any toolset", hint="give one more than 0 percent")
 
     def sample(self, seed: int | str) -> list[str]:
-        """Return the toolsets that this seed draws, or the most probable one if it draws none.
+        """Return the toolsets that this seed draws; if it draws none, the most probable toolset.
 
-        The result depends only on the distribution and the seed, in any process. Each toolset has a draw of its own, so
-        adding one to the distribution changes nothing for the others.
+        The result depends only on the distribution and the seed, in any process. Each toolset is drawn independently,
+        so adding a toolset to the distribution does not change the draws of the others.
         """
         drawn = [
             toolset

@@ -1,4 +1,4 @@
-"""The multi-file patch format that models write (V4A): parsing it, and applying one file's part to its text.
+"""Parses the multi-file patch format that models write (V4A), and applies the part for one file to the file's text.
 
 *** Begin Patch
 *** Update File: src/app.py
@@ -30,7 +30,7 @@ BEGIN, END, END_OF_FILE = "*** Begin Patch", "*** End Patch", "*** End of File"
 _FILE = re.compile(r"\*\*\* (Update|Add|Delete) File:(.*)")
 _MOVE = re.compile(r"\*\*\* Move to:(.*)")
 MAX_SEARCHED = 20_000_000
-"""Maximum number of lines that are searched for the changes and hints of one file in total: some seconds' work."""
+"""Maximum total number of lines that are searched for the changes and hints of one file; takes some seconds."""
 
 _LINE_NUMBERS = re.compile(r"-\d+(?:,\d+)? \+\d+(?:,\d+)? @@(.*)")
 
@@ -41,11 +41,11 @@ class PatchError(HermesError):
 
 @dataclass(frozen=True)
 class Hunk:
-    """One change: lines that stay (` `), are removed (`-`) and are added (`+`), and the lines above it that say
-    where."""
+    """One change: lines that stay (` `), are removed (`-`) or are added (`+`), and hints: lines above it that tell its
+    place."""
 
     line: int
-    """The line where it starts in the patch, from 1."""
+    """The number of the change's first line in the patch, from 1."""
     lines: tuple[tuple[str, str], ...]
     """`(mark, text)` of each line."""
     hints: tuple[str, ...] = ()
@@ -59,7 +59,7 @@ class Hunk:
 
 @dataclass(frozen=True)
 class FilePatch:
-    """What a patch does to one file."""
+    """The part of a patch for one file."""
 
     action: Literal["update", "add", "delete"]
     path: str
@@ -73,7 +73,7 @@ def parse_patch(patch: str) -> list[FilePatch]:
     """Return the files that a patch changes, in its order.
 
     Raises:
-        PatchError: it is malformed; the message names the line of the patch.
+        PatchError: the patch is malformed; the message names the line of the patch.
     """
     return _Parser(patch).parse()
 
@@ -172,7 +172,7 @@ class _Parser:
     def _split_mark(self, number: int) -> tuple[str, str]:
         line = self.lines[number]
         if not line:
-            return " ", ""  # an empty line that stays, but lost its leading blank
+            return " ", ""  # an empty line that stays, whose leading blank is missing
         if line[0] not in " +-":
             raise self._error("a line begins with ' ' (stays), '-' (goes) or '+' (comes)", number)
         return line[0], line[1:]
@@ -183,7 +183,7 @@ def _ends_file(line: str) -> bool:
 
 
 def _hint(line: str) -> str:
-    """Return the line that a `@@` line names. Of a unified diff's line numbers, return only the text after them."""
+    """Return the line of text that a `@@` line names, without a unified diff's line numbers."""
     hint = line.removeprefix("@@").strip()
     numbers = _LINE_NUMBERS.fullmatch(hint)
     return numbers[1].strip() if numbers else hint.removesuffix("@@").strip()
@@ -193,7 +193,7 @@ def apply_hunks(text: str, file: FilePatch) -> str:
     """Return the text of a file after its hunks, which are applied from top to bottom.
 
     Raises:
-        PatchError: a hunk's lines are missing, or in more than one place; or there is too much to search.
+        PatchError: a hunk's lines are not found, or found in several places; or there is too much to search.
     """
     ends = re.findall(r"\r?\n|\Z", text)
     lines = re.split(r"\r?\n", text)
@@ -205,7 +205,7 @@ def apply_hunks(text: str, file: FilePatch) -> str:
     if ends_with_newline:
         del lines[-1], ends[-1]
     else:
-        ends[-1] = ends[-2] if len(ends) > 1 else "\n"  # for a line that is put after it
+        ends[-1] = ends[-2] if len(ends) > 1 else "\n"  # for a line that is added after the last one
     done = 0
     for hunk in file.hunks:
         place = _locate(lines, hunk, done, file.path)
@@ -219,8 +219,8 @@ def apply_hunks(text: str, file: FilePatch) -> str:
 
 
 def _apply_hunk(hunk: Hunk, lines: Sequence[str], ends: Sequence[str], place: int) -> tuple[list[str], list[str]]:
-    """Return the lines after the change, and their ends. Unchanged lines are those of the file, even if the patch
-    quoted them loosely. Added lines end like the line before."""
+    """Return the hunk's lines after the change, and their line ends. Unchanged lines stay as in the file, even if the
+    patch quotes them inexactly. An added line ends like the line before it."""
     found = lines[place : place + len(hunk.old)]
     added = iter(reindent([text for mark, text in hunk.lines if mark == "+"], hunk.old, found, lambda: unit_of(lines)))
     put, put_ends, own = [], [], place
@@ -236,13 +236,13 @@ def _apply_hunk(hunk: Hunk, lines: Sequence[str], ends: Sequence[str], place: in
 
 
 def _locate(lines: Sequence[str], hunk: Hunk, start: int, path: str) -> int:
-    """Return the index of the line where the hunk's lines are."""
+    """Return the index of the file's line at which the hunk's lines begin."""
     for hint in hunk.hints:
         start = _below(lines, hint, start, hunk, path)
     quoted = hunk.old
     if not quoted:
         return start if hunk.hints and not hunk.at_end else len(lines)
-    # The change's own first line may repeat the line that a hint names.
+    # The first line of the change may repeat the line that a hint names.
     for first in (start, start - 1) if hunk.hints else (start,):
         for key in _KEYS:
             places = list(
@@ -276,4 +276,4 @@ def _below(lines: Sequence[str], hint: str, start: int, hunk: Hunk, path: str) -
 
 
 _KEYS = (compose, without_trailing, without_indent, with_single_blanks)
-"""The ways to search for a hunk's lines; each is used only if the ones before found nothing."""
+"""The ways to search for a hunk's lines; each is tried only if the earlier ways found nothing."""
