@@ -1,4 +1,4 @@
-"""An alias: the names of `hermes_atropos`, the distribution `hermes-rl-atropos`, by the path that they had first."""
+"""The old import path of the package `hermes_atropos`, which the distribution `hermes-rl-atropos` installs."""
 
 from __future__ import annotations
 

@@ -267,10 +267,10 @@ BUG_HINT = "a bug in the plugin: `hermes-rl --traceback …` shows where"
 def explain_errors(
     explain: Callable[[Exception], HermesError], but: type[Exception] | tuple[type[Exception], ...] = HermesError
 ) -> Iterator[None]:
-    """Raise `explain(error)` in place of an exception that a plugin's code should not have raised in the block.
+    """Run a block that calls a plugin's code. If the code raises an unexpected `error`, raise `explain(error)` instead.
 
     Args:
-        but: exceptions that the code may raise. They are raised unchanged.
+        but: the types of the expected exceptions, which are raised unchanged.
     """
     try:
         yield

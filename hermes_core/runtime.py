@@ -386,8 +386,8 @@ class Runtime:
         """Return the settings of an agent. The model, endpoint and key that were not given come from this runtime.
 
         Args:
-            given: checked by the agent's `config_class`; or that class's instance.
-            agent: its name; None is an agent without settings of its own.
+            given: values, which the agent's `config_class` checks, or an instance of this class.
+            agent: the agent's name. None stands for an agent whose `config_class` is `AgentSettings`.
 
         Raises:
             UnknownNameError, ConfigError: a key or a value is wrong, or there is no agent with that name.

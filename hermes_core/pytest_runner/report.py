@@ -585,7 +585,8 @@ def _outcome(report: Any) -> str | None:
 
 
 def _as_plugin(reporter: Reporter, pytest: Any) -> Reporter:
-    """Return the reporter with its methods marked as hooks: late, because the marks need pytest to be imported."""
+    """Mark the reporter's methods as pytest hooks, and return the reporter. Decorators in the class would need pytest
+    when this module is imported."""
     kind = type(reporter)
     pytest.hookimpl(tryfirst=True)(kind.pytest_load_initial_conftests)
     pytest.hookimpl(tryfirst=True)(kind.pytest_cmdline_main)

@@ -244,7 +244,7 @@ class Tally:
         return left / self.rate() if self.session else None
 
     def counts(self, total: int) -> str:
-        """Return solved, failed by kind, cost, rate and time left, as far as they are known."""
+        """Return a text with the numbers of solved and failed rollouts, and the cost, rate and time left if known."""
         parts = [f"{self.solved} solved"] if self.scored or not self.finished else []
         if self.failed:
             kinds = ", ".join(f"{count} {kind}" for kind, count in self.failures.items() if kind != "cancelled")

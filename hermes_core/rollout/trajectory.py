@@ -167,10 +167,10 @@ class Trajectory:
         self.failure = Failure(kind, self._failed_stage or "acquire", message[:MAX_MESSAGE])
 
     def give_up(self, reason: str) -> None:
-        """Set the final outcome of a rollout that is not over in time, although it may still run.
+        """Set the final outcome of a rollout at its deadline. The rollout may still run in the background.
 
-        A score or a failure that is already there stays, because only the release of the slot is late. Otherwise, the
-        failure is `infra`, because every other part has its own time limit.
+        A score or a failure that is already set stays: then only the release of the slot is late. Otherwise the failure
+        is that of the last error; without an error it is `infra`, because every other part has its own time limit.
         """
         error = self._error or self._infra
         if not self._ended and self.failure is None:

@@ -327,8 +327,8 @@ def _by_lines(text: str, old: str, new: str, key: LineKey, *, uniform: bool = Fa
 
 
 def _lines_put(new: Sequence[str], quoted: Sequence[str], found: Sequence[str], unit: Callable[[], str]) -> list[str]:
-    """Return the lines `new`, reindented to fit the lines `found`. Lines that are also in `quoted` are replaced by the
-    text's lines."""
+    """Return the lines that replace `found`: the lines `new`, indented like `found`. A line that is in both `new` and
+    `quoted` is taken from `found` unchanged."""
     put = reindent(new, quoted, found, unit)
     for i, j, size in common_parts(quoted, new):
         put[j : j + size] = found[i : i + size]

@@ -28,7 +28,7 @@ class SandboxUsage:
 
 
 class Meter:
-    """Counts the seconds of one profile's sandboxes, from the answer of the provider until their end.
+    """Counts the seconds that one profile's sandboxes exist, each from its creation by the provider until its end.
 
     Args:
         profile: the name of the profile, for messages.

@@ -80,7 +80,7 @@ def remember_processes() -> None:
 
 
 def _adopt(session: str, environment: SlotEnvironment) -> None:
-    """Add the background processes of a slot that was taken over to hermes-agent's registry."""
+    """Register the background processes of a session's slot, which an earlier process left, with hermes-agent."""
     registry, folder = process_registry.process_registry, environment.get_temp_dir()
     listing = environment.execute(_LIST.format(folder=shlex.quote(folder)), timeout=10)
     for line in listing["output"].splitlines():

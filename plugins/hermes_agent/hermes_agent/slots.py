@@ -286,7 +286,7 @@ def _level(backend: Backend) -> Isolation:
 
 
 def _variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of commands that hermes-agent's settings `docker_env` and `docker_forward_env` define."""
+    """Return the environment variables that hermes-agent's `docker_env` and `docker_forward_env` set for commands."""
     configured: dict[str, str] = _json(environ, "TERMINAL_DOCKER_ENV", {})
     names: list[str] = _json(environ, "TERMINAL_DOCKER_FORWARD_ENV", [])
     forwarded = {name: environ[name] for name in map(str, names) if name in environ}

@@ -329,7 +329,7 @@ class Gateway:
     async def _outcome(
         self, call: CallLog, request: Request, exchange: Exchange, dialect: Dialect
     ) -> WrittenAnswer | RequestRefusal:
-        """Return the answer, or the refusal. Keep the stream alive until then.
+        """Wait for the answer or the refusal of a call, and return it. Meanwhile, keep the agent's stream alive.
 
         Raises:
             ConnectionError: the agent is gone. The sampling goes on, because the agent may repeat the request.

@@ -99,7 +99,7 @@ class AnthropicApi:
         return {"model": model, "max_tokens": 1, "messages": [{"role": "user", "content": "Hello"}]}
 
     def drop_remote_work(self, body: Body) -> tuple[Body, list[str]]:
-        """Return the request without tools and servers of the provider."""
+        """Return the request without the provider's tools and the keys in `_elsewhere`, and the names of these."""
         for message in mappings(body.get("messages")):
             _check_sources(message.get("content"))
         tools, dropped = _split_tools(body.get("tools"), self._is_run_here)
