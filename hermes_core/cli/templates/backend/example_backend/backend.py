@@ -28,10 +28,10 @@ from . import provider
 class ExampleBackendConfig(SandboxConfig):
     """A profile's settings: `--backend.greeting=hello` on the command line. Add those of your provider."""
 
-    unsupported = ("image", "cpu", "memory")  # what the provider can't give is refused, never ignored
+    unsupported = ("image", "cpu", "memory")  # settings that are refused, as the provider can't fulfil them
 
     greeting: str = "hello"
-    """What commands see as GREETING."""
+    """The value of the environment variable GREETING of commands."""
 
 
 class ExampleBackendSandbox(Sandbox):
@@ -52,7 +52,7 @@ class ExampleBackendSandbox(Sandbox):
         return await AsyncioStreamChannel.spawn(provider.program(self.id, argv), env=given)
 
     async def status(self) -> SandboxStatus:
-        """Ask the provider."""
+        """Return the machine's status, as the provider tells it."""
         machines = await asyncio.to_thread(provider.machines)
         return SandboxStatus.RUNNING if self.id in machines else SandboxStatus.GONE
 
@@ -66,15 +66,15 @@ class ExampleBackend(Backend):
 
     name = "example-backend"
     config_class = ExampleBackendConfig
-    # Without `attach=True` and the method of that name, `hermes-rl reap` can't end what dead drivers left.
-    # `shared` keeps nothing apart; docs/guides/writing-a-backend.md says what the other levels take.
+    # Without `attach=True` and a method `attach`, `hermes-rl reap` can't end sandboxes of dead drivers.
+    # At level `shared`, nothing separates slots; docs/guides/writing-a-backend.md says what other levels need.
     capabilities = Capabilities(isolation=frozenset({Isolation.SHARED}), on_driver_host=True)
 
     def __init__(self, settings: Settings) -> None:
-        """`settings` are the runtime's; keys of a provider belong into the environment."""
+        """`settings` are the runtime's settings. Keys of a provider belong in environment variables."""
 
     async def create(self, spec: SandboxSpec) -> Sandbox:
-        """Create a sandbox, or return the one that has this creation id: an answer may be lost, and asked for again."""
+        """Create a sandbox, or return the sandbox with this creation id: a lost answer makes core call this again."""
         config = spec.config
         assert isinstance(config, ExampleBackendConfig)
         sandbox_id = f"example-backend-{spec.creation_id}"
@@ -89,13 +89,13 @@ class ExampleBackend(Backend):
                     raise ProvisionError(
                         f"no machine was created: {creation.stderr_tail}", hint="see the provider's log"
                     )
-        except BaseException:  # cancelled, too: what was begun is ended
+        except BaseException:  # also when cancelled: end the new machine
             await self.terminate_id(sandbox_id)
             raise
         return ExampleBackendSandbox(sandbox_id, environment)
 
     async def list(self, owner: str | None = None) -> Sequence[SandboxInfo]:
-        """List the machines by their labels, whoever's driver made them."""
+        """List the machines of all drivers by their labels, or only those of one owner."""
         found = await asyncio.to_thread(provider.machines)
         return [
             SandboxInfo(
@@ -110,9 +110,9 @@ class ExampleBackend(Backend):
         ]
 
     async def terminate_id(self, sandbox_id: str) -> None:
-        """End a machine that nobody holds a handle of; idempotent."""
+        """End a machine by its id, without a handle of it; idempotent."""
         await asyncio.to_thread(provider.destroy, sandbox_id)
 
     async def check(self) -> Diagnosis:
-        """Say whether the provider can be used here, and what to do if not."""
+        """Return whether the provider can be used here, and advice if not."""
         return Diagnosis(True, f"processes of this host, below {provider.MACHINES}")

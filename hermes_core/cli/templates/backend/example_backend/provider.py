@@ -1,7 +1,7 @@
 """A stand-in for a provider's SDK, to be replaced by it: machines that are a directory and processes of this host.
 
-What a provider has to offer is what this module has: machines with labels that are set when a machine is created, a
-main process whose end is the machine's, programs that are started in it and outlive the connection, and a list.
+A provider has to offer what this module has: machines with labels that are set when a machine is created; a main
+process, whose end is the end of the machine; programs in the machine that outlive the connection; and a list.
 """
 
 import json
@@ -17,25 +17,25 @@ from pathlib import Path
 
 MACHINES = Path(tempfile.gettempdir()) / f"example-backend-{os.getuid()}"
 MARK = "HERMES_SANDBOX_ID"
-"""The variable by which a machine's processes are found; hermes-rl hands it on to the commands of slots."""
+"""The environment variable by which a machine's processes are found; hermes-rl passes it on to commands of slots."""
 ENVIRONMENT = {"PATH": f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"}
 
 
 def starter(machine: str, labels: Mapping[str, str], command: Sequence[str]) -> list[str]:
     """Return the program that creates a machine, with this main process, and prints `created` or `exists`.
 
-    Its environment has to be `environment(machine)`, by which `destroy` finds a creation that is under way.
+    The program's environment has to be `environment(machine)`, by which `destroy` finds a creation under way.
     """
     return ["setsid", "--fork", sys.executable, "-I", __file__, machine, json.dumps(labels), *command]
 
 
 def program(machine: str, argv: Sequence[str]) -> list[str]:
-    """Return the program that runs `argv` in a machine; its environment has to be `environment(machine)`."""
+    """Return a program that runs `argv` in a machine. The program's environment has to be `environment(machine)`."""
     return ["sh", "-c", 'cd "$0" && exec "$@"', str(workspace(machine)), *argv]
 
 
 def environment(machine: str) -> dict[str, str]:
-    """Return the environment of what is run in a machine."""
+    """Return the environment of programs in a machine."""
     return {**ENVIRONMENT, MARK: machine}
 
 
@@ -50,18 +50,18 @@ def machines() -> dict[str, dict[str, str]]:
     for path in MACHINES.glob("*/labels.json"):
         try:
             found[path.parent.name] = json.loads(path.read_text())
-        except FileNotFoundError:  # it has ended meanwhile
+        except FileNotFoundError:  # the machine has ended meanwhile
             continue
     return found
 
 
 def destroy(machine: str) -> None:
-    """Kill the machine's processes, and remove its directory; does nothing where there is none.
+    """Kill the machine's processes, and remove its directory. Does nothing if there is no such machine.
 
-    The guest has to die before the commands that it started. Otherwise it tells hermes-rl that a command was killed.
+    The guest has to die before its commands. Otherwise it reports to hermes-rl that a command was killed.
     """
     clean = 0
-    while clean < 2:  # one look may miss what forked behind it
+    while clean < 2:  # one look may miss processes that fork meanwhile
         running = _processes(machine)
         clean = 0 if running else clean + 1
         for process in running:
@@ -75,15 +75,15 @@ def destroy(machine: str) -> None:
 
 
 def _processes(machine: str) -> list[int]:
-    """Return the machine's processes, the oldest first, so each comes after the one that started it."""
+    """Return the ids of the machine's processes, oldest first, so that parents come before their children."""
     wanted = f"{MARK}={machine}".encode()
     found = []
     for process in set(Path("/proc").glob("[0-9]*")) - {Path(f"/proc/{os.getpid()}")}:
         try:
             state, *fields = process.joinpath("stat").read_text().rpartition(")")[2].split()
             if state not in "ZX" and wanted in process.joinpath("environ").read_bytes().split(b"\0"):
-                found.append((int(fields[18]), int(process.name)))  # its start time
-        except OSError:  # it has ended, or is another user's
+                found.append((int(fields[18]), int(process.name)))  # start time
+        except OSError:  # the process has ended, or belongs to another user
             continue
     return [process for _, process in sorted(found)]
 
@@ -95,7 +95,7 @@ def _create(machine: str, labels: str, command: Sequence[str]) -> None:
     (made / "data").mkdir()
     (made / "labels.json").write_text(labels)
     try:
-        made.rename(MACHINES / machine)  # two of one name: the second one fails
+        made.rename(MACHINES / machine)  # fails for a second machine with the name
     except OSError:
         shutil.rmtree(made)
         os.write(1, b"exists\n")

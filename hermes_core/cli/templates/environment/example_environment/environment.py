@@ -29,12 +29,12 @@ class ExampleEnvironment(Environment):
         return [{"id": f"lines-{n}", "lines": draw.randrange(5, 500)} for n in range(self.config.count)]
 
     def format_prompt(self, item: Item) -> str:
-        """Return what the agent is asked to do."""
+        """Return the text that tells the agent its task."""
         return "How many lines has data.txt? Write the number to answer.txt."
 
     @hookimpl
     async def setup_trajectory_workspace(self, item: Item, rollout: RolloutHandle) -> Mapping[str, Any]:
-        """Write the file to be counted. What is returned here reaches the verification as `workspace_meta`."""
+        """Write the file to be counted. The verification gets the returned value as `workspace_meta`."""
         text = "".join(f"line {n}\n" for n in range(item["lines"]))
         await rollout.commands.write_file("data.txt", text.encode())
         return {"expected": str(item["lines"])}
@@ -43,7 +43,7 @@ class ExampleEnvironment(Environment):
     async def verify_and_score_trajectory(
         self, rollout: RolloutHandle, workspace_meta: Mapping[str, Any]
     ) -> tuple[float, dict[str, Any]]:
-        """Score the answer. It is the agent's: it can be missing, huge, or no text."""
+        """Score the answer, which the agent wrote: the file can be missing, huge, or no text."""
         try:
             answer = await rollout.commands.read_file("answer.txt", limit=100)
         except CommandError as error:
@@ -53,5 +53,5 @@ class ExampleEnvironment(Environment):
 
     @hookimpl
     async def solve_trajectory(self, rollout: RolloutHandle) -> None:
-        """Solve the item as the agent could, for the agent `oracle` and `hermes-rl validate`."""
+        """Solve the item in the agent's slot, for the agent `oracle` and `hermes-rl validate`."""
         await rollout.commands.run("wc -l < data.txt > answer.txt")
