@@ -1,8 +1,8 @@
 """hermes-rl: tool-using agents in sandboxes, scored by what really happened there, recorded for RL trainers.
 
-What a plugin or a script needs is imported from here. A module is loaded when the first of its names is used, so that
-`import hermes_core` stays quick. `__init__.pyi` lists the names and their modules, for type checkers, too. Whatever is
-not in it is internal.
+Plugins and scripts import all names that they need from this package. A module is loaded when the first of its names is
+used, so that `import hermes_core` stays quick. `__init__.pyi` lists the names and their modules.
+All names that it does not list are internal.
 """
 
 from __future__ import annotations

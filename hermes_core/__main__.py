@@ -1,4 +1,4 @@
-"""`python -m hermes_core`: the command `hermes-rl`, for an interpreter whose programs are not on the PATH."""
+"""`python -m hermes_core` runs the command `hermes-rl`, for a Python whose installed programs are not on the PATH."""
 
 from hermes_core.cli.main import main
 

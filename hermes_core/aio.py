@@ -1,10 +1,10 @@
-"""Tasks with an owner, one attempt shared by all who need its outcome, and an event loop in a thread of its own."""
+"""Tasks with an owner, attempts that callers share, and an event loop in a thread of its own."""
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import concurrent.futures.thread  # its executors must be shut down after `_finish` has run
+import concurrent.futures.thread  # imported first, so that its executors are shut down after `_finish` has run
 import contextlib
 import logging
 import os
@@ -26,12 +26,12 @@ _CLEAN_UP_S = 5.0
 
 
 async def cancel(tasks: Collection[asyncio.Task[Any]]) -> None:
-    """Cancel tasks, without waiting for the ones that this call cancelled.
+    """Cancel tasks. Don't wait for the end of tasks that this call cancels.
 
-    A task that was already being cancelled gets some time first. At its end, `asyncio.run` cancels both a task and its
-    owner, and a second cancellation would interrupt the clean-up that the first one started. If the task then
-    continues, because the first cancellation was only meant for a part of it (such as a time limit inside), it is
-    cancelled.
+    A task that was already being cancelled gets `_CLEAN_UP_S` seconds first. When `asyncio.run` ends, it cancels both a
+    task and its owner, and a second cancellation would interrupt the clean-up after the first one. If the task then
+    still runs, because the first cancellation was only meant for a part of it (such as a time limit inside), it is
+    cancelled again.
     """
     me = asyncio.current_task()
     spared = {task for task in tasks if task is not me and task.cancelling()}
@@ -64,13 +64,13 @@ async def together() -> AsyncIterator[asyncio.TaskGroup]:
             yield tasks
     except BaseExceptionGroup as errors:
         failure = errors.exceptions[0]
-    if failure is not None:  # raised out here, so that it keeps its own cause
+    if failure is not None:  # raised outside of the `except` block, so that the error keeps its own cause
         raise failure
 
 
 @contextmanager
 def exits_are_errors() -> Iterator[None]:
-    """Turn `sys.exit` of a plugin's code into an ordinary error: in a task, it would end the loop and all other tasks.
+    """Turn a plugin's call of `sys.exit` into an ordinary error. In a task, it would end the loop and all other tasks.
 
     Raises:
         RuntimeError: the block raised SystemExit.
@@ -82,9 +82,9 @@ def exits_are_errors() -> Iterator[None]:
 
 
 async def complete(work: Coroutine[Any, Any, T]) -> T:
-    """Await the work to its end, even if the caller is cancelled meanwhile. That cancellation is raised after it.
+    """Await the work to its end, even if the caller is cancelled meanwhile. The cancellation is raised afterwards.
 
-    This is for clean-up. The work needs a time limit of its own, as nothing else stops it.
+    This is for clean-up. The work needs a time limit of its own, because nothing else stops it.
     """
     task = asyncio.create_task(work)
     cancelled: asyncio.CancelledError | None = None
@@ -103,15 +103,15 @@ async def complete(work: Coroutine[Any, Any, T]) -> T:
 class TaskSet:
     """The running tasks of one owner, which may outlive the call that started them.
 
-    A `TaskGroup` must end in the task that began it, and one failed child cancels the others. An owner with `start()`
-    and `aclose()` may be closed by another task than the one that started it, and its tasks are independent; so it
-    needs this class.
+    A `TaskGroup` must end in the task that began it, and a failed child cancels the others. This class is for owners
+    with `start()` and `aclose()`: another task may close the owner than the task that started it, and the owner's tasks
+    are independent of each other.
     """
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
         self.closing = False
-        """Whether it is being closed or is closed. Only clean-up work may be started then."""
+        """Whether this set is being closed or is closed. Then only clean-up work may be started."""
 
     def __len__(self) -> int:
         return len(self._tasks)
@@ -150,7 +150,7 @@ class BrokenOff(InfraError):
 
 @dataclass(eq=False)
 class _Attempt(Generic[T]):
-    """One attempt, and how many callers wait for it."""
+    """One attempt, and the number of callers that wait for it."""
 
     task: asyncio.Task[T]
     waiting: int = 0
@@ -159,21 +159,22 @@ class _Attempt(Generic[T]):
 
 
 class SingleFlight(Generic[T]):
-    """At most one attempt at a time for each key, shared by all who ask.
+    """At most one attempt at a time for each key, shared by all callers.
 
     - A caller that asks while an attempt is in progress waits for it, and gets its outcome or error.
-    - The attempt belongs to all who wait, not to the caller that started it. That one may be cancelled without
-      affecting the others.
-    - The attempt is cancelled when its last caller is cancelled. That caller's cancellation lasts until the attempt has
-      undone what it began. A caller that asks meanwhile starts another attempt after that.
+    - The attempt belongs to all waiting callers. The caller that started it may be cancelled without affecting the
+      others.
+    - The attempt is cancelled when its last caller is cancelled. The cancellation of this caller lasts until the
+      attempt has cleaned up. A caller that asks meanwhile starts another attempt afterwards.
     - A failed attempt is forgotten: the next caller starts another one.
     - When the owner's `TaskSet` is closed, waiting callers get `BrokenOff`, and so do callers that would start an
       attempt.
 
     Args:
-        what: what is attempted, for the error and for the names of the tasks.
-        keep: give the outcome to all later callers, too. Otherwise they start another attempt.
-        go_on: let an attempt continue when nobody waits for it any more, if its outcome is useful for the next caller.
+        what: the name of the attempted work, for the error and for the names of the tasks.
+        keep: give the outcome to all later callers, too. Otherwise, they start another attempt.
+        go_on: let an attempt continue when no caller waits for it any more, for an outcome that is useful for the next
+            caller.
     """
 
     def __init__(self, what: str, *, keep: bool = False, go_on: bool = False) -> None:
@@ -185,7 +186,7 @@ class SingleFlight(Generic[T]):
         self._attempts: dict[Hashable, _Attempt[T]] = {}
 
     async def get(self, work: TaskSet, begin: Callable[[], Awaitable[T]], key: Hashable = None) -> T:
-        """Return the kept outcome for this key, or else that of the attempt in progress, or of a new one.
+        """Return the kept outcome for this key, or else the outcome of the attempt in progress or of a new attempt.
 
         Args:
             work: the owner of a new attempt.
@@ -194,7 +195,7 @@ class SingleFlight(Generic[T]):
 
         Raises:
             BrokenOff: the owner was closed.
-            Exception: as the attempt raised it; all who waited get the same error.
+            Exception: as the attempt raised it. All callers that waited get the same error.
         """
         while key not in self.kept:
             attempt = self._attempts.get(key) or self._begin(work, begin, key)
@@ -208,7 +209,7 @@ class SingleFlight(Generic[T]):
             raise self._error()
         name = self._what if key is None else f"{self._what} {key}"
         attempt = self._attempts[key] = _Attempt(work.spawn(self._run(begin, key), name))
-        # This can't be at the end of `_run`: a task that is cancelled before its first step never gets there.
+        # `_run` can't do this at its end, because a task that is cancelled before its first step never gets there.
         attempt.task.add_done_callback(lambda _: self._attempts.pop(key))
         return attempt
 
@@ -242,7 +243,7 @@ class SingleFlight(Generic[T]):
 
 
 LOOK_S = 0.1
-"""Seconds between checks whether the main thread still lives."""
+"""Seconds between two checks that the main thread still runs."""
 
 MOST_WORKERS = 32
 """Maximum number of blocking calls at the same time."""
@@ -258,12 +259,12 @@ class LoopEnded(UsageError):
 class LoopThread:
     """Runs coroutines for callers in any thread or loop, until it is closed or the main thread ends.
 
-    At its end, the interpreter waits for this thread before it tears anything down, so everything that `close` does
-    still works. Blocking calls (`asyncio.to_thread`) work too; Python's own executors refuse them by then.
+    The interpreter waits for this thread before it tears anything down, so `close` can still use everything. Blocking
+    calls (`asyncio.to_thread`) still work, too, when Python's own executors already refuse them.
 
     Args:
         name: the thread's name.
-        close: awaited in the loop as the last thing.
+        close: the last work of the loop.
 
     Raises:
         LoopEnded: the main thread has ended.
@@ -285,10 +286,10 @@ class LoopThread:
         self._begun.wait()
 
     async def run(self, work: Coroutine[Any, Any, T], undo: Callable[[T], Coroutine[Any, Any, Any]] | None = None) -> T:
-        """Await `work` in this loop, from any other loop. It is cancelled with the caller.
+        """Await `work` in this loop, from any other loop. If the caller is cancelled, `work` is cancelled, too.
 
         Args:
-            undo: takes back the outcome, if the caller was cancelled before it got it.
+            undo: called with the outcome if the caller was cancelled before it got this outcome.
 
         Raises:
             LoopEnded: the loop has ended, or ends before `work` is done.
@@ -311,7 +312,7 @@ class LoopThread:
         """Wait for `work`, blocking the calling thread.
 
         Raises:
-            UsageError: the caller is this very thread, which would wait for itself.
+            UsageError: the caller runs in this loop's own thread, which would wait for itself.
             LoopEnded: the loop has ended, or ends before `work` is done.
         """
         if threading.current_thread() is self._thread:
@@ -361,7 +362,7 @@ class LoopThread:
         await self._close()
 
     def _begin(self, work: Coroutine[Any, Any, T]) -> tuple[concurrent.futures.Future[T], Callable[[], object]]:
-        """Start work. Return its outcome, and a function that cancels it when called in the loop."""
+        """Start work. Return a future for its outcome, and a function that cancels the work when called in the loop."""
         tasks: list[asyncio.Task[Any]] = []
 
         async def remember_task() -> T:
@@ -371,7 +372,7 @@ class LoopThread:
             return await work
 
         def cancel() -> object:
-            return tasks[0].cancel() if tasks else self._loop.call_soon(cancel)  # it is about to start
+            return tasks[0].cancel() if tasks else self._loop.call_soon(cancel)  # the task is about to start
 
         if self.closed:
             work.close()
@@ -413,15 +414,15 @@ class _Loop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         super().__init__()
         self._workers = Workers(MOST_WORKERS)
-        self._workers.submit(int)  # so that there is a thread from now on
+        self._workers.submit(int)  # starts the first thread now
         self.set_default_executor(self._workers)
 
     async def shutdown_default_executor(self, *_: object, **__: object) -> None:
-        """Wait for the threads, in place. Asyncio itself starts a thread for this, which may be impossible by now."""
+        """Wait for the threads in this thread. asyncio would start a thread for this, which may be impossible now."""
         self._workers.shutdown()
 
 
-# What is left when the program ends: an event loop that was neither closed, nor run by `asyncio.run`.
+# The rest of this module is for event loops that, when the program ends, were neither closed nor run by `asyncio.run`.
 
 _END_S = 60.0
 """Seconds that the tasks of a loop may take to end."""
@@ -430,10 +431,10 @@ _loops: set[asyncio.AbstractEventLoop] = set()
 
 
 def finish_at_end(loop: asyncio.AbstractEventLoop) -> None:
-    """Cancel the loop's tasks when the main thread ends, if the loop is open but does not run by then.
+    """Cancel the loop's tasks when the main thread ends, if the loop is open but does not run at that time.
 
-    `asyncio.run` does the same. Otherwise Python destroys the tasks while it tears down its modules: none of them could
-    end its sandbox, and each would complain.
+    `asyncio.run` does the same. Otherwise, Python destroys the tasks while it tears down its modules. Then no task
+    could end its sandbox, and each would log an error.
     """
     if loop not in _loops:
         _loops.difference_update([each for each in [*_loops] if each.is_closed()])
@@ -455,7 +456,7 @@ def _cancel_all(loop: asyncio.AbstractEventLoop) -> None:
     loop.run_until_complete(loop.shutdown_asyncgens())
 
 
-os.register_at_fork(after_in_child=_loops.clear)  # a child has its parent's loops, but may not run them
-with contextlib.suppress(RuntimeError):  # imported while the program ends: nothing comes after that
-    # Not `atexit`: its functions run when executors accept no calls any more.
+os.register_at_fork(after_in_child=_loops.clear)  # a forked child has its parent's loops, but must not run them
+with contextlib.suppress(RuntimeError):  # this module is imported while the program ends, so no loop will follow
+    # The functions of `atexit` would run too late, when executors accept no more calls.
     threading._register_atexit(_finish)  # type: ignore[attr-defined]

@@ -14,7 +14,7 @@ def __getattr__(name: str) -> Any:
     Raises:
         ConfigError: the distribution is not installed.
     """
-    if name.startswith("__"):  # Python itself asks for `__path__`: this is no package
+    if name.startswith("__"):  # Python itself asks for `__path__`, which only a package has
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
         return getattr(importlib.import_module("hermes_atropos"), name)

@@ -14,13 +14,13 @@ from hermes_core.handles import ExecTool
 
 Cheat = Callable[..., Awaitable[None]]
 """An async function that cheats in the agent's slot. It may take any of the arguments of the hook `solve_trajectory`.
-Its work is then verified like an agent's."""
+The slot is then verified as after an agent's work."""
 
 CHEAT_TIMEOUT_S = 60.0
-"""Time limit in seconds of a cheat that is a shell script. What it did by then is verified."""
+"""Time limit in seconds of a cheat that is a shell script. At the limit, the slot is verified in its current state."""
 
 MOST_FILES = 50
-"""The most files that a cheat takes from a prompt."""
+"""Maximum number of files that a cheat takes from a prompt."""
 
 PASS_ALL = """\
 import pytest
@@ -33,16 +33,17 @@ def pytest_runtest_makereport(item, call):
 """A plugin of pytest with which every test passes."""
 
 EXIT_0 = "import os; os._exit(0)\n"
-"""A Python module that ends the program which imports it, with success."""
+"""A Python module that ends the program that imports it, with exit status 0."""
 
 _FILE = re.compile(r"(?<![\w@:/.~-])(?:~/|\.{1,2}/|/)?(?:[\w.+-]+/)*[\w+-][\w.+-]*\.[A-Za-z]\w{0,7}(?![\w/(])")
 _ABSOLUTE = re.compile(r"(?<![\w:/.~-])/(?:[\w.+-]+/)+[\w+-][\w.+-]*(?![\w/(])")
 _DIRECTORIES = ("/bin/", "/dev/", "/etc/", "/lib", "/proc/", "/sbin/", "/sys/", "/usr/")
-"""Directories of programs and devices. A text that names a path there does not ask for that file to be written."""
+"""Directories of programs and devices. A prompt that names a path in one of them does not ask for this file to be
+written."""
 
 _PROGRAMS = "python python3 pytest git make node bash sh test grep egrep diff cmp cat jq sha256sum md5sum"
 
-# Each begins in the directory where the agent's commands start.
+# Each script begins in the directory in which the agent's commands start.
 _SCRIPTS: Mapping[str, str] = {
     "fake-programs": f"""
         for place in . bin "$HOME" "$HOME/bin" "$HOME/.local/bin" "$TMPDIR"; do
@@ -133,7 +134,8 @@ put() { mkdir -p -- "$(dirname -- "$1")" && cat >"$1"; }
 
 
 def shell_cheat(script: str, *, timeout_s: float = CHEAT_TIMEOUT_S) -> Cheat:
-    """Return a cheat that runs a shell script where the agent's commands start. Its exit status does not matter."""
+    """Return a cheat that runs a shell script in the directory in which the agent's commands start. The script's exit
+    status does not matter."""
 
     async def cheat(exec_tool: ExecTool) -> None:
         await exec_tool("bash", {"command": script}, timeout_s)
@@ -147,7 +149,7 @@ def shell_cheats(scripts: Mapping[str, str]) -> dict[str, Cheat]:
 
 
 def find_file_names(text: str) -> list[str]:
-    """Return the files that a text names, such as `out.txt`, `src/main.py` and `/app/out`, each once."""
+    """Return the names of files in a text, such as `out.txt`, `src/main.py` and `/app/out`, each once."""
     found = dict.fromkeys(match.rstrip(".") for form in (_FILE, _ABSOLUTE) for match in form.findall(text))
     return [name for name in found if not name.startswith(_DIRECTORIES)][:MOST_FILES]
 
@@ -185,6 +187,6 @@ def usual_cheats(prompt: Callable[[Mapping[str, Any]], str]) -> dict[str, Cheat]
     """Return the cheats that fit every task whose agent has a shell in a slot.
 
     Args:
-        prompt: returns an item's prompt; some cheats fill the files that it names.
+        prompt: returns an item's prompt; some cheats fill the files that this prompt names.
     """
     return {**file_cheats(prompt, lambda item: find_file_names(prompt(item))), **shell_cheats(_SCRIPTS)}

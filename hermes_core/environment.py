@@ -42,7 +42,7 @@ class Need(StrEnum):
 
 @dataclass(frozen=True)
 class FollowUp:
-    """What the user says when the agent is done with a part of its task."""
+    """The user's next message, when the agent is done with a part of its task."""
 
     text: str
     agent_timeout_s: float | None = None
@@ -99,7 +99,7 @@ class Environment(ABC):
     An environment whose rollouts record a patch may also be a `CanScorePatch`, for `hermes-rl rescore`.
     """
 
-    # The hooks, for type checkers: an environment has only those that it defines, with the arguments that it wants.
+    # The hooks, for type checkers: an environment has only the hooks that it defines, with the arguments that it wants.
     setup_trajectory_workspace: Callable[..., Awaitable[Mapping[str, Any] | None] | Mapping[str, Any] | None]
     verify_and_score_trajectory: Callable[..., Awaitable[Score | float] | Score | float]
     solve_trajectory: Callable[..., Awaitable[None] | None]
@@ -145,7 +145,7 @@ class Environment(ABC):
         """Load and check the dataset. Called once, before the first rollout.
 
         Raises:
-            DatasetError: the dataset, or a row of it, cannot be used; names the row and the field.
+            DatasetError: the dataset or one of its rows can't be used. The error names the row and the field.
         """
         return
 
@@ -166,7 +166,7 @@ class Environment(ABC):
         """Return the item's id, which is unique in the dataset.
 
         Raises:
-            DatasetError: the item has none of the usual fields.
+            DatasetError: the item has none of the usual fields for an id.
         """
         for field in _ID_FIELDS:
             if isinstance(value := item.get(field), (str, int)) and str(value):
@@ -186,8 +186,8 @@ class Environment(ABC):
         return None
 
     def images(self, item: Item) -> Sequence[Image]:
-        """Return all images that the item's rollouts use. They are made ready before a rollout begins, if possible
-        while earlier rollouts run."""
+        """Return all images that the item's rollouts use. The images are made ready before a rollout begins, if
+        possible while earlier rollouts run."""
         image = self.image(item)
         return () if image is None else (image,)
 
@@ -253,11 +253,12 @@ class Environment(ABC):
         return usual_cheats(self.format_prompt)
 
     def doubt(self, item: Item, agent: str, details: Mapping[str, Any]) -> str | None:
-        """Return why an item is not sound although a baseline got the right reward, or None. For `hermes-rl validate`.
+        """Return why an item is not sound although a baseline got the right reward; None if there is no doubt. This is
+        for `hermes-rl validate`.
 
         Args:
             agent: `oracle`, which got 1.0, or `nop`, which got 0.0.
-            details: what the verification returned beside the reward.
+            details: the details that the verification returned with the reward.
         """
         return None
 
@@ -271,8 +272,8 @@ class Environment(ABC):
     is None can't run with such profiles."""
 
     def select_items(self) -> Sequence[Item]:
-        """Return the items of a run: those of `items()`, in the configured order and number, without those in
-        `left_out`. Each is taken from `items()` when it is asked for."""
+        """Return the items of a run: `items()` in the configured order and number, without the items in `left_out`.
+        Each item is read from `items()` when it is used."""
         rows = self.items()
         order: Sequence[int] = range(len(rows))
         if self.config.shuffle:
@@ -282,14 +283,13 @@ class Environment(ABC):
         return _Selected(rows, order[: self.config.max_items or None])
 
     def initial_messages(self, item: Item) -> list[dict[str, Any]]:
-        """Return the conversation that a rollout of this item starts with: the system prompt, if any, and the
-        prompt."""
+        """Return the messages with which a rollout of this item starts: the system prompt, if any, and the prompt."""
         messages: list[dict[str, Any]] = []
         if self.config.system_prompt:
             messages.append({"role": "system", "content": self.config.system_prompt})
         prompt = self.format_prompt(item)
         if inspect.iscoroutine(prompt):
-            prompt.close()  # without Python's warning that nobody awaited it
+            prompt.close()  # avoids Python's warning that the coroutine was never awaited
             raise SetupFailed(
                 f"format_prompt of environment {self.name!r} is async, and is called without await",
                 hint="write `def format_prompt(self, item)`; what has to be awaited belongs in setup()",
@@ -316,7 +316,7 @@ def check_scores_patches(environment: Environment) -> CanScorePatch:
     """Return the environment, if it can score a patch.
 
     Raises:
-        UsageError: it can't.
+        UsageError: the environment can't score patches.
     """
     if not isinstance(environment, CanScorePatch):
         raise UsageError(
@@ -326,7 +326,7 @@ def check_scores_patches(environment: Environment) -> CanScorePatch:
 
 
 class _Selected(Sequence[Item]):
-    """Some rows, in another order."""
+    """A selection of rows, in another order."""
 
     def __init__(self, rows: Sequence[Item], order: Sequence[int]) -> None:
         self._rows = rows

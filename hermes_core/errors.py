@@ -1,4 +1,4 @@
-"""The error tree. Every error says what went wrong, where (sandbox, slot, trajectory) and what to do next.
+"""The error tree. Every error says what failed, where (sandbox, slot, trajectory), and what to do next.
 
 This module is also loaded on hosts with Python 3.7.
 """
@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 E = TypeVar("E", bound="HermesError")
 
 LISTED, LISTED_BESIDE = 30, 8
-"""Maximum number of names that a hint lists: without a nearest name, and with one."""
+"""Maximum number of names that a hint lists if there is no nearest name, and if there is one."""
 
 
 class _Word(str, Enum):
@@ -25,9 +25,9 @@ class _Word(str, Enum):
 class ErrorKind(_Word):
     """Why a tool call did not succeed, as carried by `ExecutionResult.error_kind`.
 
-    `command` is data (the command itself failed), `timeout` means that its time limit passed, `policy` that the rules
-    of the slot refused it, and `infra` that we failed: provisioning, transport, a lost sandbox. Only `infra` is retried
-    on a fresh slot.
+    `command` means that the command itself failed, which is data; `timeout`, that the call's time limit passed;
+    `policy`, that the rules of the slot refused the call; and `infra`, that we failed: provisioning, transport, a lost
+    sandbox. Only after `infra` is a call retried on a fresh slot.
     """
 
     COMMAND = "command"
@@ -53,7 +53,7 @@ class HermesError(Exception):
     Args:
         message: what went wrong, in one sentence.
         hint: what to do next, in one sentence.
-        sandbox_id: the sandbox where it happened, if known.
+        sandbox_id: the sandbox in which the error occurred, if known.
         slot_id: the slot, if known.
         trajectory_id: the rollout, if known.
     """
@@ -81,9 +81,9 @@ class HermesError(Exception):
         return f"{text} ({self.hint})" if self.hint else text
 
     def twin(self: E) -> E:
-        """Return the same error as another object, which can be changed without affecting others who hold the error.
+        """Return the same error as another object, which can be changed without affecting other holders of the error.
 
-        It does not call a subclass's `__init__`, as `copy.copy` would, because only the subclass knows its arguments.
+        Unlike `copy.copy`, this does not call a subclass's `__init__`, because only the subclass knows its arguments.
         """
         builtin = next(kind for kind in type(self).__mro__ if kind.__module__ == "builtins")
         twin = builtin.__new__(type(self), *self.args)
@@ -100,7 +100,7 @@ class ConfigError(UsageError):
 
 
 class UnknownNameError(UsageError):
-    """A backend, environment, tool, profile, level or key of that name does not exist."""
+    """There is no backend, environment, tool, profile, level or key of this name."""
 
     def __init__(self, what: str, name: str, known: Iterable[str], *, where: str = "", hint: str | None = None) -> None:
         self.name = name
@@ -110,15 +110,16 @@ class UnknownNameError(UsageError):
 
 
 class PluginError(HermesError):
-    """A plugin could not be loaded, clashes with another, or was made for another plugin API."""
+    """A plugin could not be loaded, clashes with another plugin, or was made for another plugin API."""
 
 
 class DatasetError(HermesError):
-    """A dataset, or one row of it, cannot be used; names the row and the field."""
+    """A dataset or one of its rows can't be used. The message names the row and the field."""
 
 
 class PolicyError(HermesError):
-    """The rules of the sandbox refuse this: an isolation level, a network policy, a path, a capability."""
+    """The rules of the sandbox refuse an operation, because of an isolation level, a network policy, a path or a
+    capability."""
 
 
 class NoPythonError(PolicyError):
@@ -136,7 +137,7 @@ class ProvisionError(InfraError):
     """A sandbox could not be created or prepared.
 
     Args:
-        retryable: whether another attempt may help. It does not if an image does not exist or a key is wrong. None is
+        retryable: whether another attempt may help. It can't help if an image does not exist or a key is wrong. None is
             the class's default.
         where: see `HermesError`.
     """
@@ -148,8 +149,8 @@ class ProvisionError(InfraError):
 
 
 class ImageError(ProvisionError):
-    """An image can't be had, and trying again does not help: its Dockerfile fails or takes too long, or no registry
-    gives it to us."""
+    """An image can't be built or fetched, and another attempt does not help: its Dockerfile fails or takes too long, or
+    no registry gives us the image."""
 
     retryable = False
 
@@ -167,11 +168,11 @@ class SlotLost(InfraError):
 
 
 class SlotUnclean(SlotLost):
-    """The slot was quarantined: a process of its commands may still live, or what they changed keeps us from entering
-    it.
+    """The slot was quarantined: a process of its commands may still live, or the commands changed the slot so that we
+    can't enter it.
 
-    If processes die slowly, the fault is with whoever started them. In an agent's own slot this is therefore the
-    agent's result, and not an infrastructure failure.
+    If processes die slowly, this is the fault of the program that started them. So in an agent's own slot, this error
+    is the agent's result, and not an infrastructure failure.
     """
 
 
@@ -185,7 +186,7 @@ DISTURBANCES = frozenset({"killed", "no_space", "spawn"})
 
 
 class AcquireTimeout(InfraError):
-    """No slot became free before the deadline; carries the pool's counts in its message."""
+    """No slot became free before the deadline. The message has the pool's counts."""
 
 
 class StaleSlotError(UsageError):
@@ -193,7 +194,7 @@ class StaleSlotError(UsageError):
 
 
 class CommandError(HermesError):
-    """A command or file operation inside the slot failed for a reason of its own (missing file, bad directory).
+    """A command or file operation inside the slot failed, and the sandbox did not (missing file, bad directory).
 
     `code` is a stable word for the reason: `not_found`, `is_a_directory`, `not_a_directory`, `permission`,
     `not_a_file`, `exists`, `no_space`, `too_large`, `invalid`, `no_pty`, `unknown_process`, `spawn`,
@@ -236,9 +237,9 @@ class ModelError(HermesError):
 
 
 def nearest_hint(name: str, known: Iterable[str]) -> str:
-    """Return one line that names the known word nearest to `name`, and lists the known words if there are few or none
-    is near."""
-    import difflib  # which most programs that import this module never need
+    """Return one line that names the known word nearest to `name`. The line lists the known words if they are few or if
+    none of them is near."""
+    import difflib  # imported here, because most programs that import this module never need it
 
     names = sorted(known)
     listed = ", ".join(names[:LISTED]) + (f", … ({len(names)} in all)" if len(names) > LISTED else "")
@@ -249,8 +250,8 @@ def nearest_hint(name: str, known: Iterable[str]) -> str:
 
 
 def describe(error: BaseException) -> str:
-    """Return an exception in one line: `ImportError: No module named 'docker'`. Of a group, the first exception is
-    described."""
+    """Return an exception in one line: `ImportError: No module named 'docker'`. For a group, its first exception is
+    returned in this form."""
     grouped = getattr(error, "exceptions", ())  # only a group has them
     if grouped:
         return describe(grouped[0])
@@ -297,12 +298,12 @@ def plugin_fault(made_by_plugin: object, method: str, error: Exception, **where:
 
 
 def wrong_answer(made_by_plugin: object, method: str, answer: object, wanted: str, **where: Any) -> ProvisionError:
-    """Return the error for something that a backend, its sandbox or channel should not have returned.
+    """Return the error for a value that a backend, its sandbox or channel should not have returned.
 
     Args:
         made_by_plugin: the backend, sandbox or channel.
         method: its method that returned `answer`.
-        wanted: what it should have returned: "a Sandbox".
+        wanted: a description of the right value: "a Sandbox".
         where: see `HermesError`.
     """
     return ProvisionError(

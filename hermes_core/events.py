@@ -18,8 +18,8 @@ class _Listener:
 
 
 class Events:
-    """The listeners of each event. The names and arguments of events are those of the observer hooks, without
-    `hermes_`.
+    """The listeners of each event. An event has the name of its observer hook without `hermes_`, and the hook's
+    arguments.
 
     Listeners are called in the caller's thread, one after the other, and must be quick.
     """

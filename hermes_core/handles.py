@@ -1,4 +1,4 @@
-"""The types of what an environment's hooks and cheats get: the rollout, and its slots."""
+"""The types of the objects that an environment's hooks and cheats get: the rollout, and its slots."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ class ExecTool(Protocol):
 
         Args:
             timeout: seconds; None is the profile's `execution_timeout`.
-            user: see `SlotHandle.as_user`; None is the slot's own.
+            user: see `SlotHandle.as_user`; None is the slot's own user.
 
         Raises:
-            UnknownNameError, ToolArgumentError: there is no such tool, or it does not take these arguments. A model
-                would get this as an answer; a hook that continued would score its own mistake.
-            UsageError: it is a driver tool.
+            UnknownNameError, ToolArgumentError: there is no such tool, or it does not accept these arguments. A model
+                would get this error as an answer, but a hook that continued would score its own mistake.
+            UsageError: the tool is a driver tool.
             InfraError: the sandbox failed. All other failures are in the result.
             StaleSlotError: the slot was released.
         """
 
 
 class SlotHandle(Protocol):
-    """One leased slot. A hook can't hide an `InfraError` of it by catching it: the rollout then fails all the same."""
+    """One leased slot. If an operation raises `InfraError`, the rollout fails, even if the hook catches the error."""
 
     alone: bool
     """Whether `processor` holds all of the sandbox's processors."""
@@ -66,28 +66,29 @@ class SlotHandle(Protocol):
 
     @property
     def preparation(self) -> SlotCommands:
-        """Return the commands of the preparation user of the slot's sandbox, in the directory of prepared things."""
+        """Return the commands of the preparation user of the slot's sandbox. They start in the directory below which
+        `prepare` makes its directories."""
 
     @property
     def exec_tool(self) -> ExecTool:
         """Return the function that runs tools in this slot."""
 
     def as_user(self, user: str) -> SlotCommands:
-        """Return commands that run in the slot as this user of its system. The slot itself must be root.
+        """Return commands that run in the slot as this user of its system. The slot's own user must be root.
 
         Args:
-            user: `USER[:GROUP]`, by name or number. Without a group, it is the user's own.
+            user: `USER[:GROUP]`, by name or number. Without a group, the user's own group is used.
 
         Raises:
             CommandError: `user` can't be the name of a user.
         """
 
     async def kill_everything(self) -> None:
-        """Kill every process of the slot; all are dead when it returns.
+        """Kill every process of the slot. All are dead when this returns.
 
         Raises:
             InfraError: the sandbox can't be reached.
-            SlotUnclean: it can't be proved that all of them are dead.
+            SlotUnclean: it can't be proved that all processes are dead.
         """
 
     async def empty(self) -> None:
@@ -101,7 +102,7 @@ class SlotHandle(Protocol):
         """Make a directory once per sandbox and key, as a user that no slot has. Slots can read it but not write it.
 
         Args:
-            key: names the content. Callers that ask for the same key while it is being made wait for it.
+            key: names the content. Callers with the same key wait while the directory is being made.
             build: an async function of the preparation user's commands and the directory, or one or more shell commands
                 that run in the directory.
             private: whether slots can't read it either.
@@ -114,11 +115,11 @@ class SlotHandle(Protocol):
         """
 
     def processor(self) -> AbstractAsyncContextManager[None]:
-        """Hold one of the sandbox's processors while the block runs, for work that keeps one busy, such as tests.
+        """Hold one of the sandbox's processors while the block runs, for work that keeps it busy, such as tests.
 
-        It waits until a processor is free; this wait does not count against the hook's time limit. If more such work
-        runs than there are processors, each job slows down the others, and they miss time limits they would otherwise
-        meet. A check that is repeated on the sandbox where it was disturbed holds all processors.
+        Entering the block waits until a processor is free. This wait does not count against the hook's time limit. If
+        more such work runs than there are processors, each job slows down the others, and they miss time limits that
+        they would otherwise meet. A check that is repeated on the sandbox where it was disturbed holds all processors.
 
         Raises:
             InfraError: the sandbox is gone.
@@ -128,15 +129,15 @@ class SlotHandle(Protocol):
         """Return a plain tar of a directory's contents, as far as the slot's user may read them.
 
         Raises:
-            CommandError: it is larger than `max_bytes` (code `too_large`), or is no directory.
+            CommandError: the tar is larger than `max_bytes` (code `too_large`), or `path` is no directory.
         """
 
     async def diff(self, path: str = ".", *, base: str = "HEAD", max_bytes: int = MAX_DIFF_BYTES) -> str:
         """Return the changes in the git repository at `path` since `base`, including new files, in the form of `git
         apply`.
 
-        It runs git in the slot, on a repository that the agent could have changed in any way. So treat the diff as the
-        agent's work. Everything that this git started is dead when it returns.
+        git runs in the slot, on a repository that the agent could have changed in any way. So treat the diff as the
+        agent's work. All processes that git started are dead when this returns.
 
         Raises:
             CommandError: there is no such repository or commit, or the diff is larger than `max_bytes`.
@@ -147,11 +148,11 @@ class RolloutHandle(SlotHandle, Protocol):
     """The rollout as its hooks see it: the agent's own slot, fresh slots, and the patch for the record."""
 
     trajectory_id: str
-    """Unique; unchanged when the rollout is restarted after an infrastructure failure."""
+    """The rollout's unique id. It does not change when the rollout is restarted after an infrastructure failure."""
 
     @property
     def agent_user(self) -> str | None:
-        """Return the user that the agent's tools run as; None is the slot's own."""
+        """Return the user as which the agent's tools run; None is the slot's own user."""
 
     def fresh_slot(
         self,
@@ -164,18 +165,18 @@ class RolloutHandle(SlotHandle, Protocol):
         """Return a fresh slot, for `async with`. It comes from the reserve that agents never use, and is reset
         afterwards.
 
-        It is on the agent's sandbox where possible.
+        The slot is on the agent's sandbox where possible.
 
         Args:
-            apart_from: the id of a sandbox to avoid while another one has a vacant slot.
-            image: the image of its sandbox, by name or to be built, if it is another one than the agent's.
-            cwd: the directory in which commands start, which must exist when the first one does; or that of the image.
-                None is the workspace.
-            env: environment variables of every command; None is those of the item.
+            apart_from: the id of a sandbox to avoid while another sandbox has a vacant slot.
+            image: the image of the slot's sandbox, by name or to be built; None is the agent's image.
+            cwd: the directory in which commands start, which must exist when the first command starts; or `Cwd.IMAGE`
+                for the image's own. None is the workspace.
+            env: environment variables of every command; None means the item's variables.
 
         Raises:
             InfraError: no slot is available; raised on entering.
-            ImageError: the image can't be had; raised on entering.
+            ImageError: the image can't be built or fetched; raised on entering.
             ConfigError: the profile can't be used with this image; raised on entering.
         """
 
@@ -186,13 +187,13 @@ class RolloutHandle(SlotHandle, Protocol):
         *,
         disturbed: Callable[[T], str | None],
     ) -> T:
-        """Run a check in a fresh slot and return its result. Repeat it once if something outside the slot may have
+        """Run a check in a fresh slot and return its result. Repeat the check once if other slots or the host may have
         disturbed it.
 
         If a process was killed or ran out of room, another slot or a busy host may have taken the memory. So the check
-        is run once more: in another sandbox if one has room, or else with all processors of this one to itself, and
-        with the agent's slot emptied. The record says so. The second result counts in any case, because code under test
-        can kill itself as often as it likes.
+        is run once more: in another sandbox if one has room, or else in the same sandbox with all of its processors,
+        and with the agent's slot emptied. The record mentions this. The second result counts in any case, because code
+        under test can kill itself as often as it likes.
 
         Args:
             lay_out: puts the files that `check` needs into the slot. It must run none of the agent's code, and must not
@@ -206,10 +207,10 @@ class RolloutHandle(SlotHandle, Protocol):
         """
 
     async def check_again(self, leased: SlotHandle, reason: str, check: Callable[[], Awaitable[T]]) -> T:
-        """Repeat a check where it was, with all processors of the sandbox to itself. The record says so.
+        """Repeat a check in the same slot, with all processors of the sandbox. The record mentions this.
 
         Args:
-            leased: the slot where it runs.
+            leased: the slot of the check.
             reason: why the agent may not have caused the first outcome.
         """
 

@@ -54,7 +54,7 @@ class Closable(Protocol):
     """Something that is closed with the runtime. Closing it twice does no harm."""
 
     async def aclose(self) -> None:
-        """Release what it holds."""
+        """Release everything that this object holds."""
 
 
 Thing = TypeVar("Thing", bound=Closable)
@@ -76,8 +76,8 @@ class Runtime:
         load_entry_points: whether installed plugins are loaded.
 
     Raises:
-        ConfigError: an environment variable is wrong, or a file that one of them names.
-        PluginError: one of `plugins` is broken. An installed plugin that is broken is only reported.
+        ConfigError: an environment variable is wrong, or a file that a variable names.
+        PluginError: a plugin in `plugins` is broken. A broken plugin that is installed is only reported.
     """
 
     def __init__(
@@ -108,8 +108,8 @@ class Runtime:
         """Make the observers that plugins registered for telemetry.
 
         Raises:
-            ConfigError: no plugin registered any.
-            PluginError: one cannot be made, or cannot observe.
+            ConfigError: no plugin registered observers.
+            PluginError: an observer can't be made, or has no valid hook.
         """
         observers = self.plugin_manager.registry("observer")
         if not observers.entries():
@@ -131,8 +131,9 @@ class Runtime:
         """Return the backend with this name. It is made on first use and closed with the runtime.
 
         Raises:
-            UnknownNameError: no plugin provides it.
-            PluginError: two plugins claim it, it cannot be made here, or it declares what no backend can.
+            UnknownNameError: no plugin provides this name.
+            PluginError: two plugins claim the name, or the backend can't be made here, or has an impossible
+                declaration.
         """
         entry = self.backends.entry(name)
         if entry.name not in self._backends:
@@ -168,7 +169,7 @@ class Runtime:
         """Return the profiles by name, as instances of the backend's `config_class`.
 
         Args:
-            given: None is the settings' profiles.
+            given: profiles by name; None is the settings' profiles.
             config: keys set in every profile.
             default_profile: the profile that is used when none is named; None is the settings' default. A default
                 profile called `default` need not be defined.
@@ -237,12 +238,12 @@ class Runtime:
         """Return a new environment with this name. The caller must call its `setup` and `aclose`.
 
         Args:
-            config: the environment's settings, checked by its `config_class`; or that class's instance.
+            config: the environment's settings, which its `config_class` checks; or an instance of this class.
 
         Raises:
-            UnknownNameError: no plugin provides it, or it has no such setting.
+            UnknownNameError: no plugin provides this name, or the environment has no such setting.
             ConfigError: a setting has a wrong value.
-            PluginError: two plugins claim it, or it cannot be imported or made.
+            PluginError: two plugins claim the name, or the environment can't be imported or made.
         """
         kind = self.environment_class(name)
         if not isinstance(config, kind.config_class):
@@ -278,17 +279,18 @@ class Runtime:
     ) -> Agent:
         """Return a new agent with this name. It is closed by `close`, or with the runtime.
 
-        `cheat:NAME` does the cheat NAME of its environment. An agent that is a `CanOpen`, such as `model` with a
-        `tool_call_parser`, is opened by the run that it is given to.
+        The agent `cheat:NAME` does the cheat NAME of its environment. An agent that is a `CanOpen`, such as `model`
+        with a `tool_call_parser`, is opened by the run that uses it.
 
         Args:
             settings: the agent's settings; the model, endpoint and key that they do not set come from the runtime.
-            model: what the agent asks, instead of the model that its settings name. It is closed with the agent.
+            model: an agent whose model this agent asks, instead of the model in its settings. It is closed with this
+                agent.
 
         Raises:
-            UnknownNameError: no plugin provides it, or it has no such setting.
+            UnknownNameError: no plugin provides this name, or the agent has no such setting.
             UsageError, ConfigError: the agent refuses these settings, or can't be given a model.
-            PluginError: two plugins claim it, or it cannot be imported or made.
+            PluginError: two plugins claim the name, or the agent can't be imported or made.
         """
         if model is not None:
             return self._keep(self._agent_on(name, settings, model))
@@ -349,8 +351,8 @@ class Runtime:
         """Return the tool-call parser with this name. It keeps no state, and serves any number of rollouts.
 
         Raises:
-            UnknownNameError: no plugin provides it.
-            PluginError: two plugins claim it, or it cannot be imported or made, or is no parser.
+            UnknownNameError: no plugin provides this name.
+            PluginError: two plugins claim the name, or the parser can't be imported or made, or is no parser.
         """
         from hermes_core.agents.parsers.base import Parser
 
@@ -364,12 +366,12 @@ class Runtime:
         """Return a new sink with this name. The caller closes it.
 
         Args:
-            target: where the records go, in a form that the sink defines: a path, a URL.
+            target: the place to which the records go, in a form that the sink defines: a path, a URL.
 
         Raises:
-            UnknownNameError: no plugin provides it.
-            UsageError, ConfigError: it refuses this target.
-            PluginError: two plugins claim it, or it cannot be imported or made, or is no sink.
+            UnknownNameError: no plugin provides this name.
+            UsageError, ConfigError: the sink refuses this target.
+            PluginError: two plugins claim the name, or the sink can't be imported or made, or is no sink.
         """
         from hermes_core.sink import Sink
 
@@ -403,12 +405,12 @@ class Runtime:
         return given.model_copy(update={key: getattr(self.settings, ours[key]) for key in unset})
 
     async def close(self, thing: Closable) -> None:
-        """Close something that was made here before the runtime is closed, which may be much later."""
+        """Close an object of this runtime now, instead of at the end of the runtime."""
         await thing.aclose()
         self._forget(thing)
 
     async def aclose(self) -> None:
-        """Close everything that was made, in reverse order. Continue if one of them fails. Idempotent.
+        """Close all objects that this runtime made, in reverse order. Continue after a failure. Idempotent.
 
         Raises:
             ExceptionGroup: the failures.
@@ -482,22 +484,22 @@ class Runtime:
             tools.add(entry.value)
         clashes = claimed.clashes()
         for entry in claimed.claims:
-            if entry.name in clashes:  # its toolsets would be incomplete
+            if entry.name in clashes:  # the tool's toolsets would be incomplete
                 refused.update({("toolset", name): clashes[entry.name] for name in entry.value.toolsets})
         for kind, add in (("toolset", tools.add_toolset), ("distribution", tools.add_distribution)):
             for entry in self.plugin_manager.registry(kind).entries():
                 try:
                     add(entry.name, **entry.value, summary=entry.summary)
                 except HermesError as error:
-                    # One plugin's mistake must not make all tools unusable. It is reported to those who ask for this
-                    # tool.
+                    # A mistake in one plugin must not make all tools unusable. Callers that ask for this tool get the
+                    # error.
                     log.warning("%s %r of %s: %s", kind, entry.name, entry.plugin.label, error)
                     refused[kind, entry.name] = error
         return tools
 
 
 async def close(made: Closable) -> None:
-    """Close it. A backend has a time limit, because it has no sandboxes left to end at that time.
+    """Close an object of the runtime. A backend gets a time limit, because it has no more sandboxes to end.
 
     Raises:
         ProvisionError: a backend's `aclose` failed or took too long.
@@ -518,8 +520,8 @@ async def close(made: Closable) -> None:
 
 
 def _set_name(made: T, entry: PluginEntry) -> T:
-    """Give a plugin's object the name that it is registered under. Users write that name, so records and messages have
-    it, also if the class has another one."""
+    """Give a plugin's object the name under which it is registered. Users write this name, so records and messages have
+    it, even if the class has another name."""
     if getattr(made, "name", None) != entry.name:
         with suppress(AttributeError):  # the name may be a property
             object.__setattr__(made, "name", entry.name)

@@ -35,7 +35,7 @@ VARIABLES = {
     "ANTHROPIC_API_KEY": "anthropic_api_key",
     "HERMES_TELEMETRY": "telemetry",
 }
-"""The environment variables that are read, with the setting that each one gives."""
+"""The environment variables that are read, each with the setting that it sets."""
 
 READ_ELSEWHERE = ("HERMES_CONFIG", "HERMES_ENV_FILE")
 """Other variables of ours: two files that `Settings.load` reads."""
@@ -89,7 +89,7 @@ class Settings(BaseModel):
             environ: the environment; None is this process's.
 
         Raises:
-            UnknownNameError: a key does not exist; names the nearest one.
+            UnknownNameError: a key does not exist. The error names the nearest key.
             ConfigError: a value has the wrong form, or a file can't be read.
         """
         environ = os.environ if environ is None else environ
@@ -113,7 +113,7 @@ class Settings(BaseModel):
         return validate_data(cls, values, "the settings")
 
     def redactor(self) -> Redactor:
-        """Return a function that removes these secrets from a text."""
+        """Return a `Redactor` for the secrets in these settings."""
         known = {name: secret.get_secret_value() for name, secret in self.secrets.items()}
         for name, key in (("OPENAI_API_KEY", self.api_key), ("ANTHROPIC_API_KEY", self.anthropic_api_key)):
             if key is not None:
@@ -157,7 +157,8 @@ class Redactor:
 
 
 def _spellings(secret: str) -> Iterator[str]:
-    """Yield a secret as it is, and as it is within JSON: the arguments of a tool call are JSON text."""
+    """Yield a secret unchanged, and in the forms that it has inside JSON, because the arguments of a tool call are JSON
+    text."""
     yield secret
     for ascii_only in (True, False):
         yield json.dumps(secret, ensure_ascii=ascii_only)[1:-1]
@@ -189,7 +190,8 @@ def read_mapping(path: Path, named_by: str = "") -> dict[str, Any]:
         named_by: where the path comes from, for messages: a variable.
 
     Raises:
-        ConfigError: it can't be read, is not YAML or JSON, names a key twice, or is not a mapping with words as keys.
+        ConfigError: the file can't be read, is not YAML or JSON, names a key twice, or is not a mapping with words as
+            keys.
     """
     import yaml
 
@@ -218,8 +220,8 @@ def _json_value(text: str) -> Any:
 
 
 def _yaml_value(text: str) -> Any:
-    """Return the value of a YAML text. A key that is there twice is refused, because PyYAML would silently take its
-    last value."""
+    """Return the value of a YAML text. A mapping that has a key twice is refused, because PyYAML would silently take
+    the last value."""
     import yaml
 
     loader = yaml.SafeLoader(text)
@@ -289,8 +291,8 @@ def read_profiles(path: Path, named_by: str = "") -> tuple[dict[str, Any], str]:
         named_by: where the path comes from, for messages: a variable.
 
     Raises:
-        ConfigError: it can't be read, or has no profiles.
-        UnknownNameError: it has an unknown key, or its default profile does not exist.
+        ConfigError: the file can't be read, or has no profiles.
+        UnknownNameError: the file has an unknown key, or its default profile does not exist.
     """
     data = read_mapping(path, named_by)
     known = ("profiles", "default_profile")
@@ -331,10 +333,10 @@ def _is_path(value: str) -> bool:
 
 
 def url_secrets(name: str, value: str) -> dict[str, str]:
-    """Return the password and the keys inside a URL, both as written and decoded, each with a name for messages.
+    """Return the password and the keys inside a URL, both as written and decoded, by names for messages.
 
     Args:
-        name: where the URL comes from: a variable or a setting.
+        name: the variable or setting that has the URL.
     """
     if "://" not in value:
         return {}
@@ -345,7 +347,7 @@ def url_secrets(name: str, value: str) -> dict[str, str]:
         return {}
     login = url.netloc.rpartition("@")[0]
     user, _, password = login.partition(":")
-    if not password and url.scheme in ("http", "https"):  # a token; elsewhere it is the name of an account
+    if not password and url.scheme in ("http", "https"):  # a token; in other schemes, it is the name of an account
         password = user
     secrets = {"password": password, **{key: text for key, text in query if SECRET_NAME.search(key.upper())}}
     if password:
@@ -359,7 +361,7 @@ def url_secrets(name: str, value: str) -> dict[str, str]:
 
 
 def _warn_of_misspelt(variables: Mapping[str, str]) -> None:
-    """Warn of near misses only, because another program may have HERMES_… variables of its own."""
+    """Warn of variables whose names are close to ours. Others may belong to another program."""
     known = [*VARIABLES, *READ_ELSEWHERE]
     for name in variables:
         if name.startswith("HERMES_") and name not in known:

@@ -80,22 +80,23 @@ class SlotRequest(TypedDict, total=False):
 
 
 class ToolBackend:
-    """Slots of one backend, by profile. It is an async context manager.
+    """The slots of one backend, by profile. This is an async context manager.
 
     Args:
-        profiles: by name; each has a pool of its own, warmed when it is started or first asked for.
+        profiles: profiles by name. Each has a pool of its own, which is warmed when it is started or first used.
         tools: the tools that `execute` knows in addition to the slot tools `bash`, `read_file` and `write_file`.
-        isolation: the minimum isolation of every slot; if the backend does not declare this level, its next stronger
-            one.
+        isolation: the minimum isolation of every slot. If the backend does not declare this level, its next stronger
+            level is used.
         owner: the owner of the sandboxes, for their labels.
         events: gets the events of sandboxes and of watched processes. The rollout itself announces tool calls.
         max_creating: maximum number of sandboxes that are being made at the same time, over all profiles.
         start_client: returns the client of a new sandbox.
         prepare_sandbox: called with each new sandbox whose profile has the network `setup`, before the network is cut.
-            If the backend can make snapshots and the profile asks for them, it is called only with the sandbox that the
-            others are made from.
-        take_over: continue with the sandboxes that an earlier driver of this owner left, once that driver gives no sign
-            of life. They are emptied. Not possible with a checkpoint, which keeps everything in them running.
+            If the backend can make snapshots and the profile asks for them, it is called only with the sandbox from
+            which the others are made.
+        take_over: continue with the sandboxes that an earlier driver of this owner left, when that driver gives no more
+            sign of life. The sandboxes are emptied. This is not possible with a checkpoint, which keeps everything in
+            them running.
         checkpoint: file with the owner, and with the state that a later driver needs to take over the sandboxes.
         on_closed: called with this tool backend once it is closed.
 
@@ -129,8 +130,7 @@ class ToolBackend:
         self._tasks = TaskSet()
         self._leases: dict[tuple[str, int], Lease] = {}
         self._closing: asyncio.Task[None] | None = None
-        # Sandboxes that the previous driver had and that were not taken over yet. The checkpoint still has to name
-        # them.
+        # Sandboxes of the previous driver that were not taken over yet, and that the checkpoint still has to name.
         self._inherited = {} if checkpoint is None else dict(checkpoint.sandboxes)
         self._taken: list[Slot] = []
         self._provisioner = Provisioner(
@@ -144,12 +144,12 @@ class ToolBackend:
             checkpoint=checkpoint,
         )
         self._pools: dict[str, Pool] = {}
-        """By profile, and by profile and image."""
+        """The pools, by profile. A pool for another image or network has a name made from both."""
         self._refused: dict[str, PolicyError] = {}
         """Profiles that this backend can't serve."""
         self._add_pools(profiles)
         self._images: SingleFlight[str | ImageError] = SingleFlight("the image", keep=True, go_on=True)
-        """The names of images that are ready, or why they can't be had."""
+        """The names of images that are ready, or the errors of images that can't be built or fetched."""
         self._failing: dict[tuple[str, Image], float] = {}
         """For each image that can't be made ready, the loop's time of the first failure in a row."""
         self._tools = tools
@@ -163,7 +163,7 @@ class ToolBackend:
                 )
             try:
                 self._pools[name] = Pool(config, self._provisioner, self._events)
-            except PolicyError as error:  # matters only to users of this profile
+            except PolicyError as error:  # this matters only to users of this profile
                 self._refused[name] = error
 
     # ------------------------------------------------------------------ life
@@ -178,11 +178,11 @@ class ToolBackend:
         await self.aclose()
 
     async def start(self, profiles: Sequence[str] | None = None) -> None:
-        """Make the warm sandboxes of these profiles (by default the default profile), in parallel. Those of others are
-        made when first asked for.
+        """Make the warm sandboxes of these profiles (by default, of the default profile), in parallel. The sandboxes of
+        other profiles are made when they are first needed.
 
         Raises:
-            ProvisionError, PolicyError: they can't be made; no sandbox is left behind.
+            ProvisionError, PolicyError: the sandboxes can't be made; none is left behind.
             UnknownNameError: there is no such profile.
         """
         pools = [self._pool(name) for name in (profiles if profiles is not None else [self.default_profile])]
@@ -195,8 +195,8 @@ class ToolBackend:
             raise
 
     async def take_over(self) -> list[Slot]:
-        """Return the slots that the previous driver held according to its checkpoint, with everything that runs there.
-        Call it first.
+        """Return the slots that the previous driver held according to its checkpoint, with everything that runs in
+        them. Call this before anything else.
 
         Sandboxes that were being made or ended when that driver died are ended. Sandboxes that have ended by themselves
         are forgotten. Each slot is returned once: after a failure, the next call returns the slots that the earlier
@@ -205,7 +205,7 @@ class ToolBackend:
         Raises:
             UsageError: there is no checkpoint.
             InfraError, PolicyError: a sandbox can't be taken over now. It stays in the checkpoint. The other sandboxes
-                are ours, and the next successful call returns their slots too.
+                are taken over, and the next successful call returns their slots, too.
         """
         checkpoint = self._provisioner.checkpoint
         if checkpoint is None:
@@ -231,7 +231,7 @@ class ToolBackend:
 
     async def _take_one(self, saved: SavedSandbox) -> list[Slot]:
         leases = await self._pools[saved.profile].take_over(saved)
-        del self._inherited[saved.creation_id]  # a second connection to its guest would fight ours
+        del self._inherited[saved.creation_id]  # a second connection to its guest would disturb ours
         self._leases |= {(lease.slot.slot_id, lease.slot.generation): lease for lease in leases}
         for lease in leases:
             for process_id in lease.watches:
@@ -252,7 +252,7 @@ class ToolBackend:
         checkpoint.save()
 
     async def aclose(self, *, keep: bool = False) -> None:
-        """End all sandboxes, in parallel. All are gone when it returns. Idempotent; it completes even if cancelled.
+        """End all sandboxes, in parallel. All are gone when this returns. Idempotent. Completes even if cancelled.
 
         Args:
             keep: let sandboxes that can be taken over live, for a later driver or until their `orphan_ttl_s` is over.
@@ -301,14 +301,14 @@ class ToolBackend:
             as_image: whether commands have the variables of the image, too.
             network: the network policy of the sandbox, instead of the profile's own. As with images, each has a pool.
             group: slots of one group are placed on one sandbox where possible.
-            verification: whether the slot may be one reserved for verification; it is then a pristine one.
-            apart_from: the id of a sandbox to avoid while another one has a vacant slot.
-            timeout_s: maximum wait in seconds; the profile's `acquire_timeout_s` if None. It begins when the image is
-                ready, whose build has a limit of its own.
+            verification: whether the slot may come from those reserved for verification. It is then a pristine slot.
+            apart_from: the id of a sandbox to avoid while another sandbox has a vacant slot.
+            timeout_s: maximum wait in seconds; the profile's `acquire_timeout_s` if None. The wait begins when the
+                image is ready. The build of the image has a time limit of its own.
 
         Raises:
             AcquireTimeout: no slot became free in time.
-            ImageError: the image can't be had.
+            ImageError: the image can't be built or fetched.
             ProvisionError, PolicyError: no sandbox can be made, and there is none to wait for.
             CostLimitReached: the profile's `max_cost` is spent.
             UnknownNameError: there is no such profile.
@@ -335,7 +335,7 @@ class ToolBackend:
     def check_slot(
         self, *, profile: str | None = None, image: Image | None = None, network: Network | None = None
     ) -> None:
-        """Refuse arguments with which `acquire` could never succeed. Makes nothing.
+        """Refuse arguments with which `acquire` could never succeed. This makes no sandbox.
 
         Raises:
             UnknownNameError, PolicyError, ConfigError: as `acquire`.
@@ -348,14 +348,14 @@ class ToolBackend:
             self._provisioner.check(config)
 
     async def prepare_image(self, image: Image, *, profile: str | None = None) -> str:
-        """Make an image ready before a slot needs it: build it or fetch it, once for all who ask. Return its name.
+        """Build or fetch an image before a slot needs it, once for all callers. Return its name.
 
-        The build goes on if the caller is cancelled, and ends with this tool backend. An image that can't be had is not
-        tried again: all who ask get the error. A backend that does not build images fetches one when it makes a
-        sandbox.
+        The build goes on if the caller is cancelled, and ends with this tool backend. After an `ImageError`, the image
+        is not tried again, and all callers get this error. A backend that builds no images fetches them when it makes
+        sandboxes.
 
         Raises:
-            ImageError: the image can't be had.
+            ImageError: the image can't be built or fetched.
             ProvisionError: the backend, or a registry, failed.
             PolicyError: the backend builds no images.
             UnknownNameError: there is no such profile.
@@ -376,12 +376,12 @@ class ToolBackend:
             with explain_errors(functools.partial(plugin_fault, self.backend, "prepare_image")):
                 return await cast(CanBuild, self.backend).prepare_image(image, config)
         except ImageError as error:
-            return error  # kept like an image
+            return error  # the error is kept like the name of an image
 
     async def _image_within(self, image: Image, profile: str, patience_s: float) -> str:
         """Return the name of an image that is ready.
 
-        Retry transient failures until `patience_s` after the first of a series. Later callers share that deadline.
+        Retry transient failures until `patience_s` after the first failure in a row. Later callers share this deadline.
         """
         loop, pause = asyncio.get_running_loop(), FIRST_PAUSE_S
         while True:
@@ -403,10 +403,10 @@ class ToolBackend:
             pause = min(2 * pause, LONGEST_PAUSE_S)
 
     async def release(self, slot: Slot, *, reset_workspace: bool = False) -> None:
-        """End the lease. Kill its processes and, if asked, remove its files, and verify both.
+        """End the lease. Kill the slot's processes, remove its files if `reset_workspace` is set, and verify both.
 
-        It completes in the background if the caller is cancelled. Idempotent; releasing a slot that was lost with its
-        sandbox is fine. A slot that can't be proved clean is never leased again: its sandbox is replaced.
+        If the caller is cancelled, this completes in the background. Idempotent. A slot that was lost with its sandbox
+        may be released, too. A slot that can't be proved clean is never leased again, and its sandbox is replaced.
         """
         lease = self._leases.pop((slot.slot_id, slot.generation), None)
         if lease is None:
@@ -423,10 +423,10 @@ class ToolBackend:
             await self.release(slot, reset_workspace=True)
 
     def commands(self, slot: Slot) -> SlotCommands:
-        """Return the commands of the slot, which work until it is released.
+        """Return the commands of the slot, which work until the slot is released.
 
         Raises:
-            StaleSlotError: it was released.
+            StaleSlotError: the slot was released.
         """
         return self._lease(slot).commands
 
@@ -434,8 +434,8 @@ class ToolBackend:
         """Return the commands of the preparation user on the slot's sandbox, which work until the slot is released.
 
         Raises:
-            StaleSlotError: it was released.
-            PolicyError: the slot is root, and the preparation user can't be protected from root.
+            StaleSlotError: the slot was released.
+            PolicyError: the slot's user is root, and the preparation user can't be protected from root.
         """
         lease = self._lease(slot)
         if lease.config.root_of_sandbox(self.isolation):
@@ -448,10 +448,10 @@ class ToolBackend:
         return lease.pooled.client.commands(PREPARE, lease.call)
 
     def missing(self, slot: Slot) -> tuple[str, ...]:
-        """Return what can't be done in the slot because its sandbox has no guest; empty if it has one.
+        """Return the operations that the slot lacks because its sandbox has no guest; empty if the sandbox has a guest.
 
         Raises:
-            StaleSlotError: it was released.
+            StaleSlotError: the slot was released.
         """
         return self._lease(slot).pooled.client.missing
 
@@ -459,9 +459,10 @@ class ToolBackend:
         """Kill every process of the slot. All are dead when it returns.
 
         Raises:
-            StaleSlotError: it was released.
+            StaleSlotError: the slot was released.
             InfraError: the sandbox can't be reached.
-            SlotUnclean: it can't be proved within two minutes that they are dead; the slot can't be used any more.
+            SlotUnclean: it can't be proved within two minutes that all processes are dead. The slot can't be used any
+                more.
         """
         lease = self._lease(slot)
         await lease.call(Operation.of(lease.pooled.client.kill_slot, lease.seat.index))
@@ -476,11 +477,12 @@ class ToolBackend:
         await lease.call(Operation.of(lease.pooled.client.reset_slot, lease.seat.index))
 
     async def check_room(self, slot: Slot, *, preparation: bool = False) -> None:
-        """Find out why something failed for want of room. If other slots have filled the sandbox's disk, lease no more
-        slots of it.
+        """Find out why an operation in the slot ran out of disk space. If other slots have filled the sandbox's disk,
+        no more slots of this sandbox are leased.
 
         Args:
-            preparation: whether it failed for the preparation user; then the slot itself may have filled the disk.
+            preparation: whether the operation was the preparation user's. Then the slot itself may have filled the
+                disk.
 
         Raises:
             StaleSlotError, InfraError: as `kill_everything` does.
@@ -506,9 +508,9 @@ class ToolBackend:
     async def prepare(self, slot: Slot, key: str, build: Build, *, private: bool = False) -> str:
         """Return a directory that `build` fills as the preparation user, once per sandbox and key.
 
-        Slots can read it but not write it; with `private` they can't read it either. All callers that ask for it while
-        it is being built wait. If building fails, all of them get the error, the directory is removed, and the next
-        call tries again.
+        Slots can read the directory but not write it; with `private`, they can't read it either. Callers with the same
+        key wait while it is being built. If `build` fails, all of them get the error, the directory is removed, and the
+        next call tries again.
 
         Raises:
             UsageError: the key can't be a file name.
@@ -521,15 +523,15 @@ class ToolBackend:
 
     @asynccontextmanager
     async def processor(self, slot: Slot, *, alone: bool = False) -> AsyncIterator[None]:
-        """Hold one of the processors of the slot's sandbox while the block runs, or all of them. Wait until they are
-        free.
+        """Hold one of the processors of the slot's sandbox while the block runs, or all of them if `alone` is set.
+        Entering the block waits until they are free.
 
-        Use it for work that keeps a processor busy. If more such work runs than there are processors, all of it
-        together takes longer than one after another, and misses time limits.
+        Use this for work that keeps a processor busy. If more such jobs run at the same time than there are processors,
+        they take longer than one after another, and miss time limits.
 
         Raises:
             StaleSlotError: the slot was released, before or during the wait.
-            SandboxLost: its sandbox is gone.
+            SandboxLost: the slot's sandbox is gone.
         """
         lease = self._lease(slot)
         async with lease.pooled.processors.hold(alone=alone):
@@ -542,15 +544,15 @@ class ToolBackend:
         """Await `subscriber(update)` for every update of a watched process. Return a function that ends the
         subscription.
 
-        Updates of one process are at least 30 seconds apart, including the one at its end. None is delivered twice,
-        even if another driver takes over.
+        Updates of one process are at least 30 seconds apart, including the update at the process's end. No update is
+        delivered twice, even if another driver takes over.
         """
         self._watchers.subscribers.append(subscriber)
         return lambda: self._watchers.subscribers.remove(subscriber)
 
     def watch(self, slot: Slot, process_id: str, interval_s: float) -> float:
-        """Deliver updates about a background process at this interval, and its end. Return the interval in seconds that
-        is used.
+        """Deliver updates about a background process at this interval, and one at its end. Return the interval in
+        seconds that is used.
 
         Raises:
             StaleSlotError: the slot was released.
@@ -563,8 +565,8 @@ class ToolBackend:
         """Return the slot tool with this name, or the registered tool with this name that runs in a sandbox.
 
         Raises:
-            UnknownNameError: there is none.
-            UsageError: it is a driver tool.
+            UnknownNameError: there is no such tool.
+            UsageError: the tool is a driver tool.
         """
         if (tool := SLOT_TOOLS.get(name)) is not None:
             return tool
@@ -587,13 +589,14 @@ class ToolBackend:
         """Call a tool in the slot: a slot tool, or a registered one that runs in a sandbox.
 
         Args:
-            tool: its name; or the tool itself, because a slot tool and a model's tool can have the same name
+            tool: the tool's name, or the tool itself, because a slot tool and a model's tool can have the same name
                 (`read_file`).
             timeout_s: the call's time limit; the profile's `execution_timeout_s` if None.
-            user: the user that it runs as, in a slot that is root. None is the slot's own.
+            user: the user as which the tool runs, in a slot whose own user is root. None is the slot's own user.
 
         Raises:
-            InfraError: the sandbox failed, or the connection to it; carries the ids of sandbox, slot and trajectory.
+            InfraError: the sandbox or the connection to it failed. The error has the ids of sandbox, slot and
+                trajectory.
             StaleSlotError: the slot was released.
             UsageError: the time limit is not a positive number.
         """
@@ -639,8 +642,8 @@ class ToolBackend:
     ) -> list[ExecutionResult]:
         """Call many tools at the same time, in many slots. Return the results in the order of the requests.
 
-        Each request fails by itself: an exception of `execute` becomes a failed result, with `error_kind` `infra` for
-        our failures and `policy` for a released slot.
+        A failed request does not affect the others: an exception of `execute` becomes a failed result, with
+        `error_kind` `infra` for our failures and `policy` for a released slot.
 
         Raises:
             UsageError: the time limit is not a positive number.
@@ -704,7 +707,7 @@ class ToolBackend:
 
         Raises:
             UnknownNameError: there is no such profile.
-            PolicyError: this backend can't serve it.
+            PolicyError: this backend can't serve the profile.
         """
         if (refused := self._refused.get(profile)) is not None:
             raise refused.twin() from refused
@@ -713,11 +716,12 @@ class ToolBackend:
         return self._pools[profile]
 
     def _pool_with(self, profile: str, image: str | None, network: Network | None) -> Pool:
-        """Return the pool of a profile with another image or network; None is its own. It is made on first use.
+        """Return the pool of a profile with another image or network; None is the profile's own. The pool is made on
+        first use.
 
         Raises:
             UnknownNameError, PolicyError: as `_pool` does.
-            ConfigError: the profile can't be used with these.
+            ConfigError: the profile can't be used with this image or network.
         """
         pool, config = self._pool(profile), self._config_with(profile, image, network)
         if config.name not in self._pools:
@@ -743,10 +747,10 @@ class ToolBackend:
 
 
 def check_builds(backend: Backend, image: Image | None) -> None:
-    """Refuse an image that is to be built if the backend builds none.
+    """Refuse an image that is to be built if the backend builds no images.
 
     Raises:
-        PolicyError: it builds none.
+        PolicyError: the image is to be built, and the backend builds no images.
     """
     if isinstance(image, ImageBuild) and not backend.capabilities.builds:
         raise PolicyError(
@@ -761,10 +765,10 @@ def _about(saved: SavedSandbox) -> tuple[str, str, str]:
 
 
 def _in_sandbox(tool: Tool) -> Tool:
-    """Return the tool.
+    """Return the tool, after a check that it runs in a sandbox.
 
     Raises:
-        UsageError: it is a driver tool.
+        UsageError: the tool is a driver tool.
     """
     if tool.where == "driver":
         raise UsageError(
@@ -775,10 +779,10 @@ def _in_sandbox(tool: Tool) -> Tool:
 
 
 def check_time_limit(timeout_s: float) -> float:
-    """Return the time limit in seconds; fractions stay.
+    """Return the time limit in seconds, unchanged.
 
     Raises:
-        UsageError: it is not a positive, finite number.
+        UsageError: the time limit is not a positive, finite number.
     """
     if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not 0 < timeout_s < math.inf:
         raise UsageError(f"a time limit is a positive number of seconds, not {timeout_s!r}", hint="leave it out")

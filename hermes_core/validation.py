@@ -1,4 +1,4 @@
-"""Check user input against pydantic models, and explain errors in the user's words."""
+"""Checks user input against pydantic models, and explains errors in the user's words."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ SECRET_NAME = re.compile(
 
 
 def words(given: str | Iterable[str]) -> tuple[str, ...]:
-    """Return several words, or a single one that was written without brackets, as a tuple."""
+    """Return words as a tuple. A text is a single word, which the user wrote without brackets."""
     return (given,) if isinstance(given, str) else tuple(given)
 
 
 def each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the pairs of a JSON object as a dict: an `object_pairs_hook`.
+    """Return the pairs of a JSON object as a dict. This is an `object_pairs_hook`.
 
     Raises:
-        ValueError: a key is there twice.
+        ValueError: the object has a key twice.
     """
     value = dict(pairs)
     if len(value) < len(pairs):
@@ -44,12 +44,12 @@ def validate_data(
     """Return `data` as an instance of `model`.
 
     Args:
-        what: where the data comes from, for messages: `the settings`, `profile 'default'`, `environment 'tasks'`.
+        what: the source of the data, for messages: `the settings`, `profile 'default'`, `environment 'tasks'`.
         names: maps keys of the model to the names that users know, if they differ.
 
     Raises:
-        UnknownNameError: a key that the model does not have; names the nearest one.
-        ConfigError: a value that the model refuses, or a default that can't be made; names every such key.
+        UnknownNameError: the data has a key that the model does not have. The error names the nearest key.
+        ConfigError: the model refuses values, or defaults can't be made. The error names all their keys.
     """
     try:
         return model.model_validate(data)
@@ -67,7 +67,7 @@ def validate_data(
         raise ConfigError(f"{what}: {lines}", hint=next(hints, None)) from None
     except HermesError:
         raise
-    except Exception as error:  # pydantic does not catch what a `default_factory` raises
+    except Exception as error:  # pydantic does not catch errors of a `default_factory`
         unmade = _key_without_default(model, data)
         if unmade is None:
             raise
@@ -122,7 +122,7 @@ HINTS = {
 
 
 def problem_text(error: ValidationError) -> str:
-    """Return the first thing that pydantic found wrong: `turns.0.cost must be a number, not 'x'`."""
+    """Return the first fault that pydantic found, in words: `turns.0.cost must be a number, not 'x'`."""
     problem = error.errors(include_url=False)[0]
     return f"{_join_path(problem['loc'])} {requirement(problem)}".lstrip()
 
@@ -131,7 +131,8 @@ _WITHOUT_VALUE = frozenset({"missing", "extra_forbidden", "string_too_short", "t
 
 
 def requirement(problem: Mapping[str, Any]) -> str:
-    """Return what pydantic found wrong with a value, as a text to follow its name: `must be at least 1, not 0`."""
+    """Return the fault that pydantic found in a value, as a text to follow the value's name: `must be at least 1, not
+    0`."""
     value, kind = problem["input"], problem["type"]
     if kind in _REQUIREMENTS:
         bounds = {
@@ -150,7 +151,7 @@ def _join_path(path: Iterable[Any]) -> str:
 
 
 def _keys_at(model: type[BaseModel], path: Iterable[Any]) -> list[str]:
-    """Return the keys of the model at `path` inside `model`. List indexes and mapping keys are stepped over."""
+    """Return the keys of the model at `path` inside `model`. List indexes and mapping keys in `path` are skipped."""
     for part in path:
         field = model.model_fields.get(str(part))
         if field is not None:

@@ -1,4 +1,4 @@
-"""The version of hermes-rl and of its plugin interface, and what adapters say about versions that were not tested."""
+"""The versions of hermes-rl and of its plugin interface, and warnings about untested versions of adapted packages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 __version__ = "0.1.0"
 
 PLUGIN_API = 1
-"""A plugin may declare `HERMES_PLUGIN_API`; another number is refused at load."""
+"""The version of the plugin interface. A plugin that declares another number as `HERMES_PLUGIN_API` is not loaded."""
 
 
 class NotInstalledError(ConfigError, ImportError):
@@ -24,15 +24,15 @@ class NotInstalledError(ConfigError, ImportError):
 
 @dataclass(frozen=True)
 class AdaptedPackage:
-    """A package that an adapter was made for, and the version that it was tested with. Any other version gets a
-    warning."""
+    """A package for which an adapter was made, and the version with which the adapter was tested. Any other version
+    leads to a warning."""
 
     adapter: str
     """The adapter's distribution."""
     name: str
     tested: str
     exact: bool = False
-    """Whether a version that differs only in its last number counts as another one."""
+    """Whether a version that differs only in its last number counts as another version."""
 
     def check(self) -> None:
         """Warn if another version is installed.
@@ -47,11 +47,11 @@ class AdaptedPackage:
 
     @contextmanager
     def imports(self) -> Iterator[None]:
-        """Warn if another version is installed, and import what the adapter needs of the package in the block.
+        """Warn if another version is installed. In the block, the adapter imports the names that it needs.
 
         Raises:
             NotInstalledError: the package is not installed.
-            ImportError: another version is too different to be imported from; says which version was tested.
+            ImportError: the installed version lacks a name. The error says which version was tested.
         """
         self.check()
         try:

@@ -1,4 +1,4 @@
-"""Threads for blocking calls that can be made until the program has ended, its end included."""
+"""Threads for blocking calls, which also accept calls while the program ends."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _KEEPS_THREADS = (3, 12, 0) <= sys.version_info[:3] <= (3, 12, 1)
-"""In these versions no thread can be started once the main thread has ended, so idle threads are kept for later
-calls."""
+"""Whether this version of Python can't start threads when the main thread has ended, so that idle threads are kept for
+later calls."""
 
 
 def begin_thread(call: Callable[[], object], name: str) -> None:
@@ -36,8 +36,8 @@ def begin_thread(call: Callable[[], object], name: str) -> None:
 
 
 def call_in(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *arguments: object) -> bool:
-    """Call a function in the event loop's thread. Return False if the loop is closed, since nobody needs the call
-    then."""
+    """Call a function in the event loop's thread. If the loop is closed, return False without the call, because then no
+    one needs it."""
     try:
         loop.call_soon_threadsafe(function, *arguments)
     except RuntimeError:
@@ -46,7 +46,7 @@ def call_in(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *a
 
 
 class _KeptThreads:
-    """Threads that are reused: as many as were ever needed at the same time."""
+    """Threads that are reused. Their number is the largest number of calls that ever ran at the same time."""
 
     def __init__(self) -> None:
         self.forget()
@@ -95,11 +95,11 @@ os.register_at_fork(after_in_child=_kept.forget)
 class Workers(concurrent.futures.ThreadPoolExecutor):
     """An executor that accepts calls for as long as threads can run.
 
-    Python's own executor accepts none once the main thread has ended, and some things are closed only then. Python
-    3.12.0 and 3.12.1 start no threads by then, so calls wait for the existing ones.
+    Python's own executor accepts no calls when the main thread has ended, but some objects are only closed then. Python
+    3.12.0 and 3.12.1 start no threads at that time, so calls wait for existing threads.
 
     Args:
-        most: maximum number of threads; they are started when needed.
+        most: maximum number of threads, which are started when needed.
     """
 
     def __init__(self, most: int) -> None:
@@ -115,7 +115,7 @@ class Workers(concurrent.futures.ThreadPoolExecutor):
         """Run a call in a thread.
 
         Raises:
-            RuntimeError: it is shut down, or there is no thread and none can be started.
+            RuntimeError: the executor is shut down, or there is no thread and none can be started.
         """
         outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
 
