@@ -77,16 +77,20 @@ async def test_an_agent_is_trained_on_what_a_real_server_sampled(
 
 
 def deviations(weights: Any, sequences: Sequence[TrainedSequence]) -> Iterator[float]:
-    """How far each logprob is from the one that the weights give. What all prompts begin with is computed once."""
+    """How far each logprob is from the one that the weights give. What two sequences in a row begin with is computed
+    once: in order, those of one slot follow each other, and an agent tells its model where it works."""
     import torch
+    from transformers import DynamicCache
 
-    prompts = [each.tokens[: next(spans(each.masks))[0] - 1] for each in sequences]
-    begin = len(list(itertools.takewhile(lambda column: len(set(column)) == 1, zip(*prompts, strict=False))))
-    with torch.inference_mode():
-        cache = weights.model(torch.tensor([sequences[0].tokens[:begin]]), use_cache=True).past_key_values
-        for each in sequences:
-            logits = weights(torch.tensor([each.tokens[begin:]]), past_key_values=cache, use_cache=True).logits[0]
-            cache.crop(begin - len(each.tokens))
+    cache, before = DynamicCache(), tuple[int, ...]()
+    for tokens, each in sorted(((tuple(each.tokens), each) for each in sequences), key=lambda pair: pair[0]):
+        same = sum(1 for _ in itertools.takewhile(bool, map(int.__eq__, before, tokens)))
+        begin = min(same, next(spans(each.masks))[0] - 1)
+        if begin < len(before):
+            cache.crop(begin - len(before))
+        with torch.inference_mode():
+            logits = weights(torch.tensor([tokens[begin:]]), past_key_values=cache, use_cache=True).logits[0]
             logprobs = torch.log_softmax(logits.double(), -1)
-            for place in itertools.chain.from_iterable(itertools.starmap(range, spans(each.masks))):
-                yield abs(each.logprobs[place] - float(logprobs[place - begin - 1, each.tokens[place]]))
+        before = tokens
+        for place in itertools.chain.from_iterable(itertools.starmap(range, spans(each.masks))):
+            yield abs(each.logprobs[place] - float(logprobs[place - begin - 1, tokens[place]]))

@@ -50,25 +50,26 @@ def make_writer(
         last_command: ends the conversation in place of a text.
     """
     name, argument, others = tool
-    call = json.dumps({"name": name, "arguments": {argument: "COMMAND", **others}})
-    before, after = f"<tool_call>\n{call}\n</tool_call>".split("COMMAND")
+    form = json.dumps({"name": name, "arguments": {argument: "COMMAND", **others}})
+    before, after = f"<tool_call>\n{form}\n</tool_call>".split("COMMAND")
     commands = [json.dumps(command)[1:-1] for command in (*COMMANDS, *filter(None, [last_command]))]
     ends = () if last_command else ENDS
     texts = [path.read_text("utf-8") for path in sorted(DOCS.rglob("*.md"))]
     tokenizer = make_tokenizer(folder, "qwen3", texts, vocabulary=4000)
     random = ordinary(tokenizer)
-    tokenizer.add_tokens([THINK, THOUGHT, before, f"\n{before}", *commands, after, *ENDS])
-    tokenizer.save_pretrained(folder)
-    any_command, done = dict.fromkeys(commands, 1 / len(commands)), {tokenizer.eos_token: 1.0}
+    again, done = f"\n{before}", {tokenizer.eos_token: 1.0}
+    calls = [f"{command}{after}" for command in commands]
+    first, second = calls[::2], calls[1::2]  # no two calls of an answer are equal: hermes-agent leaves out the second
     follow: dict[str, dict[str, float]] = {
         "\n": {THINK: 1.0},  # the last token of a prompt
         THOUGHT: {before: 0.8 if ends else 1.0, **dict.fromkeys(ends, 0.2 / len(ENDS))},
-        before: any_command,
-        f"\n{before}": any_command,
-        **{each: {after: 1.0} for each in commands},
-        after: {**done, f"\n{before}": 1 / 3},
-        **dict.fromkeys(ends, done),
+        before: dict.fromkeys(first, 1 / len(first)),
+        again: dict.fromkeys(second, 1 / len(second)),
+        **{call: {tokenizer.eos_token: 0.7, again: 0.3} for call in first},
+        **dict.fromkeys((*second, *ends), done),
     }
+    tokenizer.add_tokens([THINK, THOUGHT, before, again, *calls, *ENDS])
+    tokenizer.save_pretrained(folder)
     weights = random_weights(tokenizer, context=CONTEXT)
     _follow(weights, tokenizer, follow, random)
     weights.save_pretrained(folder)
@@ -92,13 +93,12 @@ def _follow(weights: Any, tokenizer: Any, follow: Mapping[str, Mapping[str, floa
         ids = torch.tensor([[*before, last] for last in (*map(token, follow), *others)])
         states = weights.model(ids).last_hidden_state[:, -1]
         own, common = states[: len(follow)], states[len(follow) :].mean(0)
-        common = common / common.dot(common)
+        # One direction for each state of the form, and one for all others: of no weight in any other of these states.
+        directions = torch.linalg.pinv(torch.vstack([own, common])).T
         form = sorted(set(range(len(tokenizer))) - random)
         head = weights.lm_head.weight
-        head[form] = -NEVER * common
-        head[token(THOUGHT)] = BRIEF * common
-        for state, nexts in zip(own, follow.values(), strict=True):
-            here = state - common * common.dot(state) / common.dot(common)
-            here = here / here.dot(state)
+        head[form] = -NEVER * directions.sum(0)
+        head[token(THOUGHT)] = BRIEF * directions.sum(0)
+        for here, nexts in zip(directions, follow.values(), strict=False):
             for after, share in nexts.items():
                 head[token(after)] += (NEVER + SURE + math.log(share)) * here
