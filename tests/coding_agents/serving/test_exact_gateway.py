@@ -13,10 +13,11 @@ from hermes_agents.serving.bounds import Bounds
 from hermes_agents.serving.conversations import Conversations
 
 from hermes_core.records.tokens import tokens_of
+from tests.agents.conftest import runtime
 from tests.agents.test_exact_programs import Start, call, check, extends, start
 from tests.coding_agents.serving.slot import TASK, Slot, slot
 
-__all__ = ["start"]
+__all__ = ["runtime", "start"]
 
 PARAMETERS = {"type": "object", "properties": {"command": {"type": "string"}, "timeout": {"type": "number"}}}
 
