@@ -12,14 +12,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hermes_core.agents.balanced import BalancedAgent
 from hermes_core.agents.base import Agent, AgentSettings, CanCheckEndpoint, is_in_slot, takes_mcp
 from hermes_core.agents.baselines import CHEAT, OracleAgent
-from hermes_core.agents.exact.agent import ExactAgent
 from hermes_core.agents.exact.chat import Chat
 from hermes_core.agents.exact.factory import AgentContext, enter_agent
 from hermes_core.agents.exact.generate import TokenServer
-from hermes_core.agents.model import ModelAgent
 from hermes_core.agents.parsers.base import Parser
 from hermes_core.aio import exits_are_errors
 from hermes_core.environment import Environment, Item
@@ -398,20 +395,6 @@ async def open_agent(
         if opened is not made:
             await stack.enter_async_context(aclosing(opened))
         yield opened
-
-
-def agent_on(runtime: Runtime, agent: str, settings: Mapping[str, Any], model: ExactAgent | BalancedAgent) -> Agent:
-    """Return the agent with this name for a trainer's model. For `model`, this is `model` itself; else a program that
-    asks it.
-
-    Args:
-        settings: the program's settings.
-
-    Raises:
-        UnknownNameError: there is no such agent, or the agent has no such setting.
-        UsageError, ConfigError: the agent does not ask a model by itself, or the settings can't be used.
-    """
-    return model if agent == ModelAgent.name else runtime.agent(agent, settings, model=model)
 
 
 def parsers_with(runtime: Runtime, name: str) -> dict[str, Parser]:

@@ -16,7 +16,7 @@ from hermes_core.agents.exact.factory import load_chat
 from hermes_core.agents.exact.generate import GenerateServer
 from hermes_core.agents.exact.parser_choice import matching_parser
 from hermes_core.agents.model import ModelAgent, OpenAIServer
-from hermes_core.runs.session import agent_on, parsers_with
+from hermes_core.runs.session import parsers_with
 from hermes_core.settings import read_dotenv
 
 EXACT = ("vllm", "sglang")
@@ -176,11 +176,13 @@ def open_agent(
         UnknownNameError: the agent, or one of its settings, does not exist.
         UsageError, ConfigError: the agent can't be used here, or not with these settings.
     """
-    if config.agent_options and config.agent == ModelAgent.name:
-        raise ConfigError("agent_options are those of a program", hint="name one: --env.agent")
+    if config.agent == ModelAgent.name:
+        if config.agent_options:
+            raise ConfigError("agent_options are those of a program", hint="name one: --env.agent")
+        return model
     # Leave out None, which is each setting's default, because a program refuses some settings even if they are None.
     options = {**settings.model_dump(exclude_unset=True, exclude_none=True), **config.agent_options}
-    return agent_on(runtime, config.agent, options, model)
+    return runtime.agent(config.agent, options, model=model)
 
 
 def _settings(settings: AgentSettings, server: APIServerConfig) -> AgentSettings:
