@@ -57,7 +57,7 @@ $(STAMP): requirements/base.lock $(PROJECTS)
 	echo "set up in $$(( $$(date +%s) - begin )) s"
 
 # They need other versions than the rest: each gets an environment of its own, .venv-NAME.
-APART := $(patsubst %,$(VENV)/.extra-%,hermes inspect openenv tinker verifiers vllm)
+APART := $(patsubst %,$(VENV)/.extra-%,cloud hermes inspect openenv tinker verifiers vllm)
 $(APART): $(VENV)/.extra-%: requirements/%.lock $(STAMP)
 	@begin=$$(date +%s); set -e; \
 	$(PYTHON) -m venv --clear $(VENV)-$*; \
