@@ -13,7 +13,6 @@ from typing import Any
 
 import paramiko
 import pytest
-from hermes_ssh import remote
 from hermes_ssh.config import SshConfig
 from hermes_ssh.known_hosts import HostKeyError, KnownHosts
 from hermes_ssh.routes import route
@@ -21,6 +20,7 @@ from pydantic import ValidationError
 
 from hermes_core.errors import ConfigError
 from hermes_core.sandbox.local.host import MARK
+from hermes_core.sandbox.remote import program
 from tests.support.pythons import NEWER, OLDEST, interpreter
 
 
@@ -163,12 +163,12 @@ def test_a_host_key_error_is_final(tmp_path: Path) -> None:
 
 
 def test_what_is_sent_runs_through_any_shell() -> None:
-    line = remote.command_line("/opt/my python/bin/python3")
+    line = program.command_line("/opt/my python/bin/python3")
     assert "\n" not in line and "!" not in line
     for shell in ("/bin/sh", "/bin/bash"):
-        command = [shell, "-c", remote.command_line(sys.executable)]
+        command = [shell, "-c", program.command_line(sys.executable)]
         for same_bytecode in (None, True, False):
-            message = remote.message({"op": "list", "directory": "/nonexistent", "usual": ""}, same_bytecode)
+            message = program.message({"op": "list", "directory": "/nonexistent", "usual": ""}, same_bytecode)
             done = subprocess.run(command, input=message, capture_output=True)
             assert done.returncode == 0, done.stderr
             answer = json.dumps({"sandboxes": [], "magic": MAGIC_NUMBER.hex()})
@@ -177,12 +177,12 @@ def test_what_is_sent_runs_through_any_shell() -> None:
 
 def test_a_python_whose_bytecode_is_known_gets_what_it_can_use_alone() -> None:
     request: dict[str, str] = {}
-    unknown, same, another = (len(remote.message(request, same_bytecode)) for same_bytecode in (None, True, False))
+    unknown, same, another = (len(program.message(request, same_bytecode)) for same_bytecode in (None, True, False))
     assert another < same < unknown
 
 
 def test_what_is_sent_is_as_old_as_it_says() -> None:
-    for name, file in remote._modules().items():
+    for name, file in program._modules().items():
         ast.parse(file.read_text("utf-8"), name, feature_version=(3, 7))
 
 
@@ -191,7 +191,7 @@ def test_what_is_sent_runs_on_every_python(version: str) -> None:
     python = interpreter(version)
     if python is None:
         pytest.skip(f"there is no Python {version} here")
-    message = remote.message({"op": "probe", "directory": None, "usual": "/nonexistent"})
-    done = subprocess.run(["/bin/sh", "-c", remote.command_line(python)], input=message, capture_output=True)
+    message = program.message({"op": "probe", "directory": None, "usual": "/nonexistent"})
+    done = subprocess.run(["/bin/sh", "-c", program.command_line(python)], input=message, capture_output=True)
     assert done.stdout.startswith(MARK), done.stderr
     assert json.loads(done.stdout[len(MARK) :])["python"].startswith(version)

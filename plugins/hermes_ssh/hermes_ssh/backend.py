@@ -21,7 +21,7 @@ from hermes_core import (
     SandboxStatus,
     Settings,
 )
-from hermes_core.sandbox.local.host import description
+from hermes_core.sandbox.remote.host import creation_request
 from hermes_ssh.config import SshConfig
 from hermes_ssh.diagnosis import ask_all, diagnose, find_hosts
 from hermes_ssh.hosts import Host, HostPool
@@ -55,8 +55,7 @@ class SshBackend(Backend):
         config = spec.config
         if not isinstance(config, SshConfig) or not config.all_hosts:
             raise ConfigError(f"profile {config.name!r} names no host", hint="set `host`, or several `hosts`")
-        request = {"op": "create", "sandbox": description(spec)}
-        host, answer = await self._pool.place(config, spec.creation_id, request)
+        host, answer = await self._pool.place(config, spec.creation_id, creation_request(spec))
         spec.check_existing(answer["isolation"], f"{host.name}/{answer['sandbox_id']}")
         return SshSandbox(self._pool, host, answer)
 

@@ -14,7 +14,6 @@ from typing import Any
 import paramiko
 
 from hermes_core import ConfigError, ProvisionError, begin_thread
-from hermes_core.sandbox.local.host import MARK
 from hermes_ssh.config import Access
 from hermes_ssh.known_hosts import HostKeyError, KnownHosts
 from hermes_ssh.routes import Hop, route
@@ -23,7 +22,6 @@ log = logging.getLogger(__name__)
 # paramiko logs a traceback at level ERROR when a connection is lost. We log one line ourselves.
 logging.getLogger(f"{__name__}.paramiko").setLevel(logging.CRITICAL)
 
-_NOISE_BYTES = 1 << 20
 _STDERR_BYTES = 1 << 15
 _CLOSE_S = 2.0
 _LAST_WORDS_S = 0.25
@@ -138,18 +136,14 @@ class HostSession:
     def __init__(self, channel: paramiko.Channel, connection: HostConnection) -> None:
         self._channel = channel
         self._connection = connection
-        self._begun = False
         self._stderr_ended = threading.Event()
 
     def read(self, n: int) -> bytes:
-        """Return at most `n` bytes of standard output after the mark; `b""` at the end. Raises EOFError if the
-        connection was cut."""
-        if not self._begun:
-            data = self._read_to_mark()
-            self._begun = True
-            if data:
-                return data
-        return self._receive(n)
+        """Return at most `n` bytes of standard output; `b""` at the end. Raises EOFError if the connection was cut."""
+        data: bytes = self._channel.recv(n)
+        if not data and not self._channel.eof_received:
+            raise EOFError("the connection was cut")
+        return data
 
     def write(self, data: bytes) -> None:
         """Write all of `data` to standard input."""
@@ -178,24 +172,6 @@ class HostSession:
             self._stderr_ended.set()
 
         begin_thread(run, "ssh-stderr")
-
-    def _read_to_mark(self) -> bytes:
-        """Skip what the account's login files print, up to our program's mark. Return the output read after it."""
-        noise = b""
-        while MARK not in noise:
-            data = self._receive(1 << 15)
-            if not data:
-                return b""
-            noise += data
-            if len(noise) > _NOISE_BYTES:
-                raise EOFError(f"the account's login files print without end: {noise[:200]!r}")
-        return noise.partition(MARK)[2]
-
-    def _receive(self, n: int) -> bytes:
-        data: bytes = self._channel.recv(n)
-        if not data and not self._channel.eof_received:
-            raise EOFError("the connection was cut")
-        return data
 
 
 def connect(access: Access, secret: Secret) -> HostConnection:

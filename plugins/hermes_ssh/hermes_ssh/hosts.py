@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import json
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,19 +15,17 @@ from hermes_core import (
     BrokenOff,
     Channel,
     ChannelLost,
-    ConfigError,
     HermesError,
     InfraError,
     PolicyError,
     ProvisionError,
-    SandboxLost,
     SingleFlight,
     TaskSet,
     begin_thread,
     call_in,
 )
-from hermes_core.sandbox.local.host import NOT_THERE
-from hermes_ssh import remote
+from hermes_core.sandbox.remote import program
+from hermes_core.sandbox.remote.host import RemoteHost
 from hermes_ssh.config import Access, SshConfig
 from hermes_ssh.connect import HostConnection, HostSession, Secret, SessionRefused, Unreachable, connect
 from hermes_ssh.threads import in_thread
@@ -36,8 +33,6 @@ from hermes_ssh.threads import in_thread
 log = logging.getLogger(__name__)
 
 _PLACE = "/var/tmp/hermes-rl-ssh"
-_ANSWER_BYTES = 8 << 20
-_ANSWER_S = 90.0
 _LONGEST_ASIDE_S = 600.0
 _NO_PYTHON = (5, 126, 127)
 _TRIES = 4
@@ -45,7 +40,7 @@ _PAUSES_S = (0.1, 0.4, 1.6)
 """Seconds before the second, the third and the fourth attempt of a request."""
 
 
-class Host:
+class Host(RemoteHost):
     """A host and the connections to it: one, unless more sessions are needed than MaxSessions of the server allows."""
 
     def __init__(self, access: Access, secret: Secret) -> None:
@@ -104,20 +99,9 @@ class Host:
             await asyncio.sleep(pause_s)
 
     async def _ask_once(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        channel = await self.open(request)
-        try:
-            async with asyncio.timeout(_ANSWER_S):
-                answer = b""
-                while data := await channel.read(1 << 16):
-                    answer += data
-                    if len(answer) > _ANSWER_BYTES:
-                        raise ProvisionError(f"host {self.name!r} answers more than we can take")
-                status = await channel.wait()
-        except TimeoutError as error:
-            raise ChannelLost(f"host {self.name!r} gave no answer within {_ANSWER_S:.0f} s") from error
-        finally:
-            await channel.aclose()
-        return self._parse_answer(answer, status, channel.stderr_tail)
+        value = await super().ask(request)
+        self._same_bytecode = value.pop("magic", None) == MAGIC_NUMBER.hex()
+        return value
 
     async def open(self, request: Mapping[str, Any]) -> BlockingStreamChannel:
         """Start our program on the host with a request, and return the channel to it. Raises as `ask` does."""
@@ -129,7 +113,7 @@ class Host:
         session.carry_stderr(channel.feed_stderr)
         try:
             arguments = {**request, "directory": self.access.directory, "usual": _PLACE}
-            await channel.write(remote.message(arguments, self._same_bytecode))
+            await channel.write(program.message(arguments, self._same_bytecode))
         except ChannelLost:
             pass  # either the program has ended already, or the connection was cut: the reader of its output will see
         except BaseException:
@@ -144,21 +128,10 @@ class Host:
             SandboxLost: the sandbox does not exist any more.
             ChannelLost: the host can't be reached.
         """
-        global_id = f"{self.name}/{sandbox_id}"
-        request = {"op": "enter", "sandbox_id": sandbox_id, "command": [*argv], "env": dict(env)}
         try:
-            channel = await self.open(request)
+            return await super().enter(sandbox_id, argv, env)
         except Unreachable as error:
-            raise ChannelLost(error.message, hint=error.hint, sandbox_id=global_id) from error
-        try:
-            if await channel.read(1):  # our program writes one byte before it becomes the program `argv`
-                return channel
-            if await channel.wait() == NOT_THERE:
-                raise SandboxLost("the sandbox has ended", hint="create another one", sandbox_id=global_id)
-            raise ChannelLost(f"it could not be entered: {channel.stderr_tail}", sandbox_id=global_id)
-        except BaseException:
-            await channel.aclose()
-            raise
+            raise ChannelLost(error.message, hint=error.hint, sandbox_id=f"{self.name}/{sandbox_id}") from error
 
     async def aclose(self) -> None:
         """Close the connections. Programs on the host go on."""
@@ -170,7 +143,7 @@ class Host:
     # --- connections ------------------------------------------------------------------------------------------------
 
     async def _session(self) -> tuple[HostSession, HostConnection]:
-        command = remote.command_line(self.access.python)
+        command = program.command_line(self.access.python)
         for _ in range(_TRIES):
             connection = await self._with_room()
             try:
@@ -241,26 +214,15 @@ class Host:
             self._connections.remove(connection)
             _close_apart(connection)
 
-    def _parse_answer(self, answer: bytes, status: int, words: str) -> dict[str, Any]:
-        try:
-            value = json.loads(answer)
-        except ValueError:
-            self._same_bytecode = None  # the host may have another Python by now
-            raise ProvisionError(
-                f"host {self.name!r} can't run our program with {self.access.python!r}: "
-                f"exit status {status}: {words[-1000:]}",
-                hint="it needs Python 3.7 or newer, which the setting `python` can name",
-                retryable=status not in _NO_PYTHON,
-            ) from None
-        if not isinstance(value, dict):
-            raise ProvisionError(f"host {self.name!r} answers with something else than was asked for")
-        if "error" in value:
-            kinds: dict[str, type[HermesError]] = {"policy": PolicyError, "config": ConfigError}
-            kind = kinds.get(str(value.get("kind")), ProvisionError)
-            hint = value.get("hint")
-            raise kind(f"host {self.name!r}: {str(value['error'])[:2000]}", hint=str(hint)[:2000] if hint else None)
-        self._same_bytecode = value.pop("magic", None) == MAGIC_NUMBER.hex()
-        return value
+    def explain_silence(self, status: int, words: str) -> HermesError:
+        """Return the error for a host that can't run our program."""
+        self._same_bytecode = None  # the host may have another Python by now
+        return ProvisionError(
+            f"host {self.name!r} can't run our program with {self.access.python!r}: "
+            f"exit status {status}: {words[-1000:]}",
+            hint="it needs Python 3.7 or newer, which the setting `python` can name",
+            retryable=status not in _NO_PYTHON,
+        )
 
 
 def _close_apart(connection: HostConnection) -> None:

@@ -1,4 +1,4 @@
-"""Our program on a host: the command line that starts it, and the message with its modules and a request."""
+"""Our program on another host: the command line that starts it, and the message with its modules and a request."""
 
 from __future__ import annotations
 
@@ -57,9 +57,11 @@ class Finder:
         if name in modules:
             exec(code.get(name) or compile(sources[name], "<" + name + ">", "exec"), module.__dict__)
 sys.meta_path.insert(0, Finder())
-from hermes_core.sandbox.local.host import main
-main(request)
+importlib.import_module(request.pop("main")).main(request)
 """
+
+HOST = "hermes_core.sandbox.local.host"
+"""The module whose `main` carries out requests."""
 
 
 def command_line(python: str) -> str:
@@ -67,20 +69,34 @@ def command_line(python: str) -> str:
     return f"exec {shlex.quote(python)} -I -S -X utf8 -c 'exec(\"{_LOADER}\")' big"
 
 
-def message(request: Mapping[str, Any], same_bytecode: bool | None = None) -> bytes:
+def message(
+    request: Mapping[str, Any],
+    same_bytecode: bool | None = None,
+    *,
+    main: str = HOST,
+    more: tuple[tuple[str, Path], ...] = (),
+) -> bytes:
     """Return our modules and a request. Later input on the stream is for the program that the request starts.
 
     Args:
         same_bytecode: whether the host's Python takes the bytecode of ours; None if that is not known.
+        main: the module whose `main` gets the request.
+        more: names and files of modules to send besides core's. Like these, they must run on Python 3.7 and import only
+            what is sent and the standard library.
     """
+    return _programs(same_bytecode, more) + pack_request({**request, "main": main})
+
+
+def pack_request(request: Mapping[str, Any]) -> bytes:
+    """Return a request as our program reads it: a 32-bit big-endian length, then JSON."""
     body = json.dumps(request).encode("ascii")
-    return _programs(same_bytecode) + struct.pack(">I", len(body)) + body
+    return struct.pack(">I", len(body)) + body
 
 
 @functools.cache
-def _programs(same_bytecode: bool | None) -> bytes:
+def _programs(same_bytecode: bool | None, more: tuple[tuple[str, Path], ...]) -> bytes:
     """Return our modules as `_LOADER` expects them."""
-    return pack_modules(_modules(), "<{}>", _START, same_bytecode=same_bytecode)
+    return pack_modules({**_modules(), **dict(more)}, "<{}>", _START, same_bytecode=same_bytecode)
 
 
 def _modules() -> dict[str, Path]:
