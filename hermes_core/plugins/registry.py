@@ -27,7 +27,12 @@ BROUGHT_BY: dict[str, Mapping[str, str]] = {
         ),
         "hermes-rl-agents",
     ),
-    "backend": {"docker": "hermes-rl-docker", "modal": "hermes-rl-modal", "ssh": "hermes-rl-ssh"},
+    "backend": {
+        "docker": "hermes-rl-docker",
+        "modal": "hermes-rl-modal",
+        "nomad": "hermes-rl-nomad",
+        "ssh": "hermes-rl-ssh",
+    },
     "command": {
         "atropos": "hermes-rl-atropos",
         "batch-runs": "hermes-rl-hermes-agent",
