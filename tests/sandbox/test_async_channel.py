@@ -55,9 +55,14 @@ class Far:
         self.closed += 1
         raise OSError("closing is never an error")
 
-    def channel(self) -> AsyncStreamChannel:
+    def channel(self, *, resumable: bool = True) -> AsyncStreamChannel:
         return AsyncStreamChannel(
-            self.stdout, self.write, wait=self.wait, stderr=lambda: self.chunks(self.err), close=self.close
+            self.stdout,
+            self.write,
+            wait=self.wait,
+            stderr=lambda: self.chunks(self.err),
+            close=self.close,
+            resumable=resumable,
         )
 
 
@@ -96,6 +101,21 @@ async def test_a_slow_reader_slows_the_far_end() -> None:
     while data := await channel.read(1 << 16):
         total += len(data)
     assert total == 25 * BUFFER_BYTES
+    await channel.aclose()
+
+
+async def test_a_stream_that_can_not_be_resumed_waits_for_its_reader() -> None:
+    far = Far()
+    channel = far.channel(resumable=False)
+    for _ in range(12):
+        far.out.put_nowait(b"x" * (BUFFER_BYTES // 4))
+    far.out.put_nowait(None)
+    await asyncio.sleep(2 * PATIENCE_S)
+    assert far.sent <= 2 * BUFFER_BYTES and (far.open, far.opened) == (2, 1)
+    total = 0
+    while data := await channel.read(1 << 16):
+        total += len(data)
+    assert total == 3 * BUFFER_BYTES and far.opened == 1
     await channel.aclose()
 
 

@@ -25,12 +25,14 @@ class AsyncStreamChannel(BufferedChannel):
 
     Args:
         stdout: returns an iterator over non-empty chunks of standard output. The iterator raises if the transport
-            breaks. If nobody reads for a while, it is closed, so that it does not block its connection. Later,
-            `stdout` is called again, and must continue where the iterator stopped.
+            breaks.
         write: writes all of its argument, or raises.
         wait: waits for the exit status, and returns it. Called once.
         stderr: returns an iterator over chunks of standard error.
         close: releases the stream. Called once, after the other calls have been cancelled.
+        resumable: whether the iterator is closed if nobody reads for a while, so that it does not block its connection.
+            Later, `stdout` is called again, and must continue where the iterator stopped. Otherwise, `stdout` is called
+            once, and its iterator waits until somebody reads.
     """
 
     def __init__(
@@ -41,9 +43,11 @@ class AsyncStreamChannel(BufferedChannel):
         wait: Callable[[], Awaitable[int]],
         stderr: Callable[[], AsyncGenerator[bytes, None]] | None = None,
         close: Callable[[], Awaitable[object]] | None = None,
+        resumable: bool = True,
     ) -> None:
         super().__init__()
         self._write, self._wait, self._close = write, wait, close
+        self._patience_s = PATIENCE_S if resumable else None
         self._room = asyncio.Event()
         self._turn = asyncio.Lock()
         self._permits = asyncio.Semaphore(WRITES_AHEAD)
@@ -107,10 +111,10 @@ class AsyncStreamChannel(BufferedChannel):
         return False
 
     async def _has_room(self) -> bool:
-        """Wait up to `PATIENCE_S` seconds for room in the buffer. Return whether there is room."""
+        """Wait for room in the buffer, for a limited time if the stream is resumable. Return whether there is room."""
         self._room.clear()
         try:
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(self._patience_s):
                 await self._room.wait()
         except TimeoutError:
             return False
