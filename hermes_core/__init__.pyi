@@ -198,6 +198,7 @@ from hermes_core.sandbox.images import (
     context_digest as context_digest,
     write_context as write_context,
 )
+from hermes_core.sandbox.uids import uid_base_in_own_kernel as uid_base_in_own_kernel
 from hermes_core.sandbox.pool.checkpoint import Checkpoint as Checkpoint
 from hermes_core.sandbox.pool.preparation import NewSandbox as NewSandbox
 from hermes_core.sandbox.programs import (

@@ -13,12 +13,16 @@ import errno
 import fcntl
 import os
 import struct
+import zlib
 
 BLOCK = 512
 """The number of ids of a block."""
 
 FIRST_UID, BLOCKS = 2_000_000_000, 1 << 16
 """The first id and the number of blocks on an ordinary host: above the ids of accounts and containers, below 2**31."""
+
+FIRST_OWN_UID = 1_900_000_000
+"""The first id of the blocks of `uid_base_in_own_kernel`, below those of `reserve`."""
 
 _LOWEST_UID = 20_000
 _LOCK_FILES = ("/run/hermes-rl-uids", "/tmp/hermes-rl-uids")  # fixed: all drivers must use the same, whatever TMPDIR is
@@ -121,6 +125,15 @@ def _open_lock_file(paths: tuple[str, ...]) -> int:
     raise _refusal(
         f"no user ids can be reserved: {failure}", f"let the driver write to {' or '.join(paths)}"
     ) from failure
+
+
+def uid_base_in_own_kernel(creation_id: str) -> int:
+    """Return the first id of the block of a sandbox that has a kernel of its own, such as a micro-VM.
+
+    Such a sandbox may take any block. Its creation id chooses one, so that emulators of a provider, whose sandboxes
+    share a host, can't confuse the slots' processes of two sandboxes.
+    """
+    return FIRST_OWN_UID + zlib.crc32(creation_id.encode()) % BLOCKS * BLOCK
 
 
 def _refusal(message: str, hint: str) -> Exception:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -33,6 +32,7 @@ from hermes_core import (
     SandboxSpec,
     SandboxStatus,
     Settings,
+    uid_base_in_own_kernel,
 )
 from hermes_modal import diagnosis, requests
 from hermes_modal.account import CALL_LIMIT_S, CREATE_LIMIT_S, FAILURES, Account, errors_of, not_created, pace
@@ -45,7 +45,6 @@ SNAPSHOT_LIMIT_S = 600
 """Time limit of a snapshot in seconds."""
 CHUNK_BYTES = 1 << 20
 """Maximum size of one write. The SDK refuses more than 16 MiB, and a server refuses messages above its own limit."""
-_FIRST_UID, _BLOCK, _BLOCKS = 1_900_000_000, 512, 1 << 16
 
 
 class ModalBackend(Backend):
@@ -178,9 +177,7 @@ class ModalSandbox(Sandbox):
         self.lifetime_s = lifetime_s
         self.workspace_base = workspace_base
         self.state_dir = requests.state_dir(workspace_base)
-        # A sandbox on Modal is alone on its machine. Emulated sandboxes share a host, which counts processes by uid.
-        block = int.from_bytes(hashlib.sha256(creation_id.encode()).digest()[:4], "big") % _BLOCKS
-        self.uid_base = _FIRST_UID + block * _BLOCK
+        self.uid_base = uid_base_in_own_kernel(creation_id)
         self._sandbox, self._account = sandbox, account
         self._ended = False
 
