@@ -29,8 +29,8 @@ BROUGHT_BY: dict[str, Mapping[str, str]] = {
     ),
     "backend": {
         "docker": "hermes-rl-docker",
+        "e2b": "hermes-rl-e2b",
         "modal": "hermes-rl-modal",
-        "nomad": "hermes-rl-nomad",
         "ssh": "hermes-rl-ssh",
     },
     "command": {
