@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 from hermes_atropos.flat import FlatSettings
+from hermes_daytona.config import DaytonaConfig
 
 import hermes_core
 from hermes_core.agents.base import AgentSettings
@@ -221,6 +222,8 @@ def settings():
     parts += [model(SandboxConfig)]
     for name in ("local", "docker", "ssh", "modal"):
         parts += [f"### Backend `{name}`", model(runtime.backend(name).config_class, beside=SandboxConfig)]
+    # the packages of this backend have an environment of their own
+    parts += ["### Backend `daytona`", model(DaytonaConfig, beside=SandboxConfig)]
     parts += [
         "## Atropos",
         "`--env.KEY=VALUE` of `hermes-rl atropos`, beside the settings of Atropos itself.",

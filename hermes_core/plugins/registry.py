@@ -28,6 +28,7 @@ BROUGHT_BY: dict[str, Mapping[str, str]] = {
         "hermes-rl-agents",
     ),
     "backend": {
+        "daytona": "hermes-rl-daytona",
         "docker": "hermes-rl-docker",
         "e2b": "hermes-rl-e2b",
         "modal": "hermes-rl-modal",
