@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 from hermes_atropos.flat import FlatSettings
 from hermes_daytona.config import DaytonaConfig
+from hermes_kubernetes.config import KubernetesConfig
 
 import hermes_core
 from hermes_core.agents.base import AgentSettings
@@ -224,6 +225,7 @@ def settings():
         parts += [f"### Backend `{name}`", model(runtime.backend(name).config_class, beside=SandboxConfig)]
     # the packages of this backend have an environment of their own
     parts += ["### Backend `daytona`", model(DaytonaConfig, beside=SandboxConfig)]
+    parts += ["### Backend `kubernetes`", model(KubernetesConfig, beside=SandboxConfig)]
     parts += [
         "## Atropos",
         "`--env.KEY=VALUE` of `hermes-rl atropos`, beside the settings of Atropos itself.",

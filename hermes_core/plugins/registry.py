@@ -31,6 +31,8 @@ BROUGHT_BY: dict[str, Mapping[str, str]] = {
         "daytona": "hermes-rl-daytona",
         "docker": "hermes-rl-docker",
         "e2b": "hermes-rl-e2b",
+        "k8s": "hermes-rl-kubernetes",
+        "kubernetes": "hermes-rl-kubernetes",
         "modal": "hermes-rl-modal",
         "ssh": "hermes-rl-ssh",
     },

@@ -1,0 +1,34 @@
+"""The conformance kit on pods of the emulator."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.usefixtures("cluster")
+
+
+def failures(tmp_path: Path, *options: str) -> list[str]:
+    """Return the checks of the kit that failed."""
+    argv = [
+        sys.executable,
+        "-c",
+        "from hermes_core.cli.main import main; main()",
+        "conformance",
+        "kubernetes",
+        "--json",
+    ]
+    environment = os.environ | {"XDG_STATE_HOME": str(tmp_path), "HERMES_PLUGINS": "kubernetes,testing"}
+    out = subprocess.run([*argv, *options], stdout=subprocess.PIPE, text=True, env=environment, cwd=tmp_path).stdout
+    checks = json.loads(out)["checks"]
+    assert any(each["outcome"] == "passed" for each in checks)
+    return [f"{each['name']}: {each['reason']}" for each in checks if each["outcome"] == "failed"]
+
+
+def test_the_contract(tmp_path: Path) -> None:
+    assert failures(tmp_path, "--group", "contract") == []
