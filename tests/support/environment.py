@@ -11,7 +11,10 @@ import signal
 
 import pytest
 
-KEPT = ("HERMES_REQUIRE", "HERMES_TEST_PYTHONS", "HERMES_SWE_TASKS", "HERMES_TEST_SSH_CONFIG", "HERMES_VLLM")
+KEPT = (
+    *("HERMES_REQUIRE", "HERMES_TEST_PYTHONS", "HERMES_SWE_TASKS", "HERMES_TEST_SSH_CONFIG", "HERMES_TEST_SLURM"),
+    "HERMES_VLLM",
+)
 """The variables of ours that tests do see: what has to be there, and where it is."""
 
 # A script's background jobs ignore the one, and what `nohup` starts the other. So would the programs of the tests.

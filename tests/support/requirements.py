@@ -88,6 +88,16 @@ def ssh_config(require: Callable[[str, str | None], None]) -> str:
     return named
 
 
+@pytest.fixture
+@makes_tests_full
+def slurm(require: Callable[[str, str | None], None], monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of `.ci/slurm`. Slurm's programs run as the account that is not root."""
+    folder = os.environ.get("HERMES_TEST_SLURM", "")
+    require("slurm", None if folder else 'HERMES_TEST_SLURM is not set; `eval "$(.ci/slurm)"` as root sets it')
+    monkeypatch.setenv("PATH", f"{folder}/bin:{os.environ['PATH']}")
+    return Path(folder)
+
+
 @pytest.fixture(scope="session")
 @makes_tests_full
 def exact_extra(require: Callable[[str, str | None], None]) -> None:

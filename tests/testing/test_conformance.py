@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 
 import hermes_docker
+import hermes_slurm
 import hermes_ssh
 import pytest
 from hermes_testing.conformance import GROUPS
@@ -91,6 +92,22 @@ def test_ssh(conformance_check: Callable[[], None]) -> None:
 @pytest.mark.usefixtures("ssh_config")
 @pytest.mark.conformance("ssh", groups=[*OF_THE_GUEST, "speed"], **ON_SSH)
 def test_a_guest_on_ssh(conformance_check: Callable[[], None]) -> None:
+    conformance_check()
+
+
+ON_SLURM = {"isolation": "namespace", "plugins": (hermes_slurm,)}
+
+
+@pytest.mark.usefixtures("slurm")
+@pytest.mark.conformance("slurm", groups=ELSEWHERE, **ON_SLURM)
+def test_slurm(conformance_check: Callable[[], None]) -> None:
+    conformance_check()
+
+
+@pytest.mark.stress
+@pytest.mark.usefixtures("slurm")
+@pytest.mark.conformance("slurm", groups=[*OF_THE_GUEST, "speed"], **ON_SLURM)
+def test_a_guest_on_slurm(conformance_check: Callable[[], None]) -> None:
     conformance_check()
 
 

@@ -8,6 +8,7 @@ import fcntl
 import os
 import signal
 from collections.abc import Mapping, Sequence
+from typing import Self
 
 from hermes_core.aio import complete
 from hermes_core.errors import ChannelLost
@@ -36,7 +37,7 @@ class AsyncioStreamChannel(BufferedChannel):
     @classmethod
     async def spawn(
         cls, argv: Sequence[str], *, env: Mapping[str, str] | None = None, pass_fds: Sequence[int] = ()
-    ) -> AsyncioStreamChannel:
+    ) -> Self:
         """Start a child in a new session, so that Ctrl-C at our terminal does not reach it.
 
         Args:

@@ -440,7 +440,7 @@ def _start_supervisor(request: dict[str, Any]) -> dict[str, Any]:
             os.closerange(3, 256)
             os.chdir("/")
             supervisor.create(request)
-            _remove_if_empty(request["state_root"])
+            remove_if_empty(request["state_root"])
         finally:
             os._exit(0)
     os.close(writer)
@@ -483,11 +483,11 @@ def _terminate(place: str, request: dict[str, Any]) -> dict[str, Any]:
     record = find(place, request["sandbox_id"])
     if record is not None:
         end(place, record)
-    _remove_if_empty(place)
+    remove_if_empty(place)
     return {}
 
 
-def _remove_if_empty(place: str) -> None:
+def remove_if_empty(place: str) -> None:
     """Remove the directory of the sandboxes if it is empty, so that nothing of ours stays on the host."""
     try:
         os.rmdir(place)

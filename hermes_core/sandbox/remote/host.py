@@ -6,11 +6,13 @@ import asyncio
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from hermes_core.errors import ChannelLost, ConfigError, HermesError, PolicyError, ProvisionError, SandboxLost
 from hermes_core.sandbox.contract import Channel, SandboxSpec
-from hermes_core.sandbox.local.host import MARK, NOT_THERE, description
+from hermes_core.sandbox.local.host import MARK, NOT_THERE, description, sandbox_id_of
+
+__all__ = ["RemoteHost", "creation_request", "sandbox_id_of", "skip_to_mark"]
 
 ANSWER_S = 90.0
 """Time limit in seconds of one request."""
@@ -27,6 +29,8 @@ def creation_request(spec: SandboxSpec) -> dict[str, Any]:
 class RemoteHost(ABC):
     """A place where `hermes_core.sandbox.local.host` carries out our requests, with the channels that lead to it."""
 
+    kind: ClassVar[str] = "host"
+    """What it is, in messages."""
     name: str
     """Its name in messages, and the first part of the ids of its sandboxes."""
 
@@ -58,10 +62,10 @@ class RemoteHost(ABC):
                 while data := await channel.read(1 << 16):
                     answer += data
                     if len(answer) > _ANSWER_BYTES:
-                        raise ProvisionError(f"host {self.name!r} answers more than we can take")
+                        raise ProvisionError(f"{self.kind} {self.name!r} answers more than we can take")
                 status = await channel.wait()
         except TimeoutError as error:
-            raise ChannelLost(f"host {self.name!r} gave no answer within {ANSWER_S:.0f} s") from error
+            raise ChannelLost(f"{self.kind} {self.name!r} gave no answer within {ANSWER_S:.0f} s") from error
         finally:
             await channel.aclose()
         try:
@@ -69,7 +73,7 @@ class RemoteHost(ABC):
         except ValueError:
             raise self.explain_silence(status, channel.stderr_tail) from None
         if not isinstance(value, dict):
-            raise ProvisionError(f"host {self.name!r} answers with something else than was asked for")
+            raise ProvisionError(f"{self.kind} {self.name!r} answers with something else than was asked for")
         if "error" in value:
             raise self._refusal(value)
         return value
@@ -99,7 +103,9 @@ class RemoteHost(ABC):
         kinds: dict[str, type[HermesError]] = {"policy": PolicyError, "config": ConfigError}
         kind = kinds.get(str(answer.get("kind")), ProvisionError)
         hint = answer.get("hint")
-        return kind(f"host {self.name!r}: {str(answer['error'])[:2000]}", hint=str(hint)[:2000] if hint else None)
+        return kind(
+            f"{self.kind} {self.name!r}: {str(answer['error'])[:2000]}", hint=str(hint)[:2000] if hint else None
+        )
 
 
 async def skip_to_mark(channel: Channel) -> None:

@@ -14,13 +14,13 @@ import hermes_core
 from hermes_core.sandbox.guest_client.bundle import pack_modules
 
 _CORE = (
-    "errors",
-    "sandbox.linux.mounts",
-    "sandbox.linux.namespaces",
-    "sandbox.linux.probe",
-    "sandbox.linux.users",
-    *(f"sandbox.local.{name}" for name in ("directories", "host", "supervisor", "processes", "removal", "view")),
-    "sandbox.uids",
+    "hermes_core.errors",
+    *(f"hermes_core.sandbox.linux.{name}" for name in ("mounts", "namespaces", "probe", "users")),
+    *(
+        f"hermes_core.sandbox.local.{name}"
+        for name in ("directories", "host", "supervisor", "processes", "removal", "view")
+    ),
+    "hermes_core.sandbox.uids",
 )
 
 # The loader has no quote, no newline and no `!`, so that single quotes carry it through any login shell.
@@ -28,11 +28,13 @@ _LOADER = (
     "import sys\\n"
     "if sys.version_info < (3, 7):\\n"
     "    sys.stderr.write(chr(10).join([sys.version.split()[0] + chr(32) + sys.executable])); sys.exit(5)\\n"
-    "import os, json, marshal, zlib\\n"
+    "import binascii, io, os, json, marshal, zlib\\n"
+    "encoded = len(sys.argv) > 2\\n"
+    "text = io.BytesIO(binascii.a2b_base64(sys.stdin.buffer.read() if encoded else bytes()))\\n"
     "def take(n):\\n"
     "    b = bytes()\\n"
     "    while len(b) < n:\\n"
-    "        d = os.read(0, n - len(b))\\n"
+    "        d = text.read(n - len(b)) if encoded else os.read(0, n - len(b))\\n"
     "        if len(d) == 0: sys.exit(3)\\n"
     "        b += d\\n"
     "    return b\\n"
@@ -61,30 +63,26 @@ importlib.import_module(request.pop("main")).main(request)
 """
 
 HOST = "hermes_core.sandbox.local.host"
-"""The module whose `main` carries out requests."""
+"""The module whose `main` carries out a request."""
 
 
-def command_line(python: str) -> str:
-    """Return the command for the account's login shell: a Python that reads a `message` from standard input."""
-    return f"exec {shlex.quote(python)} -I -S -X utf8 -c 'exec(\"{_LOADER}\")' big"
+def command_line(python: str, *, encoded: bool = False) -> str:
+    """Return the command for the account's login shell: a Python that reads a `message` from standard input.
+
+    Args:
+        encoded: whether all of its input is the message, in base64.
+    """
+    return f"exec {shlex.quote(python)} -I -S -X utf8 -c 'exec(\"{_LOADER}\")' big{' encoded' * encoded}"
 
 
-def message(
-    request: Mapping[str, Any],
-    same_bytecode: bool | None = None,
-    *,
-    main: str = HOST,
-    more: tuple[tuple[str, Path], ...] = (),
-) -> bytes:
+def message(request: Mapping[str, Any], same_bytecode: bool | None = None, *, main: str = HOST) -> bytes:
     """Return our modules and a request. Later input on the stream is for the program that the request starts.
 
     Args:
         same_bytecode: whether the host's Python takes the bytecode of ours; None if that is not known.
         main: the module whose `main` gets the request.
-        more: names and files of modules to send besides core's. Like these, they must run on Python 3.7 and import only
-            what is sent and the standard library.
     """
-    return _programs(same_bytecode, more) + pack_request({**request, "main": main})
+    return _programs(same_bytecode, main) + pack_request({**request, "main": main})
 
 
 def pack_request(request: Mapping[str, Any]) -> bytes:
@@ -94,12 +92,12 @@ def pack_request(request: Mapping[str, Any]) -> bytes:
 
 
 @functools.cache
-def _programs(same_bytecode: bool | None, more: tuple[tuple[str, Path], ...]) -> bytes:
+def _programs(same_bytecode: bool | None, main: str) -> bytes:
     """Return our modules as `_LOADER` expects them."""
-    return pack_modules({**_modules(), **dict(more)}, "<{}>", _START, same_bytecode=same_bytecode)
+    return pack_modules(_modules(main), "<{}>", _START, same_bytecode=same_bytecode)
 
 
-def _modules() -> dict[str, Path]:
+def _modules(main: str) -> dict[str, Path]:
     """Return the files of the modules that a host needs, by name."""
-    core = Path(hermes_core.__file__).parent
-    return {f"hermes_core.{name}": core / (name.replace(".", "/") + ".py") for name in _CORE}
+    top = Path(hermes_core.__file__).parents[1]
+    return {name: top / (name.replace(".", "/") + ".py") for name in dict.fromkeys((*_CORE, main))}
