@@ -225,17 +225,23 @@ async def test_a_retry_after_a_lost_answer_gets_it_again() -> None:
             metadata={"try": 2}, messages=[{"role": "user", "content": [{"type": "text", "text": TASK}]}]
         )
         assert again["content"] == "Done."
-        assert await one.ask() == again
         assert len(one.one.model.requests) == 1
+        assert (await one.ask())["content"] == "Another."
 
 
 async def test_the_same_messages_with_other_tools_are_another_call() -> None:
     others = [{"type": "function", "function": {"name": "sh", "parameters": {"type": "object"}}}]
-    async with agent(reply("Done.")) as one:
-        for tools in (TOOLS, others, [], TOOLS):
-            assert (await one.post(tools=tools)).status_code == 200
-        assert [request.get("tools") for request in one.one.model.requests] == [TOOLS, others, None]
-        assert [call.outcome for call in one.one.gateway.log] == [*(["answered"] * 3), "replayed"]
+    begun, go, answer = gate()
+    async with agent(*[answer] * 3) as one, asyncio.TaskGroup() as group:
+        asking = [group.create_task(one.post(tools=tools)) for tools in (TOOLS, others, [], TOOLS)]
+        await begun.wait()
+        while one.one.gateway.counts["calls"] < len(asking):
+            await asyncio.sleep(0)
+        go.set()
+        assert {(await each).status_code for each in asking} == {200}
+        asked = [request.get("tools") for request in one.one.model.requests]
+        assert len(asked) == 3 and all(tools in asked for tools in (TOOLS, others, None))
+        assert sorted(call.outcome for call in one.one.gateway.log) == [*(["answered"] * 3), "replayed"]
 
 
 async def test_a_retry_of_a_stream_that_was_cut_gets_its_answer() -> None:
@@ -252,11 +258,12 @@ async def test_a_retry_of_a_stream_that_was_cut_gets_its_answer() -> None:
 
 
 async def test_a_request_whose_answer_arrived_is_sampled_anew() -> None:
-    async with agent(reply("I look.", LS), reply("Done."), reply("Another.")) as one:
+    async with agent(reply("I look.", LS), reply("Done."), reply("Another."), reply("A third.")) as one:
         await one.work()
         await one.work()
-        assert (await one.ask(messages=BEGIN))["content"] == "Another."
-    assert [each.place for each in one.one.gateway.log] == ["root", "continues", "fork"]
+        for content in ("Another.", "A third."):  # no conversation has gone on from the answer before the last
+            assert (await one.ask(messages=BEGIN))["content"] == content
+    assert [each.place for each in one.one.gateway.log] == ["root", "continues", "fork", "fork"]
 
 
 async def test_a_stream_is_kept_alive_while_its_answer_is_sampled() -> None:

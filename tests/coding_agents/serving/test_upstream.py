@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 from collections.abc import AsyncIterator
@@ -95,12 +96,16 @@ class Provider:
 
     answers: list[Prepared]
     requests: list[tuple[str, dict[str, str], bytes]] = field(default_factory=list)
+    held: asyncio.Event | None = None
+    """What answers wait for."""
 
     async def answer(self, request: Any) -> Any:
         from aiohttp import web
 
         headers = {name.lower(): value for name, value in request.headers.items()}
         self.requests.append((request.path_qs, headers, await request.read()))
+        if self.held is not None:
+            await self.held.wait()
         status, body, more = self.answers[min(len(self.requests), len(self.answers)) - 1]
         kind = "text/event-stream; charset=utf-8" if body.startswith(b"event:") else "application/json"
         return web.Response(status=status, body=body, headers={"content-type": kind, **more})
@@ -368,10 +373,20 @@ async def test_data_in_a_message_is_passed_on() -> None:
 
 async def test_the_same_request_again_gets_the_answer_that_was_lost() -> None:
     async with before(whole) as (one, provider):
-        first, second = await post(one, asked()), await post(one, asked())
-        assert first.content == second.content and one.gateway.counts["replayed"] == 1
+        go = provider.held = asyncio.Event()
+        lost = asyncio.create_task(post(one, asked()))
+        while not provider.requests:
+            await asyncio.sleep(0.01)
+        lost.cancel()
+        again = asyncio.create_task(post(one, asked()))
+        while one.gateway.counts["calls"] < 2:
+            await asyncio.sleep(0.01)
+        go.set()
+        assert (await again).json()["content"] == ANSWER["content"]
+        assert one.gateway.counts["replayed"] == 1 and len(provider.requests) == 1
         await post(one, asked(top_k=1))
-    assert len(provider.requests) == 2
+        await post(one, asked())  # its answer has arrived
+    assert len(provider.requests) == 3
 
 
 def error(kind: str, said: str = "Wait") -> bytes:

@@ -141,8 +141,6 @@ class Gateway:
         self._time = SharedTime(task, self._work)
         self._given: dict[str, GivenCall] = {}
         """The calls that agents were given, by the ids that agents got for them."""
-        self._turns: dict[int, str] = {}
-        """For each model call, by its number, the key under which its answer is kept."""
         self._usage = Usage()
         self._waited_s = 0.0
         self._connections = self._waiting = self._number = self._kept_bytes = self._open_bytes = self._read_bytes = 0
@@ -298,7 +296,6 @@ class Gateway:
         asked = request.asked
         call = self._note(exchange, dialect, asked)
         call.own, call.place = self.conversations.is_own(request.forms), self.conversations.place(request.forms)
-        self._forget_continued(request)
         with self._open(request):
             outcome = await self._outcome(call, request, exchange, dialect)
         if isinstance(outcome, RequestRefusal):
@@ -316,6 +313,7 @@ class Gateway:
                 await _begin(exchange, asked)
             await _send(exchange, outcome.written or dialect.stream(outcome, asked))
         call.delivered = True
+        self._answers.kept.pop(request.digest, None)  # an agent that asks again has no use for this answer
 
     @contextmanager
     def _open(self, request: Request) -> Iterator[None]:
@@ -453,7 +451,6 @@ class Gateway:
         )
         if self.conversations.ends_with(call.number):  # and not with a summary, after which it may fail
             self.last_call_failed = False
-        self._turns[call.number] = request.digest
         self._kept_bytes += 0 if call.place == "continues" else request.size
         if reply.prompt_tokens:
             self._characters, self._tokens = request.characters, reply.prompt_tokens
@@ -513,12 +510,6 @@ class Gateway:
             self._task.result.stop(StopReason.MODEL_ERROR)
             self.failure = failure
             self._over.set()
-
-    def _forget_continued(self, request: Request) -> None:
-        """Drop the stored answers that this request continues, because the agent has received them."""
-        for step in self.conversations.find_known(request.forms):
-            if step.sampled is not None and (digest := self._turns.pop(step.sampled.number, None)) is not None:
-                self._answers.kept.pop(digest, None)
 
     def _note(self, exchange: Exchange, dialect: Dialect, asked: ModelRequest) -> CallLog:
         """Begin a call's entry in the log."""
