@@ -1,8 +1,8 @@
 """Decides whether the agent or we are to blame if a step with the agent's work fails.
 
 An agent that could get its rollout discarded would learn to do so, and an agent must not lose a reward because of us.
-So after two failures the step is tried with an untouched tree: if this succeeds, the agent's work is the cause. It comes
-last, unlike in core's `attribution`, because the work may fill the disk, and is removed for it.
+So after two failures the step is tried with an untouched tree: if this succeeds, the agent's work is the cause. This
+comes last, unlike in core's `attribution`, because the work may fill the disk, and is removed first.
 """
 
 from __future__ import annotations
