@@ -17,7 +17,7 @@ from hermes_core.errors import DatasetError, SetupFailed, UsageError
 from hermes_core.handles import RolloutHandle
 from hermes_core.mcp.servers import McpServer
 from hermes_core.sandbox.commands import Cwd
-from hermes_core.sandbox.contract import Isolation, Network, SlotUser
+from hermes_core.sandbox.contract import Isolation, Network, NetworkPlan, SlotUser
 from hermes_core.sandbox.images import Image
 from hermes_core.sandbox.pool.provision import PrepareSandbox
 
@@ -196,9 +196,9 @@ class Environment(ABC):
         for the image's own. None is the workspace."""
         return None
 
-    def network(self, item: Item) -> Network | None:
-        """Return the network policy of this item's sandboxes; None is the profile's. Items with the same image and
-        policy share sandboxes."""
+    def network(self, item: Item) -> Network | NetworkPlan | None:
+        """Return the network policy of this item's slots, or one for each phase; None is the profile's. Items with the
+        same image share sandboxes if these all have a network, or all have none."""
         return None
 
     def variables(self, item: Item) -> Mapping[str, str]:

@@ -33,14 +33,23 @@ from hermes_core.errors import (
 from hermes_core.events import Events
 from hermes_core.sandbox.as_user import AsUser
 from hermes_core.sandbox.commands import PREPARE, Cwd, ExecutionResult, Operation, Slot, SlotCommands, start_directory
-from hermes_core.sandbox.contract import Backend, CanBuild, Isolation, Network, SandboxConfig
+from hermes_core.sandbox.contract import (
+    Backend,
+    CanBuild,
+    Isolation,
+    Network,
+    NetworkPlan,
+    Phase,
+    SandboxConfig,
+)
+from hermes_core.sandbox.egress.traffic import Traffic
 from hermes_core.sandbox.images import Image, ImageBuild
 from hermes_core.sandbox.pool.checkpoint import Checkpoint, SavedSandbox
 from hermes_core.sandbox.pool.cost import SandboxUsage
 from hermes_core.sandbox.pool.leases import Lease, stale
 from hermes_core.sandbox.pool.pool import Pool
 from hermes_core.sandbox.pool.preparation import Build, check_key, prepare
-from hermes_core.sandbox.pool.profile_check import resolve_isolation
+from hermes_core.sandbox.pool.profile_check import check_ways_out, resolve_isolation
 from hermes_core.sandbox.pool.provision import (
     FIRST_PAUSE_S,
     LONGEST_PAUSE_S,
@@ -50,6 +59,7 @@ from hermes_core.sandbox.pool.provision import (
     retryable,
     start_guest,
 )
+from hermes_core.sandbox.pool.slot_network import SlotNetwork
 from hermes_core.sandbox.pool.watches import Subscriber, Watchers
 from hermes_core.sandbox.promises import list_sandboxes
 from hermes_core.tools.base import CallContext, Tool
@@ -72,7 +82,9 @@ class SlotRequest(TypedDict, total=False):
     cwd: str | Cwd | None
     env: Mapping[str, str] | None
     as_image: bool
-    network: Network | None
+    network: Network | NetworkPlan | None
+    phase: Phase
+    traffic: Traffic | None
     group: str | None
     verification: bool
     apart_from: str | None
@@ -234,6 +246,8 @@ class ToolBackend:
         del self._inherited[saved.creation_id]  # a second connection to its guest would disturb ours
         self._leases |= {(lease.slot.slot_id, lease.slot.generation): lease for lease in leases}
         for lease in leases:
+            if (plan := lease.config.network_plan).filters:
+                lease.network = SlotNetwork(plan, Traffic())
             for process_id in lease.watches:
                 self._watchers.go_on(lease, process_id)
         return [lease.slot for lease in leases]
@@ -268,6 +282,9 @@ class ToolBackend:
             for pool in self._pools.values():
                 group.create_task(pool.aclose(keep=keep))
         await self._provisioner.aclose()
+        for lease in self._leases.values():
+            if lease.network is not None:
+                await lease.network.aclose()
         self._leases.clear()
         if self._on_closed is not None:
             self._on_closed(self)
@@ -283,7 +300,9 @@ class ToolBackend:
         cwd: str | Cwd | None = None,
         env: Mapping[str, str] | None = None,
         as_image: bool = False,
-        network: Network | None = None,
+        network: Network | NetworkPlan | None = None,
+        phase: Phase = Phase.AGENT,
+        traffic: Traffic | None = None,
         group: str | None = None,
         verification: bool = False,
         apart_from: str | None = None,
@@ -299,7 +318,10 @@ class ToolBackend:
                 the workspace; or `Cwd.IMAGE`. None is the workspace.
             env: environment variables of every command in the slot.
             as_image: whether commands have the variables of the image, too.
-            network: the network policy of the sandbox, instead of the profile's own. As with images, each has a pool.
+            network: the network policies, instead of the profile's own. As with images, each kind of network has a pool
+                of its own.
+            phase: the phase whose policy the slot has at first; `enter_phase` changes it.
+            traffic: counts what programs reach through the slot's proxy, if it has one.
             group: slots of one group are placed on one sandbox where possible.
             verification: whether the slot may come from those reserved for verification. It is then a pristine slot.
             apart_from: the id of a sandbox to avoid while another sandbox has a vacant slot.
@@ -319,7 +341,10 @@ class ToolBackend:
         limit = pool.config.acquire_timeout_s if timeout_s is None else check_time_limit(timeout_s)
         if image is not None:
             image = await self._image_within(image, name, limit)
-        pool = self._pool_with(name, image, network)
+        plan = network if isinstance(network, NetworkPlan) else None
+        if plan is not None:
+            self._check_plan(name, plan)
+        pool = self._pool_with(name, image, _of_sandbox(network))
         lease = await pool.acquire(
             trajectory_id or uuid.uuid4().hex,
             group=group,
@@ -329,11 +354,18 @@ class ToolBackend:
         )
         of_image = lease.slot.image.variables if as_image and lease.slot.image is not None else {}
         lease.cwd, lease.env = start_directory(cwd, lease.slot.image), {**of_image, **(env or {})}
+        plan = plan or pool.config.network_plan
+        if plan.filters:
+            lease.network = SlotNetwork(plan, traffic or Traffic(), phase)
         self._leases[lease.slot.slot_id, lease.slot.generation] = lease
         return lease.slot
 
+    def _check_plan(self, profile: str, plan: NetworkPlan) -> None:
+        if plan.filters:
+            check_ways_out(self.backend, self.isolation, self._pool(profile).config)
+
     def check_slot(
-        self, *, profile: str | None = None, image: Image | None = None, network: Network | None = None
+        self, *, profile: str | None = None, image: Image | None = None, network: Network | NetworkPlan | None = None
     ) -> None:
         """Refuse arguments with which `acquire` could never succeed. This makes no sandbox.
 
@@ -343,7 +375,9 @@ class ToolBackend:
         name = profile or self.default_profile
         check_builds(self.backend, image)
         named = "built" if image is not None and not isinstance(image, str) else image
-        config = self._config_with(name, named, network)
+        if isinstance(network, NetworkPlan):
+            self._check_plan(name, network)
+        config = self._config_with(name, named, _of_sandbox(network))
         if config.name != name:
             self._provisioner.check(config)
 
@@ -411,6 +445,8 @@ class ToolBackend:
         lease = self._leases.pop((slot.slot_id, slot.generation), None)
         if lease is None:
             return
+        if lease.network is not None:
+            await lease.network.aclose()
         await asyncio.shield(self._pools[slot.profile].release(lease, reset=reset_workspace))
 
     @asynccontextmanager
@@ -445,7 +481,7 @@ class ToolBackend:
                 sandbox_id=slot.sandbox_id,
                 slot_id=slot.slot_id,
             )
-        return lease.pooled.client.commands(PREPARE, lease.call)
+        return lease.pooled.prepare_commands(lease.call)
 
     def missing(self, slot: Slot) -> tuple[str, ...]:
         """Return the operations that the slot lacks because its sandbox has no guest; empty if the sandbox has a guest.
@@ -466,6 +502,17 @@ class ToolBackend:
         """
         lease = self._lease(slot)
         await lease.call(Operation.of(lease.pooled.client.kill_slot, lease.seat.index))
+        await lease.note_kill()
+
+    async def enter_phase(self, slot: Slot, phase: Phase) -> None:
+        """Apply the network policy of a phase to the slot. That of the verification applies when all processes of the
+        slot are killed next, because processes of the agent would have it, too.
+
+        Raises:
+            StaleSlotError: the slot was released.
+        """
+        if (network := self._lease(slot).network) is not None:
+            await network.enter(phase)
 
     async def empty(self, slot: Slot) -> None:
         """Kill every process of the slot, and remove its files. The lease goes on.
@@ -475,6 +522,7 @@ class ToolBackend:
         """
         lease = self._lease(slot)
         await lease.call(Operation.of(lease.pooled.client.reset_slot, lease.seat.index))
+        await lease.note_kill()
 
     async def check_room(self, slot: Slot, *, preparation: bool = False) -> None:
         """Find out why an operation in the slot ran out of disk space. If other slots have filled the sandbox's disk,
@@ -495,6 +543,7 @@ class ToolBackend:
                 return
         # Processes may hold deleted files open, which take up room until they end.
         await lease.call(Operation.of(pooled.client.kill_slot, own))
+        await lease.note_kill()
         if await lease.call(Operation.of(pooled.client.is_crowded, own)):
             error = Disturbed(
                 "other slots have filled the disk of the sandbox",
@@ -733,7 +782,9 @@ class ToolBackend:
         if image is not None:
             name, changes["image"] = f"{name}@{image}", image
         if network not in (None, config.network):
-            name, changes["network"] = f"{name}, network {network}", network
+            name = f"{name}, network {network}"
+            none = {"allowed_hosts": (), "denied_hosts": (), "setup_network": None, "verify_network": None}
+            changes |= {"network": network, **none}
         if not changes:
             return config
         changes |= {"name": name, "min_sandboxes": 0}
@@ -744,6 +795,13 @@ class ToolBackend:
         if lease is None:
             raise stale(slot)
         return lease
+
+
+def _of_sandbox(network: Network | NetworkPlan | None) -> Network | None:
+    """Return the network policy of the sandbox itself for the policies of a slot's phases."""
+    if not isinstance(network, NetworkPlan):
+        return network
+    return Network.NONE if network.filters else network.agent.network
 
 
 def check_builds(backend: Backend, image: Image | None) -> None:

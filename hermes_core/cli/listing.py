@@ -131,11 +131,11 @@ def _yes(can: bool) -> str:
 
 
 def _policies(backend: Backend) -> list[str]:
-    return [policy.value for policy in Network if policy in backend.capabilities.network]
+    return [policy.value for policy in Network if policy in backend.capabilities.policies]
 
 
 def _backend_settings(backend: Backend) -> list[Row]:
-    """Return the settings that a profile can have, with the network policies that the backend declares."""
+    """Return the settings that a profile can have, with the network policies that the backend allows."""
     kind = backend.config_class
     rows = settings_table(kind, "backend", hidden={"name", *kind.unsupported})
     policies = type_words({"enum": _policies(backend)})

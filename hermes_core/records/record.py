@@ -123,6 +123,8 @@ class Record:
     tool_calls: ToolCalls = field(default_factory=ToolCalls)
     usage: Usage = field(default_factory=Usage)
     """Tokens and cost, summed over all requests."""
+    network: Mapping[str, Any] | None = None
+    """For each phase with `network: allow`, what programs reached and what they were refused; None if there is none."""
     sandbox_commands: tuple[SandboxCommand, ...] = ()
     """The commands that the environment's hooks ran in sandboxes."""
     isolation: str | None = None
@@ -164,6 +166,7 @@ class Record:
             "failure": self.failure and self.failure.to_json(),
             "timings": dict(self.timings),
             **({"program": dict(self.program)} if self.program is not None else {}),
+            **({"network": dict(self.network)} if self.network is not None else {}),
             "tool_calls": asdict(self.tool_calls),
             "usage": asdict(self.usage),
             **({"forks": dict(self.forks)} if self.forks else {}),
@@ -197,7 +200,7 @@ class Record:
         """
         try:
             whole = value if value.get("version", 1) > 1 else _from_version_1(value)
-            whole = {"program": None, "forks": {}, **whole}
+            whole = {"program": None, "network": None, "forks": {}, **whole}
             read = {each.name: whole[each.name] for each in fields(cls)}
             return _adapter().validate_python({**read, "messages": [_message(each) for each in read["messages"]]})
         except ValidationError as error:

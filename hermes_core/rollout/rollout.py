@@ -59,6 +59,7 @@ from hermes_core.rollout.trajectory import Trajectory
 from hermes_core.rollout.unawaited import Opening
 from hermes_core.sandbox.as_user import AsUser, is_root
 from hermes_core.sandbox.commands import Call, Cwd, ExecutionResult, Operation, Slot, start_directory
+from hermes_core.sandbox.contract import Phase
 from hermes_core.sandbox.images import Image
 from hermes_core.sandbox.pool.cost import CostLimitReached
 from hermes_core.tool_backend import ToolBackend
@@ -253,6 +254,8 @@ class Rollout(LeasedSlot):
             env=environment.variables(item) if env is None else env,
             as_image=environment.as_image,
             network=environment.network(item),
+            phase=Phase.VERIFY,
+            traffic=self._trajectory.traffic,
             group=self.group,
             verification=True,
             apart_from=apart_from,
@@ -303,6 +306,11 @@ class Rollout(LeasedSlot):
     def _note_repeated(self, reason: str) -> None:
         self._trajectory.repeated = reason
         log.warning("trajectory %s: its check is repeated: %s", self.trajectory_id, reason)
+
+    async def enter_phase(self, phase: Phase) -> None:
+        """Give the agent's slot, if there is one, the network of a phase. See `ToolBackend.enter_phase`."""
+        if self._context.needs_slot:
+            await self._watch(self._backend.enter_phase(self.slot, phase))
 
     def record_patch(self, patch: str) -> None:
         """Implement `RolloutHandle.record_patch`."""
@@ -471,6 +479,7 @@ async def _attempt(
                     rollout.servers = await servers.enter_async_context(_mcp_servers(context, item, rollout))
                     rollout.offer(rollout.servers.tools)
             try:
+                await rollout.enter_phase(Phase.AGENT)
                 with trajectory.stage("agent"):
                     work = _AgentWork(context, trajectory, rollout, arguments, ends)
                     trajectory.result = await work.run(prompt)
@@ -478,6 +487,7 @@ async def _attempt(
                 if context.environment.scored:
                     with trajectory.stage("verify"):
                         if context.needs_slot:
+                            await rollout.enter_phase(Phase.VERIFY)
                             await rollout.kill_everything()
                         try:
                             verify = partial(hooks.verify, arguments, trajectory.result)
@@ -499,7 +509,7 @@ async def _score_patch(context: RolloutContext, item: Item, patch: str, trajecto
     """Lease a slot and verify a patch in it."""
     environment = check_scores_patches(context.environment)
     with trajectory.records_failure():
-        async with _lease(context, item, trajectory) as rollout:
+        async with _lease(context, item, trajectory, phase=Phase.VERIFY) as rollout:
             with trajectory.stage("verify"):
                 try:
                     limit_s = ends.of_verification(context.limits.verify_timeout)
@@ -684,6 +694,7 @@ class _AgentWork:
         context, trajectory, rollout = self.context, self.trajectory, self.rollout
         agents_limit, agents_stage = rollout.limit, trajectory.commands.stage
         trajectory.commands.stage = "verify"
+        await rollout.enter_phase(Phase.VERIFY)
         try:
             with rollout.clock_stopped():
                 ask = partial(context.hooks.follow_up, self.arguments, trajectory.result)
@@ -692,6 +703,7 @@ class _AgentWork:
             return None
         finally:
             rollout.limit, trajectory.commands.stage = agents_limit, agents_stage
+            await rollout.enter_phase(Phase.AGENT)
         if answer is not None and not isinstance(answer, str | FollowUp):
             raise VerifierError(
                 f"continue_trajectory of {context.environment.name!r} gave {answer!r}",
@@ -702,7 +714,12 @@ class _AgentWork:
 
 @asynccontextmanager
 async def _lease(
-    context: RolloutContext, item: Item, trajectory: Trajectory, *, verification: bool = False
+    context: RolloutContext,
+    item: Item,
+    trajectory: Trajectory,
+    *,
+    verification: bool = False,
+    phase: Phase = Phase.SETUP,
 ) -> AsyncIterator[Rollout]:
     """Lease the rollout's slot and release it, and time both. If the slot can't be reset, the pool handles this, and
     the score stays valid. A rollout that needs no slot gets none."""
@@ -719,6 +736,8 @@ async def _lease(
         env=context.environment.variables(item),
         as_image=context.environment.as_image,
         network=network,
+        phase=phase,
+        traffic=trajectory.traffic,
         group=trajectory.group,
         verification=verification,
     )

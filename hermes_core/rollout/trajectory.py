@@ -35,6 +35,7 @@ from hermes_core.records.tokens import SPELT, tokens_of
 from hermes_core.rollout.command_log import CommandLog
 from hermes_core.sandbox.commands import Slot
 from hermes_core.sandbox.contract import Isolation
+from hermes_core.sandbox.egress.traffic import Traffic
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +64,8 @@ class Trajectory:
     """The agent's slot."""
     commands: CommandLog = field(default_factory=CommandLog)
     """The commands that the hooks ran."""
+    traffic: Traffic = field(default_factory=Traffic)
+    """What programs in the rollout's slots reached through a proxy, and what they were refused."""
     reward: float | None = None
     details: dict[str, Any] = field(default_factory=dict)
     failure: Failure | None = None
@@ -91,7 +94,7 @@ class Trajectory:
         self.reward, self.details, self.failure, self.patch, self.repeated = None, {}, None, None, None
         self.result = AgentResult(usage=self.result.usage, waited_s=self.result.waited_s)
         self.timings = {}
-        self.slot, self.commands = None, CommandLog()
+        self.slot, self.commands, self.traffic = None, CommandLog(), Traffic()
         self._infra = self._failed_stage = self._error = None
         self._ended = False
 
@@ -253,6 +256,7 @@ class Trajectory:
                 exec_error=result.tool_calls_exec_error,
             ),
             usage=replace(result.usage),
+            network=clean(self.traffic.to_json(), "network") or None,
             sandbox_commands=self._sandbox_commands(clean),
             isolation=self.slot.isolation if self.slot else None,
             image=self.slot.image if self.slot else None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import functools
 import shlex
@@ -353,9 +354,20 @@ Serve = Callable[[Connection], Awaitable[None]]
 
 @dataclass(frozen=True)
 class Forward:
-    """An open port in a slot, whose connections are served on the driver."""
+    """A port in a slot, whose connections are served on the driver."""
 
     port: int
+    listening: asyncio.Task[Any] = field(compare=False, repr=False)
+    """Ends when the port is closed, for example because the slot's processes were killed."""
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether the port is open."""
+        return not self.listening.done()
+
+    async def wait_closed(self) -> None:
+        """Wait until the port is closed."""
+        await asyncio.wait([self.listening])
 
     @property
     def url(self) -> str:

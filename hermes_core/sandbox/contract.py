@@ -6,12 +6,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
-from typing import Any, ClassVar, Protocol, Self, runtime_checkable
+from typing import Annotated, Any, ClassVar, Protocol, Self, runtime_checkable
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from hermes_core.errors import ConfigError, PluginError, PolicyError, UnknownNameError
 from hermes_core.sandbox.commands import SandboxImage
+from hermes_core.sandbox.egress.hosts import HostRules, parse_hosts
 from hermes_core.sandbox.images import Image
 from hermes_core.sandbox.watchdog import watchdog_command
 
@@ -48,13 +49,89 @@ class Isolation(IntEnum):
 
 
 class Network(StrEnum):
-    """A sandbox's network policy: no network, the provider's ordinary network, or that network until the sandbox is
-    prepared."""
+    """A network policy. Backends enforce all but `allow`, which core makes of `none`."""
 
     NONE = "none"
+    """No network."""
     OPEN = "open"
+    """The provider's ordinary network."""
     SETUP = "setup"
     """Open while the environment prepares the sandbox, before its first lease. After that, no slot has a network."""
+    ALLOW = "allow"
+    """No network, but a proxy on the driver, through which programs reach the allowed hosts."""
+
+
+class Phase(StrEnum):
+    """A part of a rollout that can have a network policy of its own."""
+
+    SETUP = "setup"
+    """What the environment does before the agent begins."""
+    AGENT = "agent"
+    VERIFY = "verify"
+    """The verification, once the agent's processes are dead."""
+
+
+Hosts = Annotated[
+    tuple[str, ...],
+    BeforeValidator(lambda given: [each.strip() for each in given.split(",")] if isinstance(given, str) else given),
+    AfterValidator(lambda hosts: (parse_hosts(hosts), hosts)[1]),
+]
+"""Hosts as users write them: see `parse_hosts`."""
+
+
+class NetworkPolicy(BaseModel):
+    """The network of one phase of a rollout."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    network: Network = Network.ALLOW
+    """`allow` or `none`; `open` only if it is the policy of all phases."""
+    allowed_hosts: Hosts = ()
+    """What may be reached: names, `*.NAME`, `*`, addresses, ranges, or `code-hosts` and `package-indexes`; each with
+    `:PORT` if it is not 80 or 443."""
+    denied_hosts: Hosts = ()
+    """What may not be reached although `allowed_hosts` covers it."""
+
+    @model_validator(mode="after")
+    def _has_hosts(self) -> Self:
+        check_hosts(self)
+        return self
+
+
+def check_hosts(policy: NetworkPolicy | SandboxConfig) -> None:
+    """Check that there are hosts if, and only if, the policy is `allow`.
+
+    Raises:
+        ValueError: there are none, or there are some.
+    """
+    if policy.network is Network.ALLOW:
+        if not policy.allowed_hosts:
+            raise ValueError("network is allow, and allowed_hosts is empty: list hosts, or use network: none")
+    elif policy.allowed_hosts or policy.denied_hosts:
+        key = "allowed_hosts" if policy.allowed_hosts else "denied_hosts"
+        raise ValueError(f"{key} is set, and network is {policy.network.value}: use network: allow")
+
+
+@dataclass(frozen=True)
+class NetworkPlan:
+    """The networks of a rollout's phases."""
+
+    setup: NetworkPolicy
+    agent: NetworkPolicy
+    verify: NetworkPolicy
+
+    @property
+    def filters(self) -> bool:
+        """Return whether a phase has a proxy, for which the sandbox must have no network."""
+        return any(each.network is Network.ALLOW for each in (self.setup, self.agent, self.verify))
+
+    def make_rules(self, phase: Phase) -> HostRules | None:
+        """Return the rules of a phase with a proxy; None if it has none."""
+        policy: NetworkPolicy = getattr(self, phase.value)
+        if policy.network is not Network.ALLOW:
+            return None
+        setting = "" if policy is self.agent else f"{phase}_network."
+        return HostRules(policy.allowed_hosts, policy.denied_hosts, setting=setting)
 
 
 class SlotUser(StrEnum):
@@ -75,7 +152,7 @@ class Capabilities:
     isolation: frozenset[Isolation]
     """The levels that its sandboxes can give their slots."""
     network: frozenset[Network] = frozenset({Network.OPEN})
-    """The network policies that the backend enforces."""
+    """The network policies that the backend enforces. `allow` follows from `none`, and need not be declared."""
     attach: bool = False
     """Whether the backend has `attach`, which `hermes-rl reap` and taking over sandboxes need."""
     snapshot: bool = False
@@ -90,6 +167,13 @@ class Capabilities:
     on_driver_host: bool = False
     """Whether its sandboxes run on the driver's host. Below level `user`, commands then have the driver's rights
     there."""
+
+    @property
+    def policies(self) -> frozenset[Network]:
+        """Return the network policies that profiles can have: those of the backend, and `allow` if there is `none`."""
+        tells_slots_apart = any(level > Isolation.SHARED for level in self.isolation)
+        allow = {Network.ALLOW} if Network.NONE in self.network and tells_slots_apart else set[Network]()
+        return (self.network - {Network.ALLOW}) | allow
 
     def least(self, isolation: Isolation) -> Isolation:
         """Return the weakest declared level that is at least as strong as `isolation`; `isolation` if there is none."""
@@ -175,7 +259,17 @@ class SandboxConfig(BaseModel):
     orphan_ttl_s: float = Field(default=30.0, gt=0)
     """Seconds without a heartbeat of the driver after which a sandbox ends itself."""
     network: Network = Network.OPEN
-    """The sandbox's network policy."""
+    """The network policy. `allow` lets programs reach only `allowed_hosts`, through a proxy."""
+    allowed_hosts: Hosts = ()
+    """For `network: allow`: what may be reached. Names, `*.NAME`, `*`, addresses, ranges such as `10.0.0.0/8`, or the
+    lists `code-hosts` and `package-indexes`; each with `:PORT` if it is not 80 or 443."""
+    denied_hosts: Hosts = ()
+    """For `network: allow`: what may not be reached although `allowed_hosts` covers it, in the same form."""
+    setup_network: NetworkPolicy | None = None
+    """The network of the environment's setup and preparations, with the keys `network` (`allow` or `none`),
+    `allowed_hosts` and `denied_hosts`. None is the agent's."""
+    verify_network: NetworkPolicy | None = None
+    """The network of the verification, like `setup_network`. None is the agent's."""
     snapshot: bool = False
     """Whether the environment prepares one sandbox and the others are made from its snapshot. Network `setup` implies
     this on backends that can make snapshots."""
@@ -214,6 +308,13 @@ class SandboxConfig(BaseModel):
         return 0
 
     @property
+    def network_plan(self) -> NetworkPlan:
+        """Return the network of each phase of a rollout. That of `network: setup` begins when the network is cut."""
+        network = Network.NONE if self.network is Network.SETUP else self.network
+        agent = NetworkPolicy(network=network, allowed_hosts=self.allowed_hosts, denied_hosts=self.denied_hosts)
+        return NetworkPlan(self.setup_network or agent, agent, self.verify_network or agent)
+
+    @property
     def has_secrets(self) -> bool:
         """Return whether the sandbox's environment has secrets. Commands see only the secrets in `slot_secrets`."""
         return bool(self.slot_secrets)
@@ -249,6 +350,19 @@ class SandboxConfig(BaseModel):
                 shown = name.partition("=")[0]  # the part after `=` may be a secret
                 raise ValueError(f"holds {shown!r}, which no process can have: no name, or one with `=` or a NUL byte")
         return variables
+
+    @model_validator(mode="after")
+    def _can_be_reached(self) -> Self:
+        check_hosts(self)
+        for key in ("setup_network", "verify_network"):
+            policy: NetworkPolicy | None = getattr(self, key)
+            if policy is None:
+                continue
+            if self.network is Network.OPEN:
+                raise ValueError(f"{key} is set, and network is open: use network: none or allow")
+            if policy.network not in (Network.NONE, Network.ALLOW):
+                raise ValueError(f"{key} has network {policy.network.value}: use none or allow")
+        return self
 
     @model_validator(mode="after")
     def _can_be_counted(self) -> Self:

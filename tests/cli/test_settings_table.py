@@ -108,7 +108,7 @@ class OneImage(SandboxConfig):
 class Fixed(LocalBackend):
     name = "fixed"
     config_class = OneImage
-    capabilities = Capabilities(frozenset({Isolation.USER, Isolation.SHARED}), frozenset(Network) - {Network.SETUP})
+    capabilities = Capabilities(frozenset({Isolation.USER, Isolation.SHARED}), frozenset({Network.NONE, Network.OPEN}))
 
 
 class Fixing:
@@ -120,10 +120,10 @@ class Fixing:
 def test_a_backend_lists_what_it_declares_and_no_setting_that_it_refuses() -> None:
     told = listing.list_entries(Runtime(plugins=[Fixing()], load_entry_points=False), "backend", "fixed")
     settings = {row["key"]: row for row in told["settings"]}
-    assert settings["network"]["type"] == 'one of "none", "open"'
+    assert settings["network"]["type"] == 'one of "none", "open", "allow"'
     assert "memory" in settings and not {"name", "image", "cpu"} & settings.keys()
     can = {row["name"]: row["value"] for row in told["capabilities"]}
-    assert (can["isolation"], can["network"]) == (["shared", "user"], ["none", "open"])
+    assert (can["isolation"], can["network"]) == (["shared", "user"], ["none", "open", "allow"])
     assert (can["attach"], can["gpu"], can["memory_limit"]) == ("no", "no", "yes")
     shown = listing.as_text(told, terminal_width=None)
     assert re.search(r"^not supported +image, cpu ", shown, re.M)

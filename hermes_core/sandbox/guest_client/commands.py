@@ -82,7 +82,7 @@ class RemoteCommands(SlotCommands):
         super().__init__(workspace_dir, call, cwd)
         self._request = request
         self._index = index
-        self._env = env or {}
+        self._env = {} if env is None else env
 
     # --- commands ---------------------------------------------------------------------------------------------------
 

@@ -46,7 +46,7 @@ async def _listen(stack: AsyncExitStack, request: SendRequest, header: dict[str,
     listening = await stack.enter_async_context(alongside(request(header, output=output)))
     if not (port := await output.read()):
         await listening  # raises the reason
-    return Forward(int(port))
+    return Forward(int(port), listening)
 
 
 @dataclass(eq=False)

@@ -21,7 +21,7 @@ LIST_LIMIT_S = 30.0
 
 _POOL_SETTINGS = {
     *("min_sandboxes", "max_sandboxes", "reserve_slots", "idle_timeout", "acquire_timeout_s", "execution_timeout_s"),
-    *("prices", "max_cost"),
+    *("prices", "max_cost", "allowed_hosts", "denied_hosts", "setup_network", "verify_network"),
 }
 """Settings that do not concern a single sandbox."""
 

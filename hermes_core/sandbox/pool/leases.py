@@ -14,9 +14,19 @@ from typing import Any, Protocol, TypeVar
 
 from hermes_core.aio import SingleFlight
 from hermes_core.errors import InfraError, SandboxLost, StaleSlotError
-from hermes_core.sandbox.commands import Call, Operation, SandboxImage, Slot, SlotCommands, SlotState, call_directly
+from hermes_core.sandbox.commands import (
+    PREPARE,
+    Call,
+    Operation,
+    SandboxImage,
+    Slot,
+    SlotCommands,
+    SlotState,
+    call_directly,
+)
 from hermes_core.sandbox.contract import Isolation, Sandbox, SandboxConfig
 from hermes_core.sandbox.guest_client.connection import GuestLife
+from hermes_core.sandbox.pool.slot_network import SlotNetwork
 
 T = TypeVar("T")
 
@@ -106,6 +116,8 @@ class PooledSandbox:
     """Set when the pool has finished with it or lost it."""
     restored: bool = False
     """Whether it was made from a snapshot or taken over, so that preparations may be complete already."""
+    preparing: SlotNetwork | None = None
+    """The way out of preparations; None as for a lease."""
     preparations: SingleFlight[str] = field(default_factory=lambda: SingleFlight("the preparation", keep=True))
     """The prepared directories, by key and by whether the directory is private."""
 
@@ -132,6 +144,14 @@ class PooledSandbox:
             name = f"{name}-{hashlib.sha256(sandbox.id.encode()).hexdigest()[:8]}"
         pooled.vacant = [Seat(pooled, index, f"{name}_slot_{index}") for index in range(slots)]
         return pooled
+
+    def prepare_commands(self, call: Call = call_directly) -> SlotCommands:
+        """Return the commands of the preparation user."""
+
+        def make(env: Mapping[str, str]) -> SlotCommands:
+            return self.client.commands(PREPARE, call, "", env)
+
+        return make({}) if self.preparing is None else self.preparing.wrap(make, {})
 
     def begin_lease(
         self,
@@ -208,6 +228,8 @@ class Lease:
     """The directory for relative paths, absolute or relative to the workspace."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Environment variables of every command."""
+    network: SlotNetwork | None = None
+    """The way out of the slot; None if its sandbox has an open network, or none in all phases."""
     state: dict[str, Any] = field(default_factory=dict)
     """State that tools keep for this trajectory."""
     watches: dict[str, Watch] = field(default_factory=dict)
@@ -225,7 +247,16 @@ class Lease:
     @cached_property
     def commands(self) -> SlotCommands:
         """The commands of the slot. They fail when the lease has ended."""
-        return self.pooled.client.commands(self.seat.index, self.call, self.cwd, self.env)
+
+        def make(env: Mapping[str, str]) -> SlotCommands:
+            return self.pooled.client.commands(self.seat.index, self.call, self.cwd, env)
+
+        return make(self.env) if self.network is None else self.network.wrap(make, self.env)
+
+    async def note_kill(self) -> None:
+        """Note that all processes of the slot were killed."""
+        if self.network is not None:
+            await self.network.on_kill()
 
     @contextmanager
     def executing(self) -> Iterator[None]:

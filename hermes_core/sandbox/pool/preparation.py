@@ -9,7 +9,7 @@ from functools import partial
 
 from hermes_core.aio import TaskSet
 from hermes_core.errors import CommandError, HermesError, PolicyError, ProvisionError, SetupFailed, UsageError
-from hermes_core.sandbox.commands import PREPARE, SlotCommands
+from hermes_core.sandbox.commands import SlotCommands
 from hermes_core.sandbox.contract import Isolation
 from hermes_core.sandbox.direct.client import DirectClient
 from hermes_core.sandbox.pool.leases import PooledSandbox
@@ -50,7 +50,7 @@ class NewSandbox:
     def __init__(self, tasks: TaskSet, pooled: PooledSandbox, image: str | None) -> None:
         self.sandbox_id = pooled.sandbox.id
         self.image = image
-        self.commands = self.preparation = pooled.client.commands(PREPARE)
+        self.commands = self.preparation = pooled.prepare_commands()
         self._tasks = tasks
         self._pooled = pooled
 
@@ -92,7 +92,7 @@ async def _attempt(pooled: PooledSandbox, key: str, build: Build, *, private: bo
     kind = "private" if private else "shared"
     directory = f"{pooled.sandbox.workspace_base}/prepared/{kind}/{key}"
     mark = f"{pooled.sandbox.workspace_base}/prepared/{kind}/.done.{key}"
-    commands = pooled.client.commands(PREPARE)
+    commands = pooled.prepare_commands()
     if pooled.restored and await _is_there(commands, mark):
         return directory
     for path in (mark, directory):

@@ -39,8 +39,8 @@ def check_profile(backend: Backend, isolation: Isolation, config: SandboxConfig,
     possible = levels_of(backend, config)
     if not any(level >= isolation for level in possible):
         raise _no_such_level(backend, isolation, config, possible)
-    if config.network not in can.network:
-        policies = ", ".join(sorted(can.network))
+    if config.network not in can.policies:
+        policies = ", ".join(sorted(can.policies))
         raise PolicyError(
             f"backend {backend.name!r} can't give profile {config.name!r} network {config.network.value!r}",
             hint=f"it offers: {policies}",
@@ -69,6 +69,8 @@ def check_profile(backend: Backend, isolation: Isolation, config: SandboxConfig,
                 hint="leave it out, or use a backend with containers",
             )
     _check_slot_user(config, isolation)
+    if config.network_plan.filters:
+        check_ways_out(backend, isolation, config)
     if config.share_network and isolation < Isolation.PRIVATE_ROOT:
         raise PolicyError(
             f"profile {config.name!r} has share_network, which is for slots of level 'private-root', not "
@@ -88,6 +90,27 @@ def check_profile(backend: Backend, isolation: Isolation, config: SandboxConfig,
             "for verification: none is left for rollouts",
             hint="raise max_sandboxes or slots_per_sandbox, or lower reserve_slots",
         )
+
+
+def check_ways_out(backend: Backend, isolation: Isolation, config: SandboxConfig) -> None:
+    """Refuse a profile whose slots can't have a proxy as their only way out.
+
+    Raises:
+        PolicyError: the backend can't cut sandboxes off from the network, or nobody can tell whose a connection is.
+    """
+    if Network.ALLOW not in backend.capabilities.policies:
+        reason, hint = "its sandboxes always have a network", "use another backend, or leave out the lists of hosts"
+    elif isolation is Isolation.SHARED:
+        reason = "at level 'shared' the connections of a slot can't be told from those of its neighbours"
+        hint = "use level user or higher, or network: none"
+    elif config.root_of_sandbox(isolation):
+        reason = "with slot_user 'root' there is no guest in the sandbox that could carry connections"
+        hint = "leave out slot_user, or use network: none"
+    else:
+        return
+    raise PolicyError(
+        f"backend {backend.name!r} can't give profile {config.name!r} lists of hosts: {reason}", hint=hint
+    )
 
 
 def _no_such_level(

@@ -20,12 +20,14 @@ from hermes_core.sandbox.contract import (
     CanSnapshot,
     Isolation,
     Network,
+    Phase,
     Sandbox,
     SandboxConfig,
     SandboxSpec,
     SlotUser,
 )
 from hermes_core.sandbox.direct.client import DirectClient
+from hermes_core.sandbox.egress.traffic import Traffic
 from hermes_core.sandbox.guest_client.client import GuestClient
 from hermes_core.sandbox.guest_client.connection import GuestLife, GuestSettings
 from hermes_core.sandbox.pool.adoption import Adoption, new_creation_id
@@ -34,6 +36,7 @@ from hermes_core.sandbox.pool.cost import Meter
 from hermes_core.sandbox.pool.leases import Client, PooledSandbox
 from hermes_core.sandbox.pool.preparation import NewSandbox
 from hermes_core.sandbox.pool.profile_check import check_profile, slots_per_sandbox
+from hermes_core.sandbox.pool.slot_network import SlotNetwork
 from hermes_core.sandbox.promises import create_sandbox, list_sandboxes
 
 log = logging.getLogger(__name__)
@@ -72,6 +75,11 @@ async def start_guest(sandbox: Sandbox, settings: GuestSettings) -> Client:
 def retryable(error: Exception) -> bool:
     """Return whether another attempt may succeed."""
     return isinstance(error, InfraError) and error.retryable
+
+
+async def _end_preparing(pooled: PooledSandbox) -> None:
+    if pooled.preparing is not None:
+        await pooled.preparing.aclose()
 
 
 class Provisioner:
@@ -257,7 +265,9 @@ class Provisioner:
             answers = [each(error) for each in dict.fromkeys(self._trying[config.name])]
             return any(answers)
 
-        open_config = config.model_copy(update={"network": Network.OPEN})
+        # With `allow`, the preparation has the proxy and the hosts of `setup_network`.
+        is_open = config.network is not Network.ALLOW
+        open_config = config.model_copy(update={"network": Network.OPEN}) if is_open else config
         pooled = await self._new(open_config, meter, keep_trying, set_up=partial(self._prepare_and_keep, config))
         snapshot_id = self._snapshots[config.name]
         await self.end(pooled, meter)
@@ -289,6 +299,8 @@ class Provisioner:
             await tasks.aclose()
 
     def _spec(self, config: SandboxConfig, creation_id: str) -> SandboxSpec:
+        if config.network is Network.ALLOW:  # the proxy is core's; the sandbox itself has no network
+            config = config.model_copy(update={"network": Network.NONE, "allowed_hosts": (), "denied_hosts": ()})
         return SandboxSpec(
             creation_id=creation_id,
             owner=self._owner,
@@ -317,9 +329,13 @@ class Provisioner:
         self, sandbox: Sandbox, client: Client, config: SandboxConfig, creation_id: str, *, restored: bool = False
     ) -> PooledSandbox:
         slots = slots_per_sandbox(config, self.isolation)
-        return PooledSandbox.of(
+        pooled = PooledSandbox.of(
             sandbox, client, slots=slots, cpu=config.cpu, creation_id=creation_id, restored=restored
         )
+        if (plan := config.network_plan).filters:
+            pooled.preparing = SlotNetwork(plan, Traffic(), Phase.SETUP)
+            pooled.prepare_commands()  # the first commands open the port, and these outlive every lease
+        return pooled
 
     def _settings(self, sandbox: Sandbox, config: SandboxConfig, creation_id: str, *, restored: bool) -> GuestSettings:
         return GuestSettings(
@@ -363,6 +379,12 @@ class Provisioner:
                     hint="that takes python3 (3.7 or later) in the image, and root as the sandbox's own user",
                     sandbox_id=sandbox.id,
                 )
+            if config.network_plan.filters and client.missing:
+                raise PolicyError(
+                    f"profile {config.name!r} has lists of hosts, and the sandbox has no Python for what enforces them",
+                    hint="use an image with python3 (3.7 or later), or network: none",
+                    sandbox_id=sandbox.id,
+                )
             await client.open_slot(PREPARE)
         except BaseException:
             await client.aclose()
@@ -391,6 +413,7 @@ class Provisioner:
 
     async def let_go(self, pooled: PooledSandbox, meter: Meter) -> None:
         """Close the connection to a sandbox that lives on, and stop counting its cost."""
+        await _end_preparing(pooled)
         try:
             await pooled.client.aclose()
         except Exception as error:
@@ -412,6 +435,7 @@ class Provisioner:
         await complete(self._end(pooled, meter))
 
     async def _end(self, pooled: PooledSandbox, meter: Meter) -> None:
+        await _end_preparing(pooled)
         try:
             async with asyncio.timeout(END_LIMIT_S):
                 await pooled.client.aclose(end_sandbox=pooled.lost is None)
