@@ -60,9 +60,14 @@ class E2bEmulator:
         """Forget faults and settings."""
         self._ask("/_reset", {})
 
-    def calls(self, kind: str | None = None) -> list[dict[str, Any]]:
-        """Return the calls so far, of one kind or all."""
-        return [each for each in self._ask("/_calls") if kind in (None, each["call"])]
+    def pause(self, sandbox_id: str) -> None:
+        """Pause a sandbox, as its account's owner may."""
+        self._ask("/_pause", {"sandbox_id": sandbox_id})
+
+    def calls(self, kind: str) -> list[dict[str, Any]]:
+        """Return the last calls of one kind, the latest at the end."""
+        found: list[dict[str, Any]] = self._ask(f"/_calls/{kind}")
+        return found
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,7 @@
 
 Sandboxes are namespaces of this host. The calls to `envd` are served by the server code in the SDK, which is generated
 from E2B's own description of the protocol. `python -m tests.e2b.emulator FOLDER` prints the port; it ends at the end of
-its standard input. `POST /_faults` sets faults, and `GET /_calls` lists the calls.
+its standard input. `POST /_faults` sets faults, and `GET /_calls/KIND` lists the calls of one kind.
 """
 
 from __future__ import annotations
@@ -251,9 +251,6 @@ class Emulator:
                 sandbox = self.get(sandbox_id)
                 sandbox.ends = min(time.time() + asked["timeout"], sandbox.started + LONGEST_S)
                 return 204, None, {}
-            case "POST", ["sandboxes", sandbox_id, "pause"]:
-                self.get(sandbox_id).state = "paused"
-                return 204, None, {}
             case _:
                 raise Refusal(404, "404 page not found")
 
@@ -264,11 +261,14 @@ class Emulator:
                 self.faults.append(Fault(**json.loads(body)))
             case "POST", "/_settings":
                 self.settings |= json.loads(body)
+            case "POST", "/_pause":
+                self.get(json.loads(body)["sandbox_id"]).state = "paused"
             case "POST", "/_reset":
                 self.faults.clear()
                 self.settings = {"page": 100, "old": False}
-            case "GET", "/_calls":
-                return self.calls[-1000:]
+            case "GET", _:
+                kind = path.removeprefix("/_calls/")
+                return [each for each in self.calls if each["call"] == kind][-1000:]
         return None
 
     # --- ASGI -------------------------------------------------------------------------------------------------------

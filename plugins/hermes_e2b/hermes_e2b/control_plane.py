@@ -28,6 +28,8 @@ CALL_LIMIT_S = 30.0
 """Time limit of a call in seconds, with the SDK's own attempts after a refusal."""
 CREATE_LIMIT_S = 90.0
 """Time limit of a creation in seconds, with the SDK's own attempts after a refusal."""
+EXTEND_LIMIT_S = 10.0
+"""Time limit in seconds of a call that keeps a sandbox alive, because other sandboxes wait for it."""
 PAGE = 100
 """Number of sandboxes in a page of a list, E2B's maximum."""
 MOST_PAGES = 200
@@ -155,7 +157,7 @@ class ControlPlane:
     async def extend(self, sandbox_id: str, timeout_s: int) -> bool:
         """Let the sandbox end in `timeout_s` seconds from now. Return whether there is one with this id."""
         try:
-            await AsyncSandbox.set_timeout(sandbox_id, timeout_s, **self._options())
+            await AsyncSandbox.set_timeout(sandbox_id, timeout_s, **self._options(EXTEND_LIMIT_S))
         except SandboxNotFoundException:
             return False
         return True

@@ -98,6 +98,8 @@ class Program:
             if not self._status.done():
                 self._status.set_exception(error)
             raise
+        finally:
+            await self._events.aclose()
 
     async def write(self, data: bytes) -> None:
         """Write to standard input. Return when the program's pipe has taken the data."""
