@@ -34,6 +34,7 @@ BROUGHT_BY: dict[str, Mapping[str, str]] = {
         "k8s": "hermes-rl-kubernetes",
         "kubernetes": "hermes-rl-kubernetes",
         "modal": "hermes-rl-modal",
+        "nomad": "hermes-rl-nomad",
         "slurm": "hermes-rl-slurm",
         "ssh": "hermes-rl-ssh",
     },
