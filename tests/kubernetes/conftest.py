@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import ssl
 import subprocess
 import sys
 import urllib.request
@@ -39,12 +40,13 @@ class ClusterProcess:
         assert self._process.stdout is not None
         self.kubeconfig = self._process.stdout.readline().strip()
         assert self.kubeconfig, "the emulator did not start"
+        self._encryption = ssl.create_default_context(cafile=folder / "ca.pem")
         self.url = json.loads(Path(self.kubeconfig).read_text())["clusters"][0]["cluster"]["server"]
 
     def ask(self, what: str, **given: Any) -> Any:
         """Control the emulator: `fault`, `clear`, `set`, `evict`, `cut`, `log`, `pods`."""
         request = urllib.request.Request(f"{self.url}/-/{what}", json.dumps(given).encode(), method="POST")
-        with urllib.request.urlopen(request, timeout=30) as answer:
+        with urllib.request.urlopen(request, timeout=30, context=self._encryption) as answer:
             return json.load(answer)
 
     def fault(self, request: str, **how: Any) -> None:
@@ -104,3 +106,15 @@ def spec(owner: str, cloud_extra: None) -> Callable[..., SandboxSpec]:
         return SandboxSpec(creation_id or uuid.uuid4().hex, owner, settings, Isolation.parse(isolation))
 
     return make
+
+
+async def output(sandbox: Any, script: str) -> bytes:
+    """Return what a script prints in a sandbox."""
+    channel = await sandbox.open(["sh", "-c", script])
+    try:
+        found = b""
+        while data := await channel.read(1 << 16):
+            found += data
+        return found
+    finally:
+        await channel.aclose()

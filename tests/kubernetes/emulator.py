@@ -9,14 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import copy
 import json
 import os
 import re
 import shutil
+import ssl
+import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +29,8 @@ from aiohttp import WSMsgType, web
 
 from tests.kubernetes.node import Pod, now
 
-CLAIMS = "/apis/extensions.agents.x-k8s.io/v1beta1"
-TOKEN_FILE, KUBECONFIG = "token", "kubeconfig"
+CLAIMS = "/apis/extensions.agents.x-k8s.io/v1beta1/namespaces/{ns}/sandboxclaims"
+TOKEN_FILE, KUBECONFIG, CERTIFICATE = "token", "kubeconfig", "ca.pem"
 PROTOCOLS = ("v5.channel.k8s.io", "v4.channel.k8s.io")
 STDIN, STDOUT, STDERR, STATUS, CLOSE = 0, 1, 2, 3, 255
 CHUNK = 32 << 10
@@ -53,11 +58,14 @@ class Emulator:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.pods: dict[tuple[str, str], Pod] = {}
+        self.claims: dict[tuple[str, str], dict[str, Any]] = {}
+        self.pools: dict[str, dict[str, Any]] = {}
         self.faults: list[dict[str, Any]] = []
         self.log: list[str] = []
         self.options: dict[str, Any] = {"quota": None, "denied": [], "claims": True}
         self._version = 0
         self._execs: set[asyncio.Task[Any]] = set()
+        self._work: set[asyncio.Task[Any]] = set()
 
     def app(self) -> web.Application:
         """Return the web application."""
@@ -74,6 +82,10 @@ class Emulator:
                 web.get(pods + "/{name}", self._read_pod),
                 web.delete(pods + "/{name}", self._delete_pod),
                 web.get(pods + "/{name}/exec", self._exec),
+                web.get(CLAIMS, self._list_claims),
+                web.post(CLAIMS, self._create_claim),
+                web.get(CLAIMS + "/{name}", self._read_claim),
+                web.delete(CLAIMS + "/{name}", self._delete_claim),
                 web.post("/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", self._review),
                 web.post("/-/{what}", self._control),
             ]
@@ -130,6 +142,8 @@ class Emulator:
         elif what == "evict":
             pod = self.pods[given["namespace"], given["name"]]
             await pod.end("Evicted", "The node was low on resource: memory.")
+        elif what == "pool":
+            self.pools[given["name"]] = given["spec"]
         elif what == "cut":
             for task in [*self._execs]:
                 task.cancel()
@@ -234,8 +248,73 @@ class Emulator:
 
     def _spawn(self, work: Any) -> None:
         task = asyncio.create_task(work)
-        self._execs.add(task)
-        task.add_done_callback(self._execs.discard)
+        self._work.add(task)
+        task.add_done_callback(self._work.discard)
+
+    # ---- claims of agent-sandbox, and their controller
+
+    async def _list_claims(self, request: web.Request) -> web.Response:
+        found = [claim for (ns, _), claim in self.claims.items() if ns == request.match_info["ns"]]
+        selected = [each for each in found if selects(request.query.get("labelSelector", ""), each)]
+        return self._page(request, selected, "SandboxClaimList")
+
+    async def _create_claim(self, request: web.Request) -> web.Response:
+        namespace, claim = request.match_info["ns"], await request.json()
+        key = namespace, claim["metadata"]["name"]
+        if key in self.claims:
+            raise Refusal(409, "AlreadyExists", f'sandboxclaims "{key[1]}" already exists')
+        claim["metadata"].update(namespace=namespace, uid=str(uuid.uuid4()), creationTimestamp=now())
+        claim["status"] = {"conditions": []}
+        self.claims[key] = claim
+        self._spawn(self._control_claim(key, claim))
+        return web.json_response(claim, status=201)
+
+    async def _control_claim(self, key: tuple[str, str], claim: dict[str, Any]) -> None:
+        """Give a claim a sandbox, and delete it when its pod has finished or its time is over."""
+        pool = claim["spec"]["warmPoolRef"]["name"]
+        if pool not in self.pools:
+            message = f'SandboxWarmPool "{pool}" not found'
+            self._set_ready(claim, "False", "WarmPoolNotFound", message)
+            return
+        body = {"metadata": {"name": f"{pool}-{uuid.uuid4().hex[:5]}"}, "spec": copy.deepcopy(self.pools[pool])}
+        pod = self.add_pod(key[0], body)
+        claim["status"]["sandbox"] = {"name": body["metadata"]["name"]}
+        self._set_ready(claim, "False", "DependenciesNotReady", "Pod is not ready")
+        while pod.body["status"]["phase"] == "Pending":
+            await asyncio.sleep(0.05)
+        self._set_ready(claim, "True", "DependenciesReady", "Pod is ready")
+        end = datetime.fromisoformat(claim["spec"]["lifecycle"]["shutdownTime"]).timestamp()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(end - time.time()):
+                await pod.ended.wait()
+                claim["status"]["conditions"].append({"type": "Finished", "status": "True"})
+        await self._end_claim(key)
+
+    def _set_ready(self, claim: dict[str, Any], value: str, reason: str, message: str) -> None:
+        ready = {"type": "Ready", "status": value, "reason": reason, "message": message}
+        claim["status"]["conditions"] = [ready]
+
+    def _claim(self, request: web.Request) -> dict[str, Any]:
+        key = request.match_info["ns"], request.match_info["name"]
+        if key not in self.claims:
+            raise Refusal(404, "NotFound", f'sandboxclaims "{key[1]}" not found')
+        return self.claims[key]
+
+    async def _read_claim(self, request: web.Request) -> web.Response:
+        return _json(self._claim(request))
+
+    async def _delete_claim(self, request: web.Request) -> web.Response:
+        claim = self._claim(request)
+        if "deletionTimestamp" not in claim["metadata"]:
+            claim["metadata"]["deletionTimestamp"] = now()
+            self._spawn(self._end_claim((claim["metadata"]["namespace"], claim["metadata"]["name"])))
+        return _json(claim)
+
+    async def _end_claim(self, key: tuple[str, str]) -> None:
+        name = self.claims[key]["status"].get("sandbox", {}).get("name")
+        if pod := self.pods.get((key[0], name)):
+            await self._end(pod, 1)
+        self.claims.pop(key, None)
 
     # ---- exec
 
@@ -379,7 +458,8 @@ def _json(body: Mapping[str, Any]) -> web.Response:
 
 def write_kubeconfig(folder: Path, port: int) -> Path:
     """Write a kubeconfig for this server, and return its path."""
-    cluster = {"name": "emulator", "cluster": {"server": f"http://127.0.0.1:{port}"}}
+    server = {"server": f"https://127.0.0.1:{port}", "certificate-authority": str(folder / CERTIFICATE)}
+    cluster = {"name": "emulator", "cluster": server}
     user = {"name": "tester", "user": {"tokenFile": str(folder / TOKEN_FILE)}}
     context = {"name": "emulator", "context": {"cluster": "emulator", "user": "tester", "namespace": "rollouts"}}
     config = {"apiVersion": "v1", "kind": "Config", "current-context": "emulator"}
@@ -388,13 +468,35 @@ def write_kubeconfig(folder: Path, port: int) -> Path:
     return folder / KUBECONFIG
 
 
+def make_certificate(folder: Path) -> tuple[Path, Path]:
+    """Make a certificate for this server. Return its path and that of its key. kubectl sends tokens only over TLS."""
+    certificate, key = folder / CERTIFICATE, folder / "key.pem"
+    command = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:P-256",
+        "-nodes",
+        "-days",
+        "2",
+    ]
+    command += ["-subj", "/CN=emulator", "-addext", "subjectAltName=IP:127.0.0.1"]
+    subprocess.run([*command, "-keyout", key, "-out", certificate], check=True, capture_output=True)
+    return certificate, key
+
+
 async def main(folder: Path) -> None:
     """Serve until standard input ends."""
     (folder / TOKEN_FILE).write_text("secret-token")
+    encryption = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    encryption.load_cert_chain(*make_certificate(folder))
     emulator = Emulator(folder)
     runner = web.AppRunner(emulator.app(), handler_cancellation=False, max_line_size=1 << 20, max_field_size=1 << 20)
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
+    site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=encryption)
     await site.start()
     print(write_kubeconfig(folder, runner.addresses[0][1]), flush=True)
     await asyncio.to_thread(sys.stdin.read)

@@ -23,7 +23,7 @@ ip link add eth0 type veth peer name node0
 ip link set node0 up; ip link set eth0 up
 ip addr add 10.244.0.2/24 dev eth0; ip route add default via 10.244.0.1
 """
-"""Gives the pod's network namespace an interface that leads to nobody, for the setup container to take down."""
+"""Gives the pod's network namespace an interface, which leads to nobody. A pod of a cluster reaches others there."""
 
 DEFAULT_CAPABILITIES = (
     *("audit_write", "chown", "dac_override", "fowner", "fsetid", "kill", "mknod", "net_bind_service", "setfcap"),
@@ -44,9 +44,9 @@ def expand(text: str) -> str:
 class PodMachine(NamespaceMachine):
     """The namespaces of a pod. Its first process waits for the setup containers, and becomes the pod's main process."""
 
-    def __init__(self, base: Path, main: Sequence[str], own_network: bool, memory_volumes: Sequence[str]) -> None:
-        super().__init__(base, snapshot=None, volumes={}, network=not own_network, workdir="/data")
-        self._main, self._memory_volumes, self._own_network = main, memory_volumes, own_network
+    def __init__(self, base: Path, main: Sequence[str], memory_volumes: Sequence[str]) -> None:
+        super().__init__(base, snapshot=None, volumes={}, network=False, workdir="/data")
+        self._main, self._memory_volumes = main, memory_volumes
 
     def _script(self) -> str:
         lines = super()._script().splitlines()[:-2]
@@ -54,8 +54,7 @@ class PodMachine(NamespaceMachine):
         mounts = [
             f"mkdir -p {root}{path}; mount -t tmpfs -o mode=0777 tmpfs {root}{path}" for path in self._memory_volumes
         ]
-        if self._own_network:
-            mounts += [OWN_NETWORK, f"mount -t sysfs sysfs {root}/sys"]
+        mounts += [OWN_NETWORK, f"mount -t sysfs sysfs {root}/sys"]
         at = lines.index(f"cd {self._base}/root" if f"cd {self._base}/root" in lines else f"cd {root}")
         wait = f"exec >/dev/null 2>&1; while [ ! -e {GO} ]; do sleep 0.02; done; rm {GO}"
         read_only = "mount --bind /proc/sys /proc/sys; mount -o remount,ro,bind /proc/sys"
@@ -132,10 +131,9 @@ class Pod:
                 self.set("Pending", **self.state(container, {"waiting": waiting}))
                 return
         main = self.main
-        own_network = bool(spec.get("initContainers")) or "NET_ADMIN" in capabilities_of(main)[1]
         volumes = [mount["mountPath"] for mount in main.get("volumeMounts", ())]
         command = confine([*map(expand, main.get("command", ["sleep", "infinity"])), *main.get("args", ())], main)
-        self.machine = PodMachine(self._folder, with_env(command, self.env(main)), own_network, volumes)
+        self.machine = PodMachine(self._folder, with_env(command, self.env(main)), volumes)
         await self.machine.start()
         for container in spec.get("initContainers", ()):
             process = await self.run(container, list(map(expand, container["command"])), stderr=subprocess.PIPE)

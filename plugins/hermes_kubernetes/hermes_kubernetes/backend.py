@@ -1,10 +1,10 @@
-"""The `kubernetes` backend: a sandbox is a pod, and each channel a pod exec."""
+"""The `kubernetes` backend: a sandbox is a pod, or the pod of a claim, and each channel a pod exec."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from hermes_core import PluginError
 
@@ -33,11 +33,11 @@ from hermes_core import (
     Settings,
     complete,
 )
-from hermes_kubernetes import pods, starting
+from hermes_kubernetes import claims, diagnosis, pods, starting
 from hermes_kubernetes.cluster import ClusterError
-from hermes_kubernetes.config import CONTAINER, SYS_ADMIN, KubernetesConfig
-from hermes_kubernetes.exec import PodChannel, command_of
-from hermes_kubernetes.namespaces import Namespace, Namespaces
+from hermes_kubernetes.config import SYS_ADMIN, KubernetesConfig
+from hermes_kubernetes.exec import PodChannel, command_of, run_to_end
+from hermes_kubernetes.namespaces import CLAIMS, PODS, Kind, Namespace, Namespaces, Object
 
 log = logging.getLogger(__name__)
 
@@ -60,11 +60,12 @@ class KubernetesBackend(Backend):
         """Return the levels that pods of this profile can give.
 
         `private-root` is one only with SYS_ADMIN; without it, `dedicated` takes its place. (`namespace` is refused
-        later, with advice.) With network `setup`, only levels whose slots are not the sandbox's root, which could bring
-        the network up again.
+        later, with advice.) With network `setup`, only levels are given whose slots are not the sandbox's root, which
+        could bring the network up again.
         """
+        assert isinstance(config, KubernetesConfig)
         levels = set(self.capabilities.isolation)
-        if isinstance(config, KubernetesConfig) and SYS_ADMIN not in config.cap_add:
+        if config.warm_pool is None and SYS_ADMIN not in config.cap_add:
             levels.discard(Isolation.PRIVATE_ROOT)
         if config.network is Network.SETUP:
             levels -= {Isolation.SHARED, Isolation.DEDICATED}
@@ -76,106 +77,111 @@ class KubernetesBackend(Backend):
         self._namespaces.of(config)
 
     async def create(self, spec: SandboxSpec) -> Sandbox:
-        """Create the pod of this spec, or return the running one with the spec's creation id."""
+        """Create the pod or the claim of this spec, or return the running one with the spec's creation id."""
         config = spec.config
         assert isinstance(config, KubernetesConfig)
         pods.check_spec(spec, config)
-        namespace, name = self._namespaces.of(config), pods.name_of(spec.creation_id)
+        namespace, kind = self._namespaces.of(config), PODS if config.warm_pool is None else CLAIMS
         try:
-            pod = await self._make_pod(namespace, spec, config)
+            sandbox, owned = await self._make(namespace, kind, spec, config)
+            if kind is CLAIMS:
+                await claims.take_over(sandbox, spec)
         except BaseException as error:
-            await complete(_undo(namespace, name))
+            await complete(_undo(namespace, kind, pods.name_of(spec.creation_id)))
             if isinstance(error, ClusterError):
                 raise starting.not_made(error, config) from error
             raise
-        spec.check_existing(pods.annotation(pod, pods.ISOLATION), await namespace.sandbox_id(name))
-        return await self._sandbox(namespace, pod)
+        spec.check_existing(pods.annotation(owned, pods.ISOLATION), sandbox.id)
+        return sandbox
 
-    async def _make_pod(self, namespace: Namespace, spec: SandboxSpec, config: KubernetesConfig) -> Mapping[str, Any]:
-        name = pods.name_of(spec.creation_id)
+    async def _make(
+        self, namespace: Namespace, kind: Kind, spec: SandboxSpec, config: KubernetesConfig
+    ) -> tuple[KubernetesSandbox, Object]:
+        """Return a sandbox that runs, and the object that it is."""
+        name, describe = pods.name_of(spec.creation_id), pods.pod_of if kind is PODS else claims.claim_of
         while True:
-            uid_base = pods.choose_uids(config)
             # A request that was sent may take effect after a later DELETE, so a cancelled caller waits for its answer.
-            await complete(namespace.create_pod(pods.manifest(spec, config, uid_base)))
-            pod = await namespace.wait_for_start(name, config)
-            if not await namespace.shares_uids(pod):
-                return pod
-            await namespace.end_pod(name)
+            await complete(namespace.create(kind, describe(spec, config, pods.choose_uids(config))))
+            if kind is PODS:
+                owned = pod = await starting.wait_for_start(namespace, name, config)
+            else:
+                owned, pod = await claims.wait_for_pod(namespace, name, config)
+            if not await namespace.shares_uids(owned):
+                return KubernetesSandbox(namespace, kind, await namespace.sandbox_id(name), owned, pod), owned
+            await namespace.end(kind, name)
 
     async def list(self, owner: str | None = None) -> Sequence[SandboxInfo]:
-        """Return the pods with our label, in the namespaces that the profiles name or have named."""
-        found = []
-        for namespace in self._namespaces.all():
-            found += [
-                pods.info_of(pod, await namespace.sandbox_id(pod["metadata"]["name"]))
-                for pod in await namespace.find_pods(owner)
-                if owner is None or pods.annotation(pod, pods.OWNER) == owner
-            ]
-        return found
+        """Return the pods and claims with our label, in the namespaces that the profiles name or have named."""
+        return [
+            pods.info_of(each, await namespace.sandbox_id(each["metadata"]["name"]))
+            for namespace in self._namespaces.all()
+            for kind in namespace.kinds
+            for each in await namespace.find(kind, pods.OWNER, owner)
+            if owner is None or pods.annotation(each, pods.OWNER) == owner
+        ]
 
     async def terminate_id(self, sandbox_id: str) -> None:
-        """Delete a sandbox's pod by the sandbox's id, if it is one of ours."""
-        for namespace, pod in await self._find(sandbox_id):
-            await namespace.end_pod(pod["metadata"]["name"])
+        """Delete the pod or the claim of a sandbox by its id, if it is one of ours."""
+        for namespace, kind, owned in await self._find(sandbox_id):
+            await namespace.end(kind, owned["metadata"]["name"])
 
     async def attach(self, sandbox_id: str) -> Sandbox:
-        """Return a handle on a running pod. Raise `SandboxLost` if it does not run."""
-        for namespace, pod in await self._find(sandbox_id):
-            if pods.container_state(pod).get("running") is not None and "deletionTimestamp" not in pod["metadata"]:
-                return await self._sandbox(namespace, pod)
+        """Return a handle on a running sandbox. Raise `SandboxLost` if it does not run."""
+        for namespace, kind, owned in await self._find(sandbox_id):
+            pod = owned if kind is PODS else await claims.read_pod(namespace, owned)
+            if pod is not None and pods.is_running(pod):
+                return KubernetesSandbox(namespace, kind, sandbox_id, owned, pod)
         raise SandboxLost("no such sandbox runs", hint="create another one", sandbox_id=sandbox_id)
 
     async def check(self) -> Diagnosis:
-        """Return whether the cluster answers, and whether we may create pods and exec in them."""
-        from hermes_kubernetes.diagnosis import diagnose
-
-        return await diagnose(self._namespaces.all())
+        """Return whether the clusters answer, and whether we may create pods and exec in them."""
+        return await diagnosis.diagnose(self._namespaces.all())
 
     async def aclose(self) -> None:
-        """Close the connections. Pods keep running."""
+        """Close the connections. Sandboxes keep running."""
         await self._namespaces.aclose()
 
-    async def _find(self, sandbox_id: str) -> Sequence[tuple[Namespace, Mapping[str, Any]]]:
-        """Return the pods with this id and our label, each with its namespace."""
-        found = []
-        for namespace in self._namespaces.all():
-            name = sandbox_id.rpartition("/")[2]
-            if await namespace.sandbox_id(name) == sandbox_id:
-                pod = await namespace.read_pod(name)
-                if pod is not None and pods.annotation(pod, pods.CREATION_ID):
-                    found.append((namespace, pod))
-        return found
-
-    async def _sandbox(self, namespace: Namespace, pod: Mapping[str, Any]) -> KubernetesSandbox:
-        return KubernetesSandbox(await namespace.sandbox_id(pod["metadata"]["name"]), namespace, pod)
+    async def _find(self, sandbox_id: str) -> Sequence[tuple[Namespace, Kind, Object]]:
+        """Return the objects with our label that are the sandbox with this id."""
+        name = sandbox_id.rpartition("/")[2]
+        places = [each for each in self._namespaces.all() if await each.sandbox_id(name) == sandbox_id]
+        found = [(place, kind, await place.read(kind, name)) for place in places for kind in place.kinds]
+        return [(at, kind, each) for at, kind, each in found if each is not None and pods.annotation(each, pods.OWNER)]
 
 
-async def _undo(namespace: Namespace, name: str) -> None:
-    """Delete the pod of a creation that failed. The error of the creation says more than one of this."""
+async def _undo(namespace: Namespace, kind: Kind, name: str) -> None:
+    """Delete the object of a creation that failed. The error of the creation says more than one of this."""
     try:
-        await namespace.end_pod(name)
+        await namespace.end(kind, name)
     except HermesError as error:
-        log.warning("pod %s could not be deleted after its creation failed: %s", name, error)
+        log.warning("%s could not be deleted after its creation failed: %s", name, error)
 
 
 class KubernetesSandbox(Sandbox):
-    """A pod, made by `KubernetesBackend`."""
+    """A pod, made by `KubernetesBackend`.
+
+    Args:
+        kind: whether the sandbox is the pod, or a claim that has it.
+        owned: the object that the sandbox is, with our annotations.
+        pod: the pod in which the sandbox's programs run.
+    """
 
     own_system = True
 
-    def __init__(self, sandbox_id: str, namespace: Namespace, pod: Mapping[str, Any]) -> None:
+    def __init__(self, namespace: Namespace, kind: Kind, sandbox_id: str, owned: Object, pod: Object) -> None:
         self.id = sandbox_id
-        self.uid_base = pods.uid_base_of(pod)
-        self.lifetime_s = pods.life_left(pod)
+        self.uid_base = pods.uid_base_of(owned)
+        self.lifetime_s = pods.life_left(owned)
         self.image = pods.image_of(pod)
-        self._pod_name: str = pod["metadata"]["name"]
-        self._namespace = namespace
+        self._namespace, self._kind, self._name = namespace, kind, owned["metadata"]["name"]
+        self._pod, self._container = pod["metadata"]["name"], pods.container_of(pod)
+        self._environment = pods.environment_of(owned)
 
     async def open(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> Channel:
         """Start `argv` with a pod exec, over a websocket of its own."""
-        command = command_of(argv, env or {})
+        command = command_of(argv, {**self._environment, **(env or {})})
         try:
-            return PodChannel(await self._namespace.start_program(self._pod_name, CONTAINER, command))
+            return PodChannel(await self._namespace.start_program(self._pod, self._container, command))
         except ClusterError as error:
             if error.status is not None and await self.status() is not SandboxStatus.RUNNING:
                 raise SandboxLost("the sandbox has ended", sandbox_id=self.id) from error
@@ -183,22 +189,15 @@ class KubernetesSandbox(Sandbox):
 
     async def status(self) -> SandboxStatus:
         """Return the status of the pod's container on the API server."""
-        pod = await self._namespace.read_pod(self._pod_name)
+        pod = await self._namespace.read(PODS, self._pod)
         return SandboxStatus.GONE if pod is None else pods.status_of(pod)
 
     async def cut_network(self) -> None:
         """Take down the pod's network interfaces, with the guest's NET_ADMIN, which no slot has."""
-        channel = await self.open(["/bin/sh", "-c", pods.CUT_NETWORK])
-        try:
-            while await channel.read(1 << 16):
-                pass
-            if status := await channel.wait():
-                raise InfraError(
-                    f"the network could not be cut (status {status}): {channel.stderr_tail}", sandbox_id=self.id
-                )
-        finally:
-            await channel.aclose()
+        status, words = await run_to_end(self, ["/bin/sh", "-c", pods.CUT_NETWORK])
+        if status:
+            raise InfraError(f"the network could not be cut (status {status}): {words}", sandbox_id=self.id)
 
     async def terminate(self) -> None:
-        """Delete the pod, and wait until it is gone."""
-        await self._namespace.end_pod(self._pod_name)
+        """Delete the pod or the claim, and wait until it is gone."""
+        await self._namespace.end(self._kind, self._name)

@@ -35,6 +35,27 @@ class Address:
     context: str | None = None
 
 
+_OF_TEMPLATE = frozenset(
+    {
+        *(
+            "image",
+            "cpu",
+            "memory",
+            "cpu_request",
+            "memory_request",
+            "disk",
+            "shm_size",
+            "gpus",
+            "gpu_resource",
+            "network",
+        ),
+        *("node_selector", "tolerations", "service_account", "image_pull_secrets", "secrets", "runtime_class", "user"),
+        *("host_users", "cap_add", "setup_image", "pod"),
+    }
+)
+"""Settings that have no effect on a sandbox from a warm pool."""
+
+
 class KubernetesConfig(SandboxConfig):
     """A profile of the `kubernetes` backend."""
 
@@ -85,6 +106,9 @@ class KubernetesConfig(SandboxConfig):
     """Seconds after which Kubernetes ends the sandbox, whatever it does. It is replaced before that."""
     start_timeout_s: float = Field(default=600.0, gt=0)
     """Seconds that a pod may take to start, including the pull of its image and the start of a node."""
+    warm_pool: str | None = None
+    """The name of a SandboxWarmPool of agent-sandbox. Sandboxes are then claimed from it instead of being started, and
+    its template decides what is in them. See the guide."""
     labels: dict[str, str] = Field(default_factory=dict)
     """Further labels of the pods, for example for a NetworkPolicy of yours."""
     annotations: dict[str, str] = Field(default_factory=dict)
@@ -108,7 +132,7 @@ class KubernetesConfig(SandboxConfig):
         """Return whether Kubernetes sets secrets in the sandbox."""
         return bool(self.secrets) or super().has_secrets
 
-    @field_validator("namespace", "service_account", "runtime_class")
+    @field_validator("namespace", "service_account", "runtime_class", "warm_pool")
     @classmethod
     def _is_a_name(cls, name: str | None) -> str | None:
         if name is not None and not _NAME.fullmatch(name):
@@ -144,6 +168,8 @@ class KubernetesConfig(SandboxConfig):
 
     @model_validator(mode="after")
     def _agree(self) -> KubernetesConfig:
+        if self.warm_pool is not None and (given := sorted(self.model_fields_set & _OF_TEMPLATE)):
+            raise ValueError(f"warm_pool is set, so its template decides on {given[0]}: leave {given[0]} out")
         if self.image is None:
             raise ValueError(f"image is empty: leave it out for {DEFAULT_IMAGE}")
         for key in ("cpu", "memory"):

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 
 from aiohttp import ClientWebSocketResponse, WSMsgType
 
-from hermes_core import AsyncStreamChannel, CommandError
+from hermes_core import AsyncStreamChannel, CommandError, Sandbox
 
 MESSAGE_BYTES = 1 << 16
 """Maximum size of one message of input."""
@@ -95,16 +95,12 @@ def command_of(argv: Sequence[str], env: Mapping[str, str]) -> list[str]:
     return command
 
 
-def start_watchdog(watchdog: Sequence[str], base: str) -> list[str]:
-    """Return the command that starts the watchdog beside a main process of others, which the watchdog then ends.
-
-    It fails if the main process ignores TERM, which is the only signal that can end the first process of a container
-    from inside.
-    """
-    script = """
-    signals=; while read -r name value; do [ "$name" = SigCgt: ] && signals=$value; done </proc/1/status
-    [ "$((0x${signals#????????} >> 14 & 1))" = 1 ] || { echo "process 1 ignores TERM" >&2; exit 3; }
-    mkdir -p "$1" || exit; shift
-    (trap "" HUP; "$@"; kill -TERM 1) </dev/null >/dev/null 2>&1 &
-    """
-    return ["/bin/sh", "-c", script, "hermes-start", base, *watchdog]
+async def run_to_end(sandbox: Sandbox, argv: Sequence[str]) -> tuple[int, str]:
+    """Run a program whose output does not matter. Return its exit status, and the end of its standard error."""
+    channel = await sandbox.open(argv)
+    try:
+        while await channel.read(MESSAGE_BYTES):
+            pass
+        return await channel.wait(), channel.stderr_tail
+    finally:
+        await channel.aclose()

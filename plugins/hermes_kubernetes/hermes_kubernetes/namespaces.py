@@ -1,27 +1,43 @@
-"""The pods of a namespace: made, listed, waited for and ended, with one list that all waiting callers share."""
+"""The objects of a namespace: made, listed, waited for and ended, with one list that all waiting callers share."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
 from aiohttp import ClientWebSocketResponse
 from pydantic import ValidationError
 
-from hermes_core import ProvisionError, SandboxStatus, SingleFlight, TaskSet
-from hermes_kubernetes import pods, starting
+from hermes_core import SandboxStatus, SingleFlight, TaskSet
+from hermes_kubernetes import pods
 from hermes_kubernetes.cluster import Cluster, ClusterError
 from hermes_kubernetes.config import Address, KubernetesConfig
 
 log = logging.getLogger(__name__)
 
 LOOK_S = 0.25
-"""Seconds between two looks at the pods that callers wait for."""
+"""Seconds between two looks at the objects that callers wait for."""
 GONE_S = 60.0
 """Seconds in which a deleted pod's processes must have ended. After that, it is removed without its node's consent."""
+
+Object = Mapping[str, Any]
+"""An object of Kubernetes."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of object: the group that it is in, and its name in paths."""
+
+    group: str
+    name: str
+
+
+PODS = Kind("api/v1", "pods")
+CLAIMS = Kind("apis/extensions.agents.x-k8s.io/v1beta1", "sandboxclaims")
 
 
 class Namespace:
@@ -34,101 +50,82 @@ class Namespace:
 
     def __init__(self, cluster: Cluster, name: str | None) -> None:
         self.cluster = cluster
+        self.kinds: set[Kind] = {PODS}
+        """The kinds of objects that sandboxes may be."""
         self._name = name
         self._work = TaskSet()
-        self._looks: SingleFlight[dict[str, Mapping[str, Any]]] = SingleFlight("the list of pods")
+        self._looks: SingleFlight[dict[str, Object]] = SingleFlight("the list of objects")
 
     async def name(self) -> str:
         """Return the namespace's name."""
         return self._name or await self.cluster.namespace()
 
-    async def sandbox_id(self, pod_name: str) -> str:
-        """Return the id of the sandbox that a pod is."""
-        return f"{await self.name()}/{pod_name}"
+    async def sandbox_id(self, name: str) -> str:
+        """Return the id of the sandbox that the object of this name is."""
+        return f"{await self.name()}/{name}"
 
-    async def path(self, *names: str, group: str = "api/v1", kind: str = "pods") -> str:
-        """Return the path of the objects of a kind, or of one of them, on the API server."""
-        parts = ["", group, "namespaces", await self.name(), kind, *names]
-        return "/".join(quote(part, safe="/") for part in parts)
-
-    async def create_pod(self, pod: Mapping[str, Any]) -> None:
-        """Create a pod, if there is none of its name that has not ended."""
+    async def create(self, kind: Kind, body: Object) -> None:
+        """Create an object, if there is none of its name that has not ended."""
+        name = body["metadata"]["name"]
         while True:
             try:
-                await self.cluster.ask("POST", await self.path(), body=pod)
+                await self.cluster.ask("POST", await self._path(kind), body=body)
                 return
             except ClusterError as error:
                 if error.status != 409 or error.reason != "AlreadyExists":
                     raise
-            found = await self.read_pod(name := pod["metadata"]["name"])
+            found = await self.read(kind, name)
             if found is not None and pods.status_of(found) is SandboxStatus.RUNNING:
                 return
-            await self.end_pod(name)
+            await self.end(kind, name)
 
-    async def read_pod(self, name: str) -> Mapping[str, Any] | None:
-        """Return a pod; None if there is none of this name."""
+    async def read(self, kind: Kind, name: str) -> Object | None:
+        """Return an object; None if there is none of this name."""
         try:
-            return await self.cluster.ask("GET", await self.path(name))
+            return await self.cluster.ask("GET", await self._path(kind, name))
         except ClusterError as error:
             if error.status == 404:
                 return None
             raise
 
-    async def find_pods(self, owner: str | None = None) -> Sequence[Mapping[str, Any]]:
-        """Return the pods with our label, of one owner or of all."""
-        selector = pods.OWNER if owner is None else f"{pods.OWNER}={pods.label_of(owner)}"
-        return await self._list(selector)
+    async def find(self, kind: Kind, label: str, value: str | None = None) -> list[Object]:
+        """Return the objects with this label, and with this value of it unless it is None."""
+        selector = label if value is None else f"{label}={pods.label_of(value)}"
+        return [each async for page in self.cluster.list_pages(await self._path(kind), selector) for each in page]
 
-    async def _list(self, selector: str) -> list[Mapping[str, Any]]:
-        return [pod async for page in self.cluster.list_pages(await self.path(), selector) for pod in page]
+    async def look(self, kind: Kind, name: str) -> Object | None:
+        """Return one of our objects as it is in a moment; None if it is gone. All waiting callers share one list."""
 
-    async def wait_for_start(self, name: str, config: KubernetesConfig) -> Mapping[str, Any]:
-        """Return a pod as soon as its sandbox's container runs.
+        async def look_at_all() -> dict[str, Object]:
+            await asyncio.sleep(LOOK_S)
+            return {each["metadata"]["name"]: each for each in await self.find(kind, pods.OWNER)}
 
-        Raises:
-            ImageError: its image can't be had.
-            ProvisionError: it can't start for another reason, or has not started in time.
-        """
-        pod: Mapping[str, Any] | None = None
-        try:
-            async with asyncio.timeout(config.start_timeout_s):
-                while True:
-                    pod = await self._look(name)
-                    if pod is None:
-                        raise ProvisionError("the pod was deleted while it started", retryable=True)
-                    if pods.container_state(pod).get("running") is not None:
-                        return pod
-                    if (obstacle := starting.find_obstacle(pod)) is not None:
-                        raise obstacle
-        except TimeoutError as error:
-            raise starting.not_started(pod, config) from error
+        return (await self._looks.get(self._work, look_at_all, kind)).get(name)
 
-    async def shares_uids(self, pod: Mapping[str, Any]) -> bool:
-        """Return whether another pod on the same node has the same block of user ids. It sees this one, too."""
-        base, node = pods.uid_base_of(pod), pod["spec"].get("nodeName")
-        if base is None or pod["spec"].get("hostUsers") is False:
+    async def shares_uids(self, owned: Object) -> bool:
+        """Return whether another sandbox of the namespace has the same block of user ids. It sees this one, too."""
+        base = pods.uid_base_of(owned)
+        if base is None or base == pods.POD_UIDS:
             return False
-        others = await self._list(f"{pods.UIDS}={base}")
-        return any(
-            other["spec"].get("nodeName") == node and other["metadata"]["name"] != pod["metadata"]["name"]
-            for other in others
-        )
+        found = [each for kind in self.kinds for each in await self.find(kind, pods.UIDS, str(base))]
+        return any(each["metadata"]["name"] != owned["metadata"]["name"] for each in found)
 
-    async def end_pod(self, name: str) -> None:
-        """Delete a pod, and return when its processes have ended and it is gone. Idempotent."""
+    async def end(self, kind: Kind, name: str) -> None:
+        """Delete an object, and return when its processes have ended and it is gone. Idempotent."""
         loop = asyncio.get_running_loop()
-        deadline, query = loop.time() + GONE_S, {"gracePeriodSeconds": 1}
-        while await self._delete(name, query):
+        query: dict[str, str | int] = {"gracePeriodSeconds": 1, "propagationPolicy": "Foreground"}
+        while await self._delete(kind, name, query):
+            deadline = loop.time() + GONE_S
             while loop.time() < deadline:
-                if await self._look(name) is None:
+                if await self.look(kind, name) is None:
                     return
-            log.warning("pod %s of namespace %s does not end, and is removed by force", name, await self.name())
+            log.warning("%s of namespace %s does not end, and is removed by force", name, await self.name())
             query = {"gracePeriodSeconds": 0}
 
-    async def _delete(self, name: str, query: Mapping[str, int]) -> bool:
-        """Ask for the deletion of a pod. Return whether there was one."""
+    async def _delete(self, kind: Kind, name: str, query: Mapping[str, str | int]) -> bool:
+        """Ask for the deletion of an object. Return whether there was one."""
         try:
-            await self.cluster.ask("DELETE", await self.path(name), query=query)
+            await self.cluster.ask("DELETE", await self._path(kind, name), query=query)
         except ClusterError as error:
             if error.status == 404:
                 return False
@@ -137,19 +134,15 @@ class Namespace:
 
     async def start_program(self, pod: str, container: str, argv: Sequence[str]) -> ClientWebSocketResponse:
         """Start a program in a pod, and return the websocket to it."""
-        return await self.cluster.start_program(await self.path(pod, "exec"), container, argv)
+        return await self.cluster.start_program(await self._path(PODS, pod, "exec"), container, argv)
 
     async def aclose(self) -> None:
-        """End the looks. Pods stay."""
+        """End the looks. Sandboxes stay."""
         await self._work.aclose()
 
-    async def _look(self, name: str) -> Mapping[str, Any] | None:
-        """Return a pod as it is in a moment; None if it is gone. All waiting callers share one list of the pods."""
-        return (await self._looks.get(self._work, self._look_at_all)).get(name)
-
-    async def _look_at_all(self) -> dict[str, Mapping[str, Any]]:
-        await asyncio.sleep(LOOK_S)
-        return {pod["metadata"]["name"]: pod for pod in await self.find_pods()}
+    async def _path(self, kind: Kind, *names: str) -> str:
+        parts = ["", kind.group, "namespaces", await self.name(), kind.name, *names]
+        return "/".join(quote(part, safe="/") for part in parts)
 
 
 class Namespaces:
@@ -174,6 +167,8 @@ class Namespaces:
         if key not in self._known:
             cluster = self._clusters.setdefault(config.address, Cluster(config.address))
             self._known[key] = Namespace(cluster, config.namespace)
+        if config.warm_pool is not None:
+            self._known[key].kinds.add(CLAIMS)
         return self._known[key]
 
     def all(self) -> list[Namespace]:

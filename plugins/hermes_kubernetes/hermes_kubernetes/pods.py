@@ -41,7 +41,7 @@ UID_BLOCK = 512
 user id over all pods of the node."""
 _NODE_UIDS = range(2_000_000_000 + (UID_BLOCK << 16), 2_147_000_000, UID_BLOCK)
 """First ids of blocks, above those of `local` on the same host."""
-_POD_UIDS = 20_480
+POD_UIDS = 20_480
 """The first id where the pod has a user namespace of its own, with 65,536 ids."""
 
 _LABEL = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
@@ -88,7 +88,7 @@ def choose_uids(config: KubernetesConfig) -> int | None:
     """Return the first of the sandbox's user ids; None if only root's guest could use any."""
     if config.user:
         return None
-    return random.choice(_NODE_UIDS) if config.host_users else _POD_UIDS
+    return random.choice(_NODE_UIDS) if config.host_users else POD_UIDS
 
 
 def check_spec(spec: SandboxSpec, config: KubernetesConfig) -> None:
@@ -97,6 +97,8 @@ def check_spec(spec: SandboxSpec, config: KubernetesConfig) -> None:
     Raises:
         PolicyError: the message names the setting.
     """
+    if config.warm_pool is not None:
+        return
     namespaces = spec.isolation in (Isolation.NAMESPACE, Isolation.PRIVATE_ROOT)
     if (namespaces or spec.isolation is Isolation.USER) and config.user:
         raise PolicyError(
@@ -122,7 +124,7 @@ def metadata(spec: SandboxSpec, config: KubernetesConfig, uid_base: int | None) 
     }
 
 
-def manifest(spec: SandboxSpec, config: KubernetesConfig, uid_base: int | None) -> dict[str, Any]:
+def pod_of(spec: SandboxSpec, config: KubernetesConfig, uid_base: int | None) -> dict[str, Any]:
     """Return the pod of a spec."""
     volumes = [{"name": "data", "emptyDir": _size(config.disk)}]
     mounts = [{"name": "data", "mountPath": Sandbox.workspace_base}]
@@ -262,35 +264,57 @@ def environment_of(pod: Mapping[str, Any]) -> dict[str, str]:
 
 def created(pod: Mapping[str, Any]) -> float:
     """Return when a pod was created, in seconds since the epoch."""
-    return datetime.fromisoformat(pod["metadata"]["creationTimestamp"]).timestamp()
+    return _seconds(pod["metadata"]["creationTimestamp"])
+
+
+def _seconds(time_of_day: str) -> float:
+    return datetime.fromisoformat(time_of_day).timestamp()
 
 
 def life_left(pod: Mapping[str, Any]) -> float | None:
-    """Return the seconds until Kubernetes ends a pod; None if it never does."""
-    limit = pod["spec"].get("activeDeadlineSeconds")
-    return None if limit is None else max(0.0, created(pod) + limit - time.time())
+    """Return the seconds until Kubernetes ends a pod or a claim; None if it never does."""
+    limit, end = pod["spec"].get("activeDeadlineSeconds"), (pod["spec"].get("lifecycle") or {}).get("shutdownTime")
+    if limit is None and end is None:
+        return None
+    return max(0.0, (created(pod) + limit if end is None else _seconds(end)) - time.time())
 
 
 def image_of(pod: Mapping[str, Any]) -> SandboxImage | None:
     """Return the image of the sandbox's container with its digest; None if the node has not said which it is."""
-    for each in (pod.get("status") or {}).get("containerStatuses") or []:
-        if each["name"] == CONTAINER and each.get("image"):
-            return SandboxImage(each["image"], str(each.get("imageID") or "").rpartition("@")[2] or None)
-    return None
+    status = _container_status(pod)
+    digest = str(status.get("imageID") or "").rpartition("@")[2]
+    return SandboxImage(str(status["image"]), digest or None) if status.get("image") else None
 
 
-def container_state(pod: Mapping[str, Any], name: str = CONTAINER) -> Mapping[str, Any]:
-    """Return the state of a container: `{"running": …}`, `{"waiting": …}`, `{"terminated": …}`, or nothing yet."""
-    for each in (pod.get("status") or {}).get("containerStatuses") or []:
-        if each["name"] == name:
-            return dict(each.get("state") or {})
-    return {}
+def container_of(pod: Mapping[str, Any]) -> str:
+    """Return the name of the sandbox's container: `sandbox`, or the first one in a pod of another's."""
+    names = [str(each["name"]) for each in pod["spec"]["containers"]]
+    return CONTAINER if CONTAINER in names else names[0]
+
+
+def _container_status(pod: Mapping[str, Any]) -> Mapping[str, Any]:
+    statuses = (pod.get("status") or {}).get("containerStatuses") or []
+    return next((each for each in statuses if each["name"] == container_of(pod)), {})
+
+
+def container_state(pod: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the state of the sandbox's container: `{"running": …}`, `{"waiting": …}`, `{"terminated": …}`, or
+    nothing yet."""
+    return dict(_container_status(pod).get("state") or {})
+
+
+def is_running(pod: Mapping[str, Any]) -> bool:
+    """Return whether programs can be started in a pod."""
+    return "running" in container_state(pod) and "deletionTimestamp" not in pod["metadata"]
 
 
 def status_of(pod: Mapping[str, Any]) -> SandboxStatus:
-    """Return the sandbox's status. A pod that starts counts as running, so that clean-up does not remove it."""
-    phase = (pod.get("status") or {}).get("phase")
-    ended = phase in ("Succeeded", "Failed") or "terminated" in container_state(pod)
+    """Return the status of a pod or a claim. One that starts counts as running, so that clean-up does not remove it."""
+    status = pod.get("status") or {}
+    finished = any(each.get("type") == "Finished" for each in status.get("conditions") or ())
+    ended = finished or status.get("phase") in ("Succeeded", "Failed")
+    if "containers" in pod["spec"]:
+        ended = ended or "terminated" in container_state(pod)
     return SandboxStatus.ENDED if ended or "deletionTimestamp" in pod["metadata"] else SandboxStatus.RUNNING
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hermes_core import HermesError, ImageError, ProvisionError
 from hermes_kubernetes.cluster import MAX_MESSAGE, ClusterError
 from hermes_kubernetes.config import KubernetesConfig
-from hermes_kubernetes.pods import container_state
+from hermes_kubernetes.namespaces import PODS, Namespace, Object
+from hermes_kubernetes.pods import container_of, container_state, is_running
 
 IMAGE_REASONS = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
 """Reasons for which a container waits that are about its image."""
@@ -38,7 +40,7 @@ def find_obstacle(pod: Mapping[str, Any]) -> HermesError | None:
         if reason in _CONFIG_REASONS:
             text = f"container {name} can't be made: {reason}: {message}"
             return ProvisionError(text, hint="check the secrets and volumes of the profile", retryable=False)
-        if ended and (name == "hermes-setup") == bool(ended.get("exitCode")):
+        if ended and (name == container_of(pod) or ended.get("exitCode")):
             return _ended(name, ended)
     if status.get("phase") == "Failed":
         text = (
@@ -58,6 +60,26 @@ def _states(status: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]
     for key in ("initContainerStatuses", "containerStatuses"):
         for each in status.get(key) or []:
             yield str(each["name"]), each.get("state") or {}
+
+
+async def wait_for_start(namespace: Namespace, name: str, config: KubernetesConfig) -> Object:
+    """Return a pod as soon as its sandbox's container runs.
+
+    Raises:
+        ImageError: its image can't be had.
+        ProvisionError: it can't start for another reason, or has not started in time.
+    """
+    pod: Object | None = None
+    try:
+        async with asyncio.timeout(config.start_timeout_s):
+            while (pod := await namespace.look(PODS, name)) is not None:
+                if is_running(pod):
+                    return pod
+                if (obstacle := find_obstacle(pod)) is not None:
+                    raise obstacle
+            raise ProvisionError("the pod was deleted while it started", retryable=True)
+    except TimeoutError as error:
+        raise not_started(pod, config) from error
 
 
 def still_waits_for(pod: Mapping[str, Any] | None) -> str:
