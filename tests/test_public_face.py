@@ -54,10 +54,10 @@ def internal(sources: Iterable[str]) -> set[str]:
     return found
 
 
-MORE = {"hermes_agents": 5, "hermes_atropos": 18, "hermes_testing": 6}
+MORE = {"hermes_agents": 5, "hermes_atropos": 18, "hermes_singularity": 6, "hermes_testing": 6}
 """The plugins that need more of the core's modules than two, and how many. The first two were parts of the core, and
-the model server in the first reads messages and answers as the core's own loop does; the kit in the third tests how
-the core itself works."""
+the model server in the first reads messages and answers as the core's own loop does; containers of the third have the
+supervisor of local sandboxes; the kit in the last tests how the core itself works."""
 
 
 @pytest.mark.parametrize("project", sorted(path.parent.name for path in ROOT.glob("plugins/*/pyproject.toml")))

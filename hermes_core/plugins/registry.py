@@ -28,6 +28,8 @@ BROUGHT_BY: dict[str, Mapping[str, str]] = {
         "hermes-rl-agents",
     ),
     "backend": {
+        "apptainer": "hermes-rl-singularity",
+        "apptainer": "hermes-rl-singularity",
         "daytona": "hermes-rl-daytona",
         "docker": "hermes-rl-docker",
         "e2b": "hermes-rl-e2b",
@@ -35,6 +37,7 @@ BROUGHT_BY: dict[str, Mapping[str, str]] = {
         "kubernetes": "hermes-rl-kubernetes",
         "modal": "hermes-rl-modal",
         "nomad": "hermes-rl-nomad",
+        "singularity": "hermes-rl-singularity",
         "slurm": "hermes-rl-slurm",
         "ssh": "hermes-rl-ssh",
     },

@@ -38,7 +38,6 @@ _NOT_READ = {
     "TERMINAL_SANDBOX_DIR": "files are in the sandbox alone",
     "TERMINAL_SCRATCH_DIR": "files are in the sandbox alone",
     "TERMINAL_DISK_WARNING_GB": "files are in the sandbox alone",
-    "TERMINAL_SINGULARITY_IMAGE": "there is no such backend",
     **dict.fromkeys(("TERMINAL_CONTAINER_CPU", "TERMINAL_CONTAINER_MEMORY"), "this backend has no containers"),
     **dict.fromkeys(("TERMINAL_SLOT_BACKEND", "TERMINAL_SLOT_APP_NAME"), _NO_SLOTS),
 }

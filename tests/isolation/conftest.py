@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 import hermes_core
-from tests.support.accounts import AGAIN
+from tests.support.accounts import AGAIN, interpreter_for_others
 
 ORDINARY_UID = 54_322
 PROGRAM = Path(__file__).with_name("driver_process.py")
@@ -330,21 +330,10 @@ def _account(name: str, folder: Path, require: Callable[[str, str | None], None]
         return Account(name, 0, sys.executable, ours, folder)
     if os.geteuid() != 0:
         return Account(name, os.geteuid(), sys.executable, ours, folder)
-    python = _interpreter_for_others()
+    python = interpreter_for_others()
     require("ordinary", None if python else f"no Python {sys.version.split()[0]} here is one that other users can run")
     _copy_of_the_code(folder / "checkout")
     return Account(name, ORDINARY_UID, str(python), str(folder / "checkout"), folder)
-
-
-def _interpreter_for_others() -> Path | None:
-    """An interpreter that every user can run, and that our compiled packages fit."""
-    version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    own = os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
-    places = [own, *(f"{place}/python{version}" for place in ("/usr/local/bin", "/usr/bin"))]
-    for path in map(Path, places):
-        if path.exists() and all(directory.stat().st_mode & 0o001 for directory in path.resolve().parents):
-            return path
-    return None
 
 
 def _copy_of_the_code(target: Path) -> None:

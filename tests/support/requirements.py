@@ -117,3 +117,13 @@ def torch_extra(exact_extra: None, require: Callable[[str, str | None], None]) -
     import torch
 
     torch.set_num_threads(1)  # the machine has others to serve
+
+
+@pytest.fixture(scope="session")
+@makes_tests_full
+def apptainer(require: Callable[[str, str | None], None]) -> Path:
+    """The folder with `apptainer` and the archives of two images that `.ci/apptainer` makes. The program is in PATH."""
+    named = os.environ.get("HERMES_TEST_APPTAINER", "")
+    reason = 'HERMES_TEST_APPTAINER is not set; `eval "$(.ci/apptainer)"` as root sets it'
+    require("apptainer", None if named else reason)
+    return Path(named)

@@ -24,7 +24,8 @@ _FLAGS = {  # in the order for joining: the user namespace comes first, as it gi
     "pid": 0x20000000,
     "mnt": 0x00020000,
 }
-_PR_SET_PDEATHSIG, _PR_GET_PDEATHSIG, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT = 1, 2, 24, 38, 47
+_PR_SET_PDEATHSIG, _PR_GET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP = 1, 2, 4, 24
+_PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT = 38, 47
 SYS_PTRACE = 19
 """The capability to inspect processes, also those that are not dumpable."""
 ROOT_CAPABILITIES = (0, 1, 3, 4, 5, 6, 7, 8, 10, 18)
@@ -55,6 +56,11 @@ def _prctl(option: int, argument: int, call: str, second: int = 0) -> int:
 def death_signal(number: int) -> None:
     """Make the kernel send this signal to the calling process when its parent dies. 0 is no signal."""
     _prctl(_PR_SET_PDEATHSIG, number, "PR_SET_PDEATHSIG")
+
+
+def forbid_inspection() -> None:
+    """Keep other processes without capabilities in our own user namespace from our memory, descriptors and program."""
+    _prctl(_PR_SET_DUMPABLE, 0, "PR_SET_DUMPABLE")
 
 
 # --- entering namespaces -------------------------------------------------------------------------------------------

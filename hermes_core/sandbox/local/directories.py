@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 RECORD, DATA, TMP, VAR_TMP, ROOT, DISK = "record.json", "data", "tmp", "vartmp", "root", "disk"
 """The contents of a sandbox's directory: the record, three writable directories, and two empty ones to mount on."""
 
-PREFIX = "local-"
-"""The prefix of all sandbox ids."""
+PREFIX, CONTAINER_PREFIX = "local-", "container-"
+"""The prefixes of sandbox ids: of those that core makes, and of those that a container runtime makes."""
+PREFIXES = (PREFIX, CONTAINER_PREFIX)
 
 _NEW, _TRASH = ".new-", ".trash-"
 _UNFINISHED_S = 60.0
@@ -125,7 +126,7 @@ def leftovers(state_root: str) -> list[str]:
     paths = []
     for name in os.listdir(state_root):
         path = os.path.join(state_root, name)
-        if name.startswith((PREFIX, _TRASH)) or (name.startswith(_NEW) and _age(path) > _UNFINISHED_S):
+        if name.startswith((*PREFIXES, _TRASH)) or (name.startswith(_NEW) and _age(path) > _UNFINISHED_S):
             paths.append(path)
     return [path for path in paths if not is_held(path)]
 

@@ -155,16 +155,16 @@ def sweep(place: str) -> int:
 # --- finding sandboxes ---------------------------------------------------------------------------------------------
 
 
-def sandbox_id_of(creation_id: str) -> str:
+def sandbox_id_of(creation_id: str, prefix: str = directories.PREFIX) -> str:
     """Return the sandbox id for a creation id, the same one on each call."""
     import hashlib
 
-    return directories.PREFIX + hashlib.sha256(creation_id.encode()).hexdigest()[:20]
+    return prefix + hashlib.sha256(creation_id.encode()).hexdigest()[:20]
 
 
 def find(place: str, sandbox_id: str) -> SandboxRecord | None:
     """Return the record of a sandbox, running or not; None if there is none, or it can't be read."""
-    if not sandbox_id.startswith(directories.PREFIX) or "/" in sandbox_id:
+    if not sandbox_id.startswith(directories.PREFIXES) or "/" in sandbox_id:
         return None
     return _read(os.path.join(place, sandbox_id))
 

@@ -76,15 +76,18 @@ def _try_host() -> Probe:
         return Probe(root=False, namespaces=False, user_namespaces=False, network=False, reason=reason)
 
 
-async def create(request: Mapping[str, Any]) -> dict[str, Any]:
+async def create(request: Mapping[str, Any], mode: str = "create") -> dict[str, Any]:
     """Start a supervisor and return its report. If this is cancelled or fails, nothing is left behind.
+
+    Args:
+        mode: the launcher's mode, `create` or `container`.
 
     Raises:
         ProvisionError: the supervisor could not be started, or gave no report.
     """
     directory = Path(request["state_root"], request["sandbox_id"])
     try:
-        pid, reader = _spawn(request)
+        pid, reader = _spawn(mode, request)
         try:
             async with asyncio.timeout(_REPORT_S):
                 report: dict[str, Any] = marshal.loads(await _read_all(reader))
@@ -105,7 +108,7 @@ async def create(request: Mapping[str, Any]) -> dict[str, Any]:
     return report
 
 
-def _spawn(request: Mapping[str, Any]) -> tuple[int, int]:
+def _spawn(mode: str, request: Mapping[str, Any]) -> tuple[int, int]:
     """Start a supervisor. Return its pid, and a descriptor to read its report from.
 
     The supervisor may outlive us. Otherwise, `host.end` reaps it.
@@ -114,7 +117,7 @@ def _spawn(request: Mapping[str, Any]) -> tuple[int, int]:
     try:
         with request_file(request) as descriptor:
             supervisor = subprocess.Popen(
-                launcher_argv("create", descriptor),
+                launcher_argv(mode, descriptor),
                 stdin=subprocess.DEVNULL,
                 stdout=writer,
                 stderr=subprocess.DEVNULL,

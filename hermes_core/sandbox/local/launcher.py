@@ -1,5 +1,6 @@
 """The program beside every local sandbox: `create` starts one and stays, `enter` joins one, `probe` tests the host.
 
+`container` starts a container runtime and stays, `build` runs one that makes an image.
 It is run as a file by the bare interpreter (`python -I -S launcher.py MODE FD`). Because it forks, it must be small and
 have no threads. It starts in 15 ms with its imports; importing our package would take 300 ms.
 """
@@ -30,9 +31,12 @@ def _bare_packages() -> None:
 def main(arguments: list[str]) -> None:
     """Run the mode `arguments[0]` with the request from the descriptor `arguments[1]`."""
     _bare_packages()
-    from hermes_core.sandbox.local import supervisor
+    if arguments[0] in ("container", "build"):
+        from hermes_core.sandbox.local.container import main as run
+    else:
+        from hermes_core.sandbox.local.supervisor import main as run
 
-    code = supervisor.main(arguments[0], int(arguments[1]))
+    code = run(arguments[0], int(arguments[1]))
     os._exit(code)  # nothing is buffered, and a regular exit takes a third of the interpreter's start-up time
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from hermes_core.errors import ChannelLost, SandboxLost
 from hermes_core.sandbox.channels.blocking import AsyncioStreamChannel
@@ -37,12 +38,16 @@ class LocalSandbox(Sandbox):
         if not host.runs(self._place, self.id):
             raise SandboxLost("the sandbox has ended", hint="create another one", sandbox_id=self.id)
         try:
-            with request_file(host.entry(self._place, self.record, argv, env or {})) as descriptor:
+            with request_file(self._entry(argv, env or {})) as descriptor:
                 return await AsyncioStreamChannel.spawn(
                     launcher_argv("enter", descriptor), env={}, pass_fds=(descriptor,)
                 )
         except OSError as error:
             raise ChannelLost(f"a channel into the sandbox can't be opened: {error}", sandbox_id=self.id) from error
+
+    def _entry(self, argv: Sequence[str], env: Mapping[str, str]) -> dict[str, Any]:
+        """Return the launcher's request to start a program in the sandbox."""
+        return host.entry(self._place, self.record, argv, env)
 
     async def status(self) -> SandboxStatus:
         """Return RUNNING while its supervisor lives, and GONE when its directory was removed."""

@@ -25,7 +25,10 @@ from hermes_core.sandbox.local import directories, processes
 
 TYPE_CHECKING = False  # `typing` is slow to import
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any, NoReturn
+
+    Start = Callable[[dict[str, Any], str, uids.UidBlock], tuple[int, dict[str, Any]]]
 
 KINDS = ("user", "mnt", "pid", "ipc", "net")
 """The namespaces that a sandbox may have."""
@@ -55,10 +58,14 @@ def main(mode: str, descriptor: int) -> int:
 # --- supervising ---------------------------------------------------------------------------------------------------
 
 
-def create(request: dict[str, Any]) -> None:
+def create(request: dict[str, Any], start: Start | None = None) -> None:
     """Start a sandbox, report on standard output, and return when it has ended and its directory is removed.
 
     The report is `{"record": …}`, or `{"error": …}`. If a sandbox with this id runs, only report its record.
+
+    Args:
+        start: starts the first process, writes the record, and returns both. It gets the request, the sandbox's
+            directory and the block of user ids. If it fails, it leaves no process. None: our own way.
     """
     os.umask(0o022)
     path = os.path.join(request["state_root"], request["sandbox_id"])
@@ -70,7 +77,7 @@ def create(request: dict[str, Any]) -> None:
         return _report({"record": existing})
     try:
         block = uids.reserve() if request["reserve_uids"] else uids.UidBlock()
-        init, record = _start(request, path, block)
+        init, record = (start or _start)(request, path, block)
     except Exception as error:  # an OSError or a ProvisionError, which would have to be imported to be named
         directories.discard(path)
         return _report({"error": _error_text(error)})
@@ -125,7 +132,7 @@ def _start(request: dict[str, Any], directory: str, block: uids.UidBlock) -> tup
     os.close(ready_writer)
     os.write(go_writer, b"g")
     os.close(go_writer)
-    _handle_signals(init)
+    handle_signals(init)
     with open(ready_reader, "rb") as stream:
         error = stream.read()
     if error:
@@ -137,11 +144,11 @@ def _start(request: dict[str, Any], directory: str, block: uids.UidBlock) -> tup
     }
     if block.uid_base is not None:
         facts["uid_base"] = block.uid_base
-    _write_record(os.path.join(directory, directories.RECORD), request["record_json"], facts)
+    write_record(os.path.join(directory, directories.RECORD), request["record_json"], facts)
     return init, {**request["record"], **facts}
 
 
-def _handle_signals(init: int) -> None:
+def handle_signals(init: int) -> None:
     """From now on, end the sandbox on TERM, and ignore HUP and INT."""
     _signal.signal(_SIGTERM, lambda *_: os.kill(init, _SIGKILL))
     for number in (_SIGHUP, _SIGINT):
@@ -158,7 +165,7 @@ def _stay(init: int) -> None:
     os.waitpid(init, 0)
 
 
-def _write_record(path: str, text: str, facts: dict[str, Any]) -> None:
+def write_record(path: str, text: str, facts: dict[str, Any]) -> None:
     """Write a record: the JSON object `text`, with fields added whose values are numbers and lists of numbers."""
     more = "".join(f', "{name}": {value}' for name, value in facts.items())
     descriptor = os.open(path + ".new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -209,7 +216,7 @@ def _be_init(request: dict[str, Any], directory: str, block: uids.UidBlock, go: 
         _silence()
         for descriptor in block.descriptors:
             os.set_inheritable(descriptor, True)  # the block is reserved until the supervisor and this process end
-        _execute(request["command"], request["environment"])
+        execute(request["command"], request["environment"])
     except BaseException as error:
         text = _error_text(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
         os.write(ready, text.encode("utf-8", "replace")[:4000])
@@ -274,7 +281,8 @@ def _bind_users(
         return []
 
 
-def _execute(command: list[str], environment: dict[str, str]) -> NoReturn:
+def execute(command: list[str], environment: dict[str, str]) -> NoReturn:
+    """Become a program, which is found by the PATH of its environment."""
     import ctypes
 
     for number in _IGNORED_BY_PYTHON:
@@ -287,12 +295,17 @@ def _execute(command: list[str], environment: dict[str, str]) -> NoReturn:
 
 def enter(request: dict[str, Any]) -> int:
     """Run a program in a sandbox with our standard streams. Return its exit status, 128 + n for signal n."""
+    import warnings  # noqa: F401 - `os.execvpe` imports it, and a container has no Python of ours to import it from
+
     pid, started = request["init"]
     try:
         descriptors = namespaces.open_namespaces(pid, KINDS) if request["isolated"] else []
         if not processes.alive(pid, started):  # checked after opening, so these are the sandbox's namespaces
             raise ProcessLookupError(0, "its first process has ended")
+        in_user_namespace = any(kind == "user" for kind, _ in descriptors)
         namespaces.join(descriptors)
+        if in_user_namespace:
+            _become_its_root()
     except OSError as error:
         os.write(2, f"the sandbox is not there: {error.strerror or error}\n".encode())
         return NOT_THERE
@@ -311,6 +324,20 @@ def enter(request: dict[str, Any]) -> int:
         pass
     _silence()  # our copies of the streams would hide their ends from the program's readers and writers
     return (os.read(reader, 1) or bytes([128 + _SIGKILL]))[0]  # no report: the program was killed with the sandbox
+
+
+def _become_its_root() -> None:
+    """Become root of the user namespace that was joined, which may have an id of its own outside.
+
+    The namespace's other processes can't inspect us: by /proc/PID/exe, its root could write to our interpreter.
+    """
+    namespaces.forbid_inspection()
+    try:
+        os.setgroups([])
+    except PermissionError:  # an ordinary user's, where groups can't be given up
+        pass
+    os.setresgid(0, 0, 0)
+    os.setresuid(0, 0, 0)
 
 
 def _leave_to_init(request: dict[str, Any], go: int, report: int) -> NoReturn:
@@ -349,7 +376,7 @@ def _be_program(request: dict[str, Any]) -> NoReturn:
     try:
         os.setsid()
         os.chdir(request["directory"])
-        _execute(request["command"], request["environment"])
+        execute(request["command"], request["environment"])
     except FileNotFoundError:
         status = NOT_FOUND
         os.write(2, f"{request['command'][0]}: not found in the sandbox\n".encode("utf-8", "replace"))
