@@ -221,7 +221,7 @@ def settings():
     parts += ["### A row of `tasks`", "One line of the JSONL file.", model(TaskRow)]
     parts += ["## Backends", "Section `backend`, `--backend.KEY=VALUE`, and the keys of a profile. Every backend has:"]
     parts += [model(SandboxConfig)]
-    for name in ("local", "docker", "ssh", "slurm", "modal"):
+    for name in ("local", "docker", "singularity", "ssh", "slurm", "modal"):
         parts += [f"### Backend `{name}`", model(runtime.backend(name).config_class, beside=SandboxConfig)]
     # the packages of this backend have an environment of their own
     parts += ["### Backend `daytona`", model(DaytonaConfig, beside=SandboxConfig)]

@@ -29,7 +29,6 @@ BROUGHT_BY: dict[str, Mapping[str, str]] = {
     ),
     "backend": {
         "apptainer": "hermes-rl-singularity",
-        "apptainer": "hermes-rl-singularity",
         "daytona": "hermes-rl-daytona",
         "docker": "hermes-rl-docker",
         "e2b": "hermes-rl-e2b",
