@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 from hermes_atropos.flat import FlatSettings
 from hermes_daytona.config import DaytonaConfig
+from hermes_e2b.config import E2bConfig
 from hermes_kubernetes.config import KubernetesConfig
 
 import hermes_core
@@ -225,6 +226,7 @@ def settings():
         parts += [f"### Backend `{name}`", model(runtime.backend(name).config_class, beside=SandboxConfig)]
     # the packages of this backend have an environment of their own
     parts += ["### Backend `daytona`", model(DaytonaConfig, beside=SandboxConfig)]
+    parts += ["### Backend `e2b`", model(E2bConfig, beside=SandboxConfig)]
     parts += ["### Backend `kubernetes`", model(KubernetesConfig, beside=SandboxConfig)]
     parts += [
         "## Atropos",

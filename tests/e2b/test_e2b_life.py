@@ -214,8 +214,11 @@ async def test_a_killed_driver_leaves_nothing(backend: Any, owner: str) -> None:
             await asyncio.sleep(0.2)
 
 
-async def test_reap_ends_what_a_killed_driver_left(backend: Any, owner: str, tmp_path: Path) -> None:
+async def test_reap_ends_what_a_killed_driver_left(
+    backend: Any, emulator: E2bEmulator, owner: str, tmp_path: Path
+) -> None:
     await _kill_a_driver(owner, 600)
+    emulator.pause((await backend.list(owner))[0].sandbox_id)
     environment = os.environ | {"HERMES_PLUGINS": "e2b", "XDG_STATE_HOME": str(tmp_path)}
     reaping = await asyncio.create_subprocess_exec(
         *HERMES, "reap", "e2b", "--owner", owner, stdout=subprocess.PIPE, env=environment, cwd=tmp_path
@@ -282,3 +285,11 @@ def test_every_part_of_the_sdk_that_its_documentation_does_not_mention_is_there(
     assert {"envd_api_url", "connection_config", "sandbox_id"} <= set(dir(AsyncSandbox))
     assert {"envd_access_token", "domain", "metadata", "state", "started_at"} <= set(SandboxDetail.__annotations__)
     assert NewSandbox.from_dict({"templateID": "t", "secure": True}).secure is True
+
+
+def test_names_of_settings_are_those_of_the_docs(e2b_sdk: None) -> None:
+    from hermes_e2b.config import E2bConfig
+
+    page = (ROOT / "docs" / "guides" / "e2b.md").read_text()
+    for name in E2bConfig.__annotations__:
+        assert f"`{name}`" in page, name
