@@ -127,13 +127,22 @@ def _open_lock_file(paths: tuple[str, ...]) -> int:
     ) from failure
 
 
-def uid_base_in_own_kernel(creation_id: str) -> int:
-    """Return the first id of the block of a sandbox that has a kernel of its own, such as a micro-VM.
+def uid_base_in_own_kernel(creation_id: str, ids: int = 1 << 32) -> int | None:
+    """Return the first id of the block of a sandbox that has a kernel of its own, such as a micro-VM, or a range of a
+    kernel's ids of its own.
 
     Such a sandbox may take any block. Its creation id chooses one, so that emulators of a provider, whose sandboxes
     share a host, can't confuse the slots' processes of two sandboxes.
+
+    Args:
+        ids: the number of user ids that the sandbox has, from 0 on: 65,536 in many containers with an id map.
+
+    Returns:
+        None if there is no room for a block.
     """
-    return FIRST_OWN_UID + zlib.crc32(creation_id.encode()) % BLOCKS * BLOCK
+    first = FIRST_OWN_UID if ids >= FIRST_OWN_UID + BLOCKS * BLOCK else _LOWEST_UID
+    blocks = min(BLOCKS, (ids - first) // BLOCK)
+    return first + zlib.crc32(creation_id.encode()) % blocks * BLOCK if blocks > 0 else None
 
 
 def _refusal(message: str, hint: str) -> Exception:

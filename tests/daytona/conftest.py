@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Callable, Iterator
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hermes_core.sandbox.contract import Isolation, SandboxSpec
 from tests.support.selection import makes_tests_full
 
 HOW = "`make setup EXTRAS=cloud`, then `.venv-cloud/bin/python -m pytest -m full tests/daytona`"
@@ -40,3 +42,26 @@ def emulator(session_emulator: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: P
     session_emulator.reset()
     yield session_emulator
     session_emulator.reset()
+
+
+@pytest.fixture
+async def backend(emulator: Any) -> AsyncIterator[Any]:
+    """A backend, whose sandboxes are all gone at the end."""
+    from hermes_daytona.backend import DaytonaBackend
+
+    made = DaytonaBackend()
+    yield made
+    for info in await made.list():
+        await made.terminate_id(info.sandbox_id)
+    await made.aclose()
+
+
+@pytest.fixture
+def make_spec(emulator: Any) -> Callable[..., SandboxSpec]:
+    """Makes the spec of a sandbox; options are keys of its profile."""
+    from hermes_daytona.config import DaytonaConfig
+
+    def make(creation_id: str | None = None, owner: str = "tests", **config: Any) -> SandboxSpec:
+        return SandboxSpec(creation_id or uuid.uuid4().hex, owner, DaytonaConfig(**config), Isolation.USER)
+
+    return make

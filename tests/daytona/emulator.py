@@ -25,6 +25,7 @@ from typing import Any
 
 import asyncssh
 from aiohttp import web
+from asyncssh.process import SSHServerProcess
 from hermes_modal_emulator.machines import BASE_ENV, MachineError, NamespaceMachine, namespaces_missing
 
 KEY = "dtn_emulator"
@@ -35,7 +36,11 @@ KEPT_STDERR = 2 << 20
 class DaemonMachine(NamespaceMachine):
     """A machine that ends when process 1 gets TERM, as a container whose main process is Daytona's daemon."""
 
+    ends_on_term = True
+
     def _script(self) -> str:
+        if not self.ends_on_term:
+            return super()._script().replace("wait $!", "wait $! || :")
         before, loop, after = super()._script().rpartition("while :")
         return f"{before}trap 'exit 0' TERM\n{loop}{after}"
 
@@ -97,12 +102,16 @@ class Cloud:
         self.tokens: dict[str, str] = {}
         self.faults: list[dict[str, Any]] = []
         self.requests: dict[str, int] = {}
-        self.cut_after: int | None = None
+        self.cuts: list[int] = []
+        """Cut the connection of a session after so many bytes, for each number once."""
+        self.ends_on_term = True
+        self.key = KEY
+        self.other_key = False
+        """Whether the API names another key of the gateway than it has."""
         self.lose_status = False
         self.minute_s = 60.0
         self.gateway_port = 0
         self.host_key = asyncssh.generate_private_key("ssh-ed25519")
-        self.published_key = self.host_key.export_public_key("openssh").decode().strip()
         self.connections: set[Any] = set()
         self.work: set[asyncio.Task[None]] = set()
 
@@ -192,7 +201,7 @@ class Api:
             await asyncio.sleep(fault.get("delay_s", 0))
             if status := fault.get("status"):
                 return _error(status, "a planned fault", fault.get("headers"))
-        if name != "config" and request.headers.get("Authorization") != f"Bearer {KEY}":
+        if name != "config" and request.headers.get("Authorization") != f"Bearer {self.cloud.key}":
             return _error(401, "Invalid credentials")
         answer = await handler(request)
         if fault is not None and fault.get("lose_answer") and request.transport is not None:
@@ -200,6 +209,7 @@ class Api:
         return answer
 
     async def config(self, request: web.Request) -> web.Response:
+        key = asyncssh.generate_private_key("ssh-ed25519") if self.cloud.other_key else self.cloud.host_key
         return _answer(
             {
                 "version": "emulator",
@@ -215,7 +225,7 @@ class Api:
                 "environment": "emulator",
                 "sshGatewayHost": "127.0.0.1",
                 "sshGatewayPort": self.cloud.gateway_port,
-                "sshGatewayHostKeys": [self.cloud.published_key] if self.cloud.published_key else [],
+                "sshGatewayHostKeys": [key.export_public_key("openssh").decode().strip()],
             }
         )
 
@@ -228,6 +238,7 @@ class Api:
         blocked = bool(given.get("networkBlockAll"))
         base = self.cloud.folder / uuid.uuid4().hex
         box = Box(given, DaemonMachine(base, snapshot=None, volumes={}, network=not blocked, workdir=""))
+        box.machine.ends_on_term = self.cloud.ends_on_term
         self.cloud.boxes[box.id] = box
         self.cloud.spawn(self.cloud.begin(box))
         return _answer(box.describe())
@@ -301,21 +312,25 @@ class GatewayServer(asyncssh.SSHServer):
         self._cloud.connections.discard(self._conn)
 
     def begin_auth(self, username: str) -> bool:
-        return username not in self._cloud.tokens
+        self._box = self._cloud.boxes.get(self._cloud.tokens.get(username, ""))
+        return self._box is None
+
+    def session_requested(self) -> Any:
+        if self._box is None or self._box.state != "started":
+            return False
+        box = self._box
+        session = SSHServerProcess(lambda process: Session(self._cloud, box, process).serve(), None, 3, False)
+        return self._conn.create_server_channel(encoding=None), session
 
 
 class Session:
     """A session: a program, and the copying of its streams as the gateway and the daemon do it."""
 
-    def __init__(self, cloud: Cloud, process: Any) -> None:
-        self._cloud, self._process = cloud, process
-        self._box = cloud.boxes.get(cloud.tokens.get(process.get_extra_info("username"), ""))
+    def __init__(self, cloud: Cloud, box: Box, process: Any) -> None:
+        self._cloud, self._box, self._process = cloud, box, process
 
     async def serve(self) -> None:
         """Run the program until its streams have ended."""
-        if self._box is None or self._box.state != "started":
-            self._process.close()
-            return
         self._cloud.spawn(self._keep_active())
         argv = self._box.machine.argv(["/bin/sh", "-c", self._process.command], "/")
         env, pipe = BASE_ENV | (self._box.request.get("env") or {}), asyncio.subprocess.PIPE
@@ -350,13 +365,13 @@ class Session:
 
     async def _copy_out(self, program: asyncio.subprocess.Process) -> None:
         assert program.stdout is not None
+        sent = 0
         while data := await program.stdout.read(1 << 15):
-            if self._cloud.cut_after is not None:
-                self._cloud.cut_after -= len(data)
-                if self._cloud.cut_after < 0:
-                    self._cloud.cut_after = None
-                    self._process.get_extra_info("connection").abort()
-                    return
+            sent += len(data)
+            if self._cloud.cuts and sent > self._cloud.cuts[0]:
+                del self._cloud.cuts[0]
+                self._process.get_extra_info("connection").abort()
+                return
             self._process.stdout.write(data)
             await self._process.stdout.drain()
 
@@ -370,7 +385,6 @@ class Session:
 
     async def _keep_active(self) -> None:
         while not self._process.is_closing():
-            assert self._box is not None
             self._box.active = time.time()
             await asyncio.sleep(self._cloud.minute_s / 10)
 
@@ -383,8 +397,6 @@ async def serve(folder: Path) -> None:
         0,
         server_factory=lambda: GatewayServer(cloud),
         server_host_keys=[cloud.host_key],
-        process_factory=lambda process: Session(cloud, process).serve(),
-        encoding=None,
     )
     cloud.gateway_port = gateway.get_port()
     runner = web.AppRunner(Api(cloud).app, access_log=None)
@@ -438,7 +450,26 @@ class DaytonaEmulator:
 
     def reset(self) -> None:
         """Forget all faults."""
-        self.call("set", faults=[], requests={}, cut_after=None, lose_status=False, minute_s=60.0)
+        self.call(
+            "set",
+            faults=[],
+            requests={},
+            cuts=[],
+            lose_status=False,
+            minute_s=60.0,
+            key=KEY,
+            other_key=False,
+            ends_on_term=True,
+        )
+
+    @property
+    def sandboxes(self) -> list[dict[str, Any]]:
+        """All sandboxes, as the API describes them."""
+        return self.call("state")["sandboxes"]
+
+    def count(self, call: str) -> int:
+        """How often a call of the API was made."""
+        return self.call("state")["requests"].get(call, 0)
 
     def plan(self, call: str, *, times: int = 1, **fault: Any) -> None:
         """Let a call of the API fail: with a `status` and `headers`, after `delay_s`, or with `lose_answer`."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import os
+import re
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -46,14 +46,17 @@ from hermes_core import (
     Settings,
     TaskSet,
     complete,
+    uid_base_in_own_kernel,
 )
 from hermes_daytona.config import DaytonaConfig
 
 log = logging.getLogger(__name__)
 
+MINUTE_S = 60.0
+SIGNS = 3
+"""Signs of life that Daytona gets during each `auto_stop_interval`."""
 CREATE_LIMIT_S = 900.0
 """Time limit in seconds for the start of a sandbox, including the pull of its image."""
-_FIRST_UID, _LOWEST_UID, _BLOCK, _BLOCKS = 1_900_000_000, 20_000, 512, 1 << 16
 
 
 class DaytonaBackend(Backend):
@@ -215,7 +218,7 @@ class DaytonaSandbox(Sandbox):
         self.state_dir = f"{self.workspace_base}/.hermes"
         self.lifetime_s = requests.life_left(found)
         self._creation_id = found.labels[requests.CREATION_ID]
-        self._pause_s = max(1.0, (found.auto_stop_interval or 1) * 60 / 3)
+        self._pause_s = (found.auto_stop_interval or 1) * MINUTE_S / SIGNS
         self._service = service
         self._ends = f"{self.workspace_base}/.ends"
         self._gateway = Gateway(lambda: service.grant_access(self.id), self._ends)
@@ -226,25 +229,14 @@ class DaytonaSandbox(Sandbox):
         if spec.config.image is not None:
             self.image = SandboxImage(spec.config.image)
         said = await self._gateway.run(requests.PREPARE, self._ends, *spec.command(self.state_dir))
-        last = said.rstrip("\n").rpartition("\n")[2]
-        if not last.startswith("ready "):
+        await self.learn_uids(said)
+
+    async def learn_uids(self, said: str | None = None) -> None:
+        """Find out how many user ids the sandbox has, from what our script said, and choose those of the slots."""
+        said = await self._gateway.run(requests.COUNT_IDS) if said is None else said
+        if (ready := re.search(r"^ready (\d{1,10})\n\Z", said, re.MULTILINE)) is None:
             raise ServiceFailed(f"it could not be prepared: {said.strip()[:1000] or 'nothing was said'}", 422)
-        self._choose_uids(last)
-
-    async def learn_uids(self) -> None:
-        """Find out which user ids the slots can have."""
-        self._choose_uids(
-            await self._gateway.run('read -r first outside count </proc/self/uid_map; echo "ready $count"')
-        )
-
-    def _choose_uids(self, said: str) -> None:
-        """Choose the slots' ids, by chance from the ids that the sandbox has. Sandboxes with a kernel or a range of ids
-        of their own can't clash; others rarely do."""
-        count = int(said.split()[1])
-        first = _FIRST_UID if count > 1 << 31 else _LOWEST_UID
-        blocks = min(_BLOCKS, (count - first) // _BLOCK)
-        chance = int.from_bytes(hashlib.sha256(self._creation_id.encode()).digest()[:4], "big")
-        self.uid_base = first + chance % blocks * _BLOCK if blocks > 0 else None
+        self.uid_base = uid_base_in_own_kernel(self._creation_id, int(ready[1]))
 
     async def open(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> Channel:
         """Start `argv` in a session of the SSH gateway."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import shlex
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
@@ -173,7 +174,7 @@ class ProgramChannel(AsyncStreamChannel):
     async def _learn_end(self) -> int:
         await self._process.wait_closed()
         status, line, words = (await self._read_end()).partition("\n")
-        if not line or not status.isdigit():
+        if not line or not re.fullmatch(r"\d{1,3}", status):
             raise ConnectionError("the session ended before the program")
         self.feed_stderr(words.encode())
         return int(status)

@@ -7,7 +7,7 @@ import time
 from datetime import datetime
 from typing import Any
 
-from daytona_api_client_async import CreateBuildInfo, CreateSandbox, SandboxVolume
+from daytona_api_client_async import CreateBuildInfo, CreateSandbox, GpuType, SandboxVolume
 
 from hermes_core import Network, PolicyError, SandboxInfo, SandboxSpec
 from hermes_daytona.config import DaytonaConfig
@@ -19,7 +19,14 @@ MARK, OWNER, CREATION_ID, WORKSPACES = (
 """The labels of our sandboxes: all that a driver needs in order to use a sandbox that another driver made."""
 MIB_PER_GIB = 1024
 
-PREPARE = """
+COUNT_IDS = """
+read -r first outside count </proc/self/uid_map
+echo "ready $count"
+"""
+"""Prints the number of user ids that the sandbox has."""
+
+PREPARE = (
+    """
 exec 2>&1
 ends=$1
 shift
@@ -29,9 +36,9 @@ echo 0 0 0 0 >/proc/sys/kernel/sem
 if mkdir "$ends/watchdog"; then
   (trap "" HUP; "$@"; kill -TERM 1; sleep 5; kill -KILL -1) </dev/null >/dev/null 2>&1 &
 fi
-read -r first outside count </proc/self/uid_map
-echo "ready $count"
 """
+    + COUNT_IDS
+)
 """Makes the directories, switches off System V objects (slots would share them), and starts the watchdog once. When it
 ends, TERM ends the sandbox's process 1, which is Daytona's daemon, and with it the sandbox. If the daemon does not end,
 all other processes are killed, and Daytona stops the sandbox after `auto_stop_interval`."""
@@ -43,7 +50,7 @@ def sandbox_request(spec: SandboxSpec, config: DaytonaConfig) -> CreateSandbox:
     It is ephemeral: Daytona deletes it when it stops.
 
     Raises:
-        PolicyError: Daytona has no sandboxes of this size.
+        PolicyError: Daytona has no sandboxes of this size, or no such GPUs.
     """
     return CreateSandbox(
         name=f"hermes-rl-{spec.creation_id}",
@@ -63,7 +70,7 @@ def sandbox_request(spec: SandboxSpec, config: DaytonaConfig) -> CreateSandbox:
         memory=_whole("memory", config.memory, MIB_PER_GIB, "GiB"),
         disk=config.disk,
         gpu=config.gpus or None,
-        gpu_type=list(config.gpu_type) or None,
+        gpu_type=[_gpu_type(name) for name in config.gpu_type] or None,
         auto_stop_interval=config.auto_stop_interval,
         auto_delete_interval=0,
         ttl_minutes=None if config.max_lifetime is None else math.ceil(config.max_lifetime / 60),
@@ -81,6 +88,13 @@ def _whole(key: str, amount: float | None, unit: int, name: str) -> int | None:
     if amount % unit:
         raise PolicyError(f"{key} is {amount:g}, and Daytona gives whole {name}", hint=f"make it a multiple of {unit}")
     return int(amount / unit)
+
+
+def _gpu_type(name: str) -> GpuType:
+    known = [each.value for each in GpuType if each is not GpuType.UNKNOWN_DEFAULT_OPEN_API]
+    if name not in known:
+        raise PolicyError(f"gpu_type has {name!r}, which Daytona does not have", hint=f"it has {', '.join(known)}")
+    return GpuType(name)
 
 
 def info(found: Any) -> SandboxInfo:

@@ -201,9 +201,7 @@ class DaytonaService:
         Raises:
             ConfigError: neither DAYTONA_SSH_HOST_KEY nor the API names a key of the gateway.
         """
-        granted = await self._call(
-            partial(self._api.create_ssh_access, sandbox_id, expires_in_minutes=TOKEN_MINUTES), attempts=1
-        )
+        granted = await self._call(partial(self._api.create_ssh_access, sandbox_id, expires_in_minutes=TOKEN_MINUTES))
         host, port = _address(granted.ssh_command, granted.token)
         keys = (self._host_key,) if self._host_key else _gateway_keys(await self.describe_deployment())
         if not keys:
@@ -215,20 +213,14 @@ class DaytonaService:
     def _api(self) -> Any:
         return SandboxApi(self.client)
 
-    async def _call(
-        self,
-        request: Callable[..., Awaitable[T]],
-        *,
-        attempts: int = ATTEMPTS,
-        limit_s: float = CALL_LIMIT_S,
-    ) -> T:
+    async def _call(self, request: Callable[..., Awaitable[T]], *, attempts: int = ATTEMPTS) -> T:
         """Return the answer to a request. A request that Daytona did not take, because there were too many, is sent
         again after the pause that it asks for.
 
         Raises:
             ServiceFailed: there is none.
         """
-        end, failures = time.monotonic() + limit_s, 0
+        end, failures = time.monotonic() + CALL_LIMIT_S, 0
         while True:
             try:
                 return await request(_request_timeout=REQUEST_LIMIT_S)
