@@ -128,8 +128,9 @@ async def test_a_key_that_is_revoked_is_told(backend: Any, emulator: Any, make_s
 
 async def test_a_gateway_with_another_key_gets_nothing(backend: Any, emulator: Any, make_spec: MakeSpec) -> None:
     emulator.call("set", other_key=True)
-    with pytest.raises(ProvisionError, match="Host key is not trusted"):
+    with pytest.raises(ProvisionError, match=r"another key than it should.*do not go on") as raised:
         await backend.create(make_spec())
+    assert not raised.value.retryable
     assert emulator.sandboxes == []
 
 

@@ -235,7 +235,8 @@ class DaytonaSandbox(Sandbox):
         """Find out how many user ids the sandbox has, from what our script said, and choose those of the slots."""
         said = await self._gateway.run(requests.COUNT_IDS) if said is None else said
         if (ready := re.search(r"^ready (\d{1,10})\n\Z", said, re.MULTILINE)) is None:
-            raise ServiceFailed(f"it could not be prepared: {said.strip()[:1000] or 'nothing was said'}", 422)
+            hint = "the sandbox's user must be able to make workspace_base: set `user: root`, or another directory"
+            raise ServiceFailed(f"it could not be prepared: {said.strip()[:1000] or 'nothing was said'}", 422, hint)
         self.uid_base = uid_base_in_own_kernel(self._creation_id, int(ready[1]))
 
     async def open(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> Channel:

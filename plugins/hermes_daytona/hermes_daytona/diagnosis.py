@@ -16,7 +16,7 @@ async def diagnose(service: DaytonaService) -> Diagnosis:
     """Ask the API about itself and for one sandbox, and connect to the SSH gateway. Never raises."""
     try:
         deployment = await service.describe_deployment()
-        async for _ in service.list({}, limit=1):
+        async for _ in service.list({}):
             break
     except ConfigError as error:
         return Diagnosis(False, error.message, advice=(error.hint or "",))

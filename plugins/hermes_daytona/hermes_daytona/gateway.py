@@ -18,7 +18,7 @@ from typing import Any
 import asyncssh
 
 from hermes_core import AsyncStreamChannel, CommandError, SingleFlight, TaskSet
-from hermes_daytona.service import ServiceFailed, SshAccess
+from hermes_daytona.service import UNTRUSTED, ServiceFailed, SshAccess
 
 asyncssh.set_log_level(logging.WARNING)  # the library logs tokens and commands
 
@@ -34,6 +34,16 @@ COMMAND_BYTES = 120_000
 
 CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "chacha20-poly1305@openssh.com", "aes256-ctr")
 """The fastest ones first."""
+
+_SETTINGS: Mapping[str, Any] = {
+    "config": None,
+    "client_keys": None,
+    "agent_path": None,
+    "compression_algs": ["none"],
+    "keepalive_interval": KEEPALIVE_S,
+    "keepalive_count_max": KEEPALIVES,
+}
+"""Neither the configuration nor the keys of the driver's user are read: a token is all that it takes."""
 
 _PROGRAM = """
 end=$1
@@ -115,21 +125,21 @@ class Gateway:
             keys = [asyncssh.import_public_key(key) for key in access.host_keys]
         except asyncssh.KeyImportError as error:
             raise ServiceFailed(f"the key of the SSH gateway is not understood: {error}", 502) from error
-        return await asyncssh.connect(
-            access.host,
-            access.port,
-            username=access.token,
-            known_hosts=(keys, [], []),
-            config=None,
-            client_keys=None,
-            agent_path=None,
-            encryption_algs=CIPHERS,
-            compression_algs=["none"],
-            connect_timeout=CONNECT_LIMIT_S,
-            login_timeout=CONNECT_LIMIT_S,
-            keepalive_interval=KEEPALIVE_S,
-            keepalive_count_max=KEEPALIVES,
-        )
+        try:
+            return await asyncssh.connect(
+                access.host,
+                access.port,
+                username=access.token,
+                known_hosts=(keys, [], []),
+                encryption_algs=CIPHERS,
+                connect_timeout=CONNECT_LIMIT_S,
+                login_timeout=CONNECT_LIMIT_S,
+                **_SETTINGS,
+            )
+        except asyncssh.HostKeyNotVerifiable as error:
+            raise ServiceFailed(
+                f"SSH gateway {access.host} has another key than it should: {error}", UNTRUSTED
+            ) from error
 
     def drop(self) -> None:
         """Give up the connection, which does not answer. The next program gets another one."""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
 import json
 import os
 import shlex
@@ -34,6 +32,8 @@ POLL_S, LONGEST_POLL_S = 0.1, 2.0
 PAGE = 100
 TOKEN_MINUTES = 24 * 60
 """How long an SSH token is valid. Each connection has its own."""
+UNTRUSTED = 526
+"""The status of a failure because the SSH gateway has another key than it should have."""
 ATTEMPTS = 3
 """How often a request is sent that may be sent twice, if the server fails."""
 
@@ -53,11 +53,13 @@ class ServiceFailed(Exception):
     Args:
         message: what Daytona says, or what became of the request.
         status: the HTTP status; None if there was no answer.
+        hint: what to do, if it is not the usual advice for the status.
     """
 
-    def __init__(self, message: str, status: int | None = None) -> None:
+    def __init__(self, message: str, status: int | None = None, hint: str | None = None) -> None:
         super().__init__(message)
         self.status = status
+        self.hint = hint
 
     @property
     def unknown_outcome(self) -> bool:
@@ -127,17 +129,16 @@ class DaytonaService:
             raise
         return None if found.state == "destroyed" else found
 
-    async def list(self, labels: Mapping[str, str], limit: int | None = None) -> AsyncIterator[Any]:
-        """Yield the descriptions of all sandboxes with these labels, or of the first `limit`."""
+    async def list(self, labels: Mapping[str, str]) -> AsyncIterator[Any]:
+        """Yield the descriptions of all sandboxes with these labels, a page at a time."""
         words, cursor = json.dumps(dict(labels)), None
         while True:
-            query = {"labels": words, "cursor": cursor, "limit": limit or PAGE}
-            page = await self._call(partial(self._api.list_sandboxes, **query))
+            page = await self._call(partial(self._api.list_sandboxes, labels=words, cursor=cursor, limit=PAGE))
             for each in page.items:
                 if each.state not in _GONE:
                     yield each
             cursor = page.next_cursor
-            if not cursor or limit is not None:
+            if not cursor:
                 return
 
     async def wait_for_start(self, sandbox_id: str, limit_s: float) -> Any:
@@ -156,10 +157,9 @@ class DaytonaService:
                 if found.state == "started":
                     return found
                 if status_of(found) is not SandboxStatus.RUNNING:
+                    failure = BuildFailed if found.state == "build_failed" else ServiceFailed
                     reason = found.error_reason or f"its state is {_word(found.state)}"
-                    raise (BuildFailed if found.state == "build_failed" else ServiceFailed)(
-                        f"it did not start: {reason[:2000]}", 422
-                    )
+                    raise failure(f"it did not start: {reason[:2000]}", 422)
                 await asyncio.sleep(pause)
                 pause = min(pause * 1.5, LONGEST_POLL_S)
 
@@ -203,11 +203,11 @@ class DaytonaService:
         """
         granted = await self._call(partial(self._api.create_ssh_access, sandbox_id, expires_in_minutes=TOKEN_MINUTES))
         host, port = _address(granted.ssh_command, granted.token)
-        keys = (self._host_key,) if self._host_key else _gateway_keys(await self.describe_deployment())
+        keys = (self._host_key,) if self._host_key else (await self.describe_deployment()).ssh_gateway_host_keys
         if not keys:
             hint = "set DAYTONA_SSH_HOST_KEY to `<type> <base64>`, as the administrator of the deployment says it"
             raise ConfigError(f"the API at {self.url} names no key of the SSH gateway {host}", hint=hint)
-        return SshAccess(host, port, granted.token, keys)
+        return SshAccess(host, port, granted.token, tuple(keys))
 
     @property
     def _api(self) -> Any:
@@ -248,39 +248,42 @@ def status_of(sandbox: Any) -> SandboxStatus:
 _HINTS: Mapping[int | None, tuple[str, bool]] = {
     400: ("change what the profile asks for; a snapshot must exist, and be active", False),
     401: (_KEY_HINT, False),
-    403: (
-        "https://app.daytona.io/dashboard/limits shows the organization's limits; the key needs WRITE_SANDBOXES",
-        True,
-    ),
+    403: ("https://app.daytona.io/dashboard/limits shows your limits; the key needs WRITE_SANDBOXES", True),
     404: ("check the names of the snapshot, the volumes and the secrets in the profile", False),
     422: ("the sandbox's page on the Daytona dashboard says more; `--backend.image=NAME` names another image", False),
     429: ("lower max_sandboxes, or ask Daytona for higher rate limits", True),
+    UNTRUSTED: ("do not go on; DAYTONA_SSH_HOST_KEY names the key of a gateway of your own", False),
 }
 """For each status a hint, and whether the problem may be temporary."""
 
 
+_NETWORK = ("check the network, and https://status.daytona.io", True)
+
+
 def advice(error: Exception) -> str:
     """Return what to do about a failure."""
-    return _HINTS.get(getattr(error, "status", None), ("check the network, and https://status.daytona.io", True))[0]
+    hint, _ = _HINTS.get(getattr(error, "status", None), _NETWORK)
+    return getattr(error, "hint", None) or hint
 
 
 def not_created(error: Exception, config: DaytonaConfig) -> HermesError:
     """Return our error for a failure to create a sandbox."""
-    status = getattr(error, "status", None)
-    hint, temporary = _HINTS.get(status, ("check the network, and https://status.daytona.io", True))
-    reason = f"{error}" or type(error).__name__
-    message = f"profile {config.name!r}: no sandbox could be created: {reason}"
+    _, temporary = _HINTS.get(getattr(error, "status", None), _NETWORK)
+    message = f"profile {config.name!r}: no sandbox could be created: {_reason(error)}"
     if isinstance(error, BuildFailed):
-        return ImageError(f"{message} (image {config.image!r})", hint=hint)
-    return ProvisionError(message, hint=hint, retryable=temporary)
+        return ImageError(f"{message} (image {config.image!r})", hint=advice(error))
+    return ProvisionError(message, hint=advice(error), retryable=temporary)
 
 
 def not_reached(error: Exception, sandbox_id: str) -> HermesError:
     """Return our error for a failure to reach a sandbox."""
-    reason = f"{error}" or type(error).__name__
     if getattr(error, "status", None) in (404, 410):
-        return SandboxLost(f"the sandbox does not exist any more: {reason}", sandbox_id=sandbox_id)
-    return ChannelLost(f"the sandbox can't be reached: {reason}", hint=advice(error), sandbox_id=sandbox_id)
+        return SandboxLost(f"the sandbox does not exist any more: {error}", sandbox_id=sandbox_id)
+    return ChannelLost(f"the sandbox can't be reached: {_reason(error)}", hint=advice(error), sandbox_id=sandbox_id)
+
+
+def _reason(error: Exception) -> str:
+    return "it took too long" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
 
 
 def _word(state: Any) -> str:
@@ -312,15 +315,3 @@ def _address(command: str, token: str) -> tuple[str, int]:
     if len(hosts) != 1 or not hosts[0] or not ports[0].isdigit():
         raise ServiceFailed("Daytona's SSH command is not understood", 502)
     return hosts[0], int(ports[0])
-
-
-def _gateway_keys(deployment: Any) -> tuple[str, ...]:
-    """Return the public keys of the SSH gateway that a deployment names."""
-    if deployment.ssh_gateway_host_keys:
-        return tuple(deployment.ssh_gateway_host_keys)
-    if not deployment.ssh_gateway_public_key:
-        return ()
-    try:  # deployments of 2025 name one key, in base64
-        return (base64.b64decode(deployment.ssh_gateway_public_key, validate=True).decode("ascii"),)
-    except (binascii.Error, UnicodeDecodeError) as error:
-        raise ServiceFailed("Daytona's key of the SSH gateway is not understood", 502) from error
