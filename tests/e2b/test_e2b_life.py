@@ -221,10 +221,10 @@ async def test_reap_ends_what_a_killed_driver_left(
     emulator.pause((await backend.list(owner))[0].sandbox_id)
     environment = os.environ | {"HERMES_PLUGINS": "e2b", "XDG_STATE_HOME": str(tmp_path)}
     reaping = await asyncio.create_subprocess_exec(
-        *HERMES, "reap", "e2b", "--owner", owner, stdout=subprocess.PIPE, env=environment, cwd=tmp_path
+        *HERMES, "reap", "e2b", "--owner", owner, "--json", stdout=subprocess.PIPE, env=environment, cwd=tmp_path
     )
     said, _ = await reaping.communicate()
-    assert said.count(b"ended") == 2, said
+    assert said.count(b'"outcome": "ended"') == 2, said
     assert await backend.list(owner) == []
 
 
