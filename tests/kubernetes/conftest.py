@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from hermes_core import Isolation, SandboxSpec
+from hermes_core import Isolation, SandboxSpec, ToolBackend
+from hermes_core.tools.registry import ToolRegistry
 from tests.support.selection import makes_tests_full
 
 HOW = "`make setup EXTRAS=cloud`, then `.venv-cloud/bin/python -m pytest -m full tests/kubernetes`"
@@ -118,3 +119,17 @@ async def output(sandbox: Any, script: str) -> bytes:
         return found
     finally:
         await channel.aclose()
+
+
+def tool_backend(backend: Any, owner: str, **config: Any) -> ToolBackend:
+    """Return slots of level `user` on two pods."""
+    from hermes_kubernetes.config import KubernetesConfig
+
+    settings = {"slots_per_sandbox": 4, "max_sandboxes": 2, "reserve_slots": 0, "acquire_timeout_s": 40, **config}
+    return ToolBackend(
+        backend,
+        profiles={"default": KubernetesConfig(**settings)},
+        tools=ToolRegistry(),
+        isolation=Isolation.USER,
+        owner=owner,
+    )

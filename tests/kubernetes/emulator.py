@@ -82,6 +82,7 @@ class Emulator:
                 web.get(pods + "/{name}", self._read_pod),
                 web.delete(pods + "/{name}", self._delete_pod),
                 web.get(pods + "/{name}/exec", self._exec),
+                web.get(CLAIMS.partition("/namespaces")[0], self._claims_group),
                 web.get(CLAIMS, self._list_claims),
                 web.post(CLAIMS, self._create_claim),
                 web.get(CLAIMS + "/{name}", self._read_claim),
@@ -252,6 +253,11 @@ class Emulator:
         task.add_done_callback(self._work.discard)
 
     # ---- claims of agent-sandbox, and their controller
+
+    async def _claims_group(self, request: web.Request) -> web.Response:
+        if not self.options["claims"]:
+            raise Refusal(404, "NotFound", "the server could not find the requested resource")
+        return _json({"kind": "APIResourceList", "groupVersion": "extensions.agents.x-k8s.io/v1beta1", "resources": []})
 
     async def _list_claims(self, request: web.Request) -> web.Response:
         found = [claim for (ns, _), claim in self.claims.items() if ns == request.match_info["ns"]]

@@ -25,6 +25,9 @@ ip addr add 10.244.0.2/24 dev eth0; ip route add default via 10.244.0.1
 """
 """Gives the pod's network namespace an interface, which leads to nobody. A pod of a cluster reaches others there."""
 
+HOST_NETWORK = "HERMES_EMULATOR_HOST_NETWORK" in os.environ
+"""Whether pods have this host's network, for tasks that install packages. No program in them then has NET_ADMIN."""
+
 DEFAULT_CAPABILITIES = (
     *("audit_write", "chown", "dac_override", "fowner", "fsetid", "kill", "mknod", "net_bind_service", "setfcap"),
     *("setgid", "setpcap", "setuid", "sys_chroot"),
@@ -45,7 +48,7 @@ class PodMachine(NamespaceMachine):
     """The namespaces of a pod. Its first process waits for the setup containers, and becomes the pod's main process."""
 
     def __init__(self, base: Path, main: Sequence[str], memory_volumes: Sequence[str]) -> None:
-        super().__init__(base, snapshot=None, volumes={}, network=False, workdir="/data")
+        super().__init__(base, snapshot=None, volumes={}, network=HOST_NETWORK, workdir="/data")
         self._main, self._memory_volumes = main, memory_volumes
 
     def _script(self) -> str:
@@ -54,7 +57,8 @@ class PodMachine(NamespaceMachine):
         mounts = [
             f"mkdir -p {root}{path}; mount -t tmpfs -o mode=0777 tmpfs {root}{path}" for path in self._memory_volumes
         ]
-        mounts += [OWN_NETWORK, f"mount -t sysfs sysfs {root}/sys"]
+        if not HOST_NETWORK:
+            mounts += [OWN_NETWORK, f"mount -t sysfs sysfs {root}/sys"]
         at = lines.index(f"cd {self._base}/root" if f"cd {self._base}/root" in lines else f"cd {root}")
         wait = f"exec >/dev/null 2>&1; while [ ! -e {GO} ]; do sleep 0.02; done; rm {GO}"
         read_only = "mount --bind /proc/sys /proc/sys; mount -o remount,ro,bind /proc/sys"
@@ -220,8 +224,12 @@ def confine(argv: Sequence[str], container: Mapping[str, Any]) -> list[str]:
     security = container.get("securityContext", {})
     privileged, capabilities = capabilities_of(container)
     words = ["setpriv"]
+    if HOST_NETWORK:
+        capabilities.discard("NET_ADMIN")
     if not privileged:
         words.append("--bounding-set=-all" + "".join(f",+{each.lower()}" for each in sorted(capabilities)))
+    elif HOST_NETWORK:
+        words.append("--bounding-set=-net_admin")
     if security.get("allowPrivilegeEscalation") is False:
         words.append("--no-new-privs")
     if user := security.get("runAsUser"):

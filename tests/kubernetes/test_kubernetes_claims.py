@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from hermes_core import ConfigError, PolicyError, ProvisionError, SandboxLost, SandboxSpec, SandboxStatus
-from tests.kubernetes.conftest import ClusterProcess, output
+from tests.kubernetes.conftest import ClusterProcess, output, tool_backend
 
 Spec = Callable[..., SandboxSpec]
 
@@ -45,6 +48,44 @@ async def test_a_claim_is_a_sandbox(pool: ClusterProcess, backend: Any, spec: Sp
     assert await sandbox.status() is SandboxStatus.GONE
     with pytest.raises(SandboxLost):
         await backend.attach(sandbox.id)
+
+
+async def test_the_template_of_the_guide_gives_slots_of_level_user(
+    cluster: ClusterProcess, backend: Any, owner: str
+) -> None:
+    (found,) = [each for each in of_the_guide() if each["kind"] == "SandboxTemplate"]
+    cluster.ask("pool", name="rollouts", spec=found["spec"]["podTemplate"]["spec"])
+    async with tool_backend(backend, owner, warm_pool="rollouts") as tools:
+        slots = [await tools.acquire(name) for name in "ab"]
+        commands = [(slot, "bash", {"command": "id -u; cat /proc/sys/kernel/sem"}) for slot in slots]
+        found = [result.output.splitlines() for result in await tools.execute_batch(commands)]
+        assert found[0][0] != found[1][0], "each has a user of its own"
+        assert found[0][1].split() == ["0"] * 4
+
+
+def test_the_role_of_the_guide_has_all_rights(cloud_extra: None) -> None:
+    from hermes_kubernetes.diagnosis import RIGHTS
+
+    (role,) = [each for each in of_the_guide() if each["kind"] == "Role"]
+    granted = {(verb, what) for rule in role["rules"] for what in rule["resources"] for verb in rule["verbs"]}
+    assert granted == {right for rights in RIGHTS.values() for right in rights}
+
+
+async def test_the_doctor_looks_for_agent_sandbox(cluster: ClusterProcess, backend: Any, spec: Spec) -> None:
+    backend.note_profile(spec(warm_pool="python").config)
+    assert (await backend.check()).usable
+    cluster.ask("set", denied=["create sandboxclaims"])
+    assert "no right to create sandboxclaims" in (await backend.check()).summary
+    cluster.ask("set", claims=False)
+    found = await backend.check()
+    assert (found.usable, "agent-sandbox is not installed" in found.summary) == (False, True)
+
+
+def of_the_guide() -> list[dict[str, Any]]:
+    """The objects of Kubernetes that the guide shows."""
+    guide = Path(__file__).resolve().parents[2] / "docs" / "guides" / "kubernetes.md"
+    blocks = re.findall(r"```yaml\n(.*?)```", guide.read_text(), re.DOTALL)
+    return [each for block in blocks for each in yaml.safe_load_all(block) if "kind" in each]
 
 
 async def test_without_a_driver_the_watchdog_ends_the_pod_and_with_it_the_claim(

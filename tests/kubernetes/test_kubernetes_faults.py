@@ -19,10 +19,8 @@ from hermes_core import (
     SandboxLost,
     SandboxSpec,
     SandboxStatus,
-    ToolBackend,
 )
-from hermes_core.tools.registry import ToolRegistry
-from tests.kubernetes.conftest import ClusterProcess, output
+from tests.kubernetes.conftest import ClusterProcess, output, tool_backend
 
 Spec = Callable[..., SandboxSpec]
 
@@ -224,16 +222,3 @@ async def test_levels_that_a_pod_can_not_give_are_refused(
 
 def test_a_network_that_a_slot_could_bring_up_again_is_refused(backend: Any, spec: Spec) -> None:
     assert backend.levels(spec(network="setup").config) == {Isolation.USER, Isolation.NAMESPACE}
-
-
-def tool_backend(backend: Any, owner: str, **config: Any) -> ToolBackend:
-    from hermes_kubernetes.config import KubernetesConfig
-
-    settings = {"slots_per_sandbox": 4, "max_sandboxes": 2, "reserve_slots": 0, "acquire_timeout_s": 40, **config}
-    return ToolBackend(
-        backend,
-        profiles={"default": KubernetesConfig(**settings)},
-        tools=ToolRegistry(),
-        isolation=Isolation.USER,
-        owner=owner,
-    )

@@ -58,6 +58,15 @@ async def test_waiting_callers_share_their_looks(cluster: ClusterProcess, backen
     assert len(looks) < 40, "eight creations of a second or more looked eight times as often"
 
 
+async def test_what_is_known_of_an_image(backend: Any, spec: Spec) -> None:
+    sandbox = await backend.create(spec(image="python:3.12"))
+    assert (sandbox.image.name, sandbox.image.digest, sandbox.image.workdir) == (
+        "python:3.12",
+        f"sha256:{'0' * 64}",
+        "/data",
+    )
+
+
 async def test_a_pod_ends_at_its_deadline(backend: Any, spec: Spec) -> None:
     sandbox = await backend.create(spec(max_lifetime=60))
     assert 0 < sandbox.lifetime_s <= 60

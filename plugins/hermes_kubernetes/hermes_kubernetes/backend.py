@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 from hermes_core import PluginError
@@ -86,6 +87,7 @@ class KubernetesBackend(Backend):
             sandbox, owned = await self._make(namespace, kind, spec, config)
             if kind is CLAIMS:
                 await claims.take_over(sandbox, spec)
+            await sandbox.find_workdir()
         except BaseException as error:
             await complete(_undo(namespace, kind, pods.name_of(spec.creation_id)))
             if isinstance(error, ClusterError):
@@ -187,6 +189,12 @@ class KubernetesSandbox(Sandbox):
                 raise SandboxLost("the sandbox has ended", sandbox_id=self.id) from error
             raise ChannelLost(error.message, hint=error.hint, sandbox_id=self.id) from error
 
+    async def find_workdir(self) -> None:
+        """Add to what is known of the image in which directory programs start. The API does not know that."""
+        _, output, _ = await run_to_end(self, ["/bin/sh", "-c", "pwd"])
+        if self.image is not None:
+            self.image = replace(self.image, workdir=output.strip() or None)
+
     async def status(self) -> SandboxStatus:
         """Return the status of the pod's container on the API server."""
         pod = await self._namespace.read(PODS, self._pod)
@@ -194,7 +202,7 @@ class KubernetesSandbox(Sandbox):
 
     async def cut_network(self) -> None:
         """Take down the pod's network interfaces, with the guest's NET_ADMIN, which no slot has."""
-        status, words = await run_to_end(self, ["/bin/sh", "-c", pods.CUT_NETWORK])
+        status, _, words = await run_to_end(self, ["/bin/sh", "-c", pods.CUT_NETWORK])
         if status:
             raise InfraError(f"the network could not be cut (status {status}): {words}", sandbox_id=self.id)
 

@@ -114,6 +114,6 @@ async def take_over(sandbox: Sandbox, spec: SandboxSpec) -> None:
         PolicyError: the sandbox could not keep a promise.
     """
     words = spec.isolation.label, sandbox.workspace_base, *spec.command(sandbox.state_dir)
-    status, complaint = await run_to_end(sandbox, ["/bin/sh", "-c", _TAKE_OVER, "hermes-start", *words])
+    status, _, complaint = await run_to_end(sandbox, ["/bin/sh", "-c", _TAKE_OVER, "hermes-start", *words])
     if status:
         raise PolicyError(f"a sandbox of the warm pool can't be used (status {status}): {complaint}", hint=_TEMPLATE)

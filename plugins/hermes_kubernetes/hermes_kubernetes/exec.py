@@ -95,12 +95,12 @@ def command_of(argv: Sequence[str], env: Mapping[str, str]) -> list[str]:
     return command
 
 
-async def run_to_end(sandbox: Sandbox, argv: Sequence[str]) -> tuple[int, str]:
-    """Run a program whose output does not matter. Return its exit status, and the end of its standard error."""
-    channel = await sandbox.open(argv)
+async def run_to_end(sandbox: Sandbox, argv: Sequence[str]) -> tuple[int, str, str]:
+    """Run a program. Return its exit status, the last piece of its output, and the end of its standard error."""
+    channel, output = await sandbox.open(argv), b""
     try:
-        while await channel.read(MESSAGE_BYTES):
-            pass
-        return await channel.wait(), channel.stderr_tail
+        while data := await channel.read(4096):
+            output = data
+        return await channel.wait(), output.decode(errors="replace"), channel.stderr_tail
     finally:
         await channel.aclose()

@@ -280,10 +280,10 @@ def life_left(pod: Mapping[str, Any]) -> float | None:
 
 
 def image_of(pod: Mapping[str, Any]) -> SandboxImage | None:
-    """Return the image of the sandbox's container with its digest; None if the node has not said which it is."""
-    status = _container_status(pod)
-    digest = str(status.get("imageID") or "").rpartition("@")[2]
-    return SandboxImage(str(status["image"]), digest or None) if status.get("image") else None
+    """Return the image of the sandbox's container, with its digest if the node has said which it is."""
+    name = next((each.get("image") for each in pod["spec"]["containers"] if each["name"] == container_of(pod)), None)
+    digest = str(_container_status(pod).get("imageID") or "").rpartition("@")[2]
+    return SandboxImage(str(name), digest or None) if name else None
 
 
 def container_of(pod: Mapping[str, Any]) -> str:
