@@ -318,8 +318,8 @@ class ToolBackend:
                 the workspace; or `Cwd.IMAGE`. None is the workspace.
             env: environment variables of every command in the slot.
             as_image: whether commands have the variables of the image, too.
-            network: the network policies, instead of the profile's own. As with images, each kind of network has a pool
-                of its own.
+            network: the network policy, instead of the profile's own; or a policy for each phase, of what the profile's
+                own permits. As with images, each kind of network has a pool of its own.
             phase: the phase whose policy the slot has at first; `enter_phase` changes it.
             traffic: counts what programs reach through the slot's proxy, if it has one.
             group: slots of one group are placed on one sandbox where possible.
@@ -354,7 +354,7 @@ class ToolBackend:
         )
         of_image = lease.slot.image.variables if as_image and lease.slot.image is not None else {}
         lease.cwd, lease.env = start_directory(cwd, lease.slot.image), {**of_image, **(env or {})}
-        plan = plan or pool.config.network_plan
+        plan = pool.config.network_plan if plan is None else plan.within(self._pool(name).config.network_plan)
         if plan.filters:
             lease.network = SlotNetwork(plan, traffic or Traffic(), phase)
         self._leases[lease.slot.slot_id, lease.slot.generation] = lease

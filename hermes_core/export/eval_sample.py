@@ -320,7 +320,7 @@ _METADATA = frozenset(
     (
         *("trajectory_id", "group", "agent", "backend", "isolation", "image", "seed", "versions", "item"),
         *("stop_reason", "failure", "timings", "waited_s", "tool_calls", "infra_retries", "check_repeated"),
-        *("tokens_refused", "cut"),
+        *("network", "tokens_refused", "cut"),
     )
 )
 """The keys of a record that go into a sample's metadata."""

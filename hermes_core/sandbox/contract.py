@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
 from typing import Annotated, Any, ClassVar, Protocol, Self, runtime_checkable
 
@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from hermes_core.errors import ConfigError, PluginError, PolicyError, UnknownNameError
 from hermes_core.sandbox.commands import SandboxImage
-from hermes_core.sandbox.egress.hosts import HostRules, parse_hosts
+from hermes_core.sandbox.egress.hosts import EVERYWHERE, HostRules, parse_hosts
 from hermes_core.sandbox.images import Image
 from hermes_core.sandbox.watchdog import watchdog_command
 
@@ -119,19 +119,32 @@ class NetworkPlan:
     setup: NetworkPolicy
     agent: NetworkPolicy
     verify: NetworkPolicy
+    profile: NetworkPlan | None = None
+    """The networks of the profile, for the plan of an item. What they do not permit, the item's do not either."""
+
+    def within(self, profile: NetworkPlan) -> NetworkPlan:
+        """Return this plan of an item, limited by its profile's. Only the profile can permit addresses that are not the
+        internet's."""
+        return replace(self, profile=profile)
 
     @property
     def filters(self) -> bool:
         """Return whether a phase has a proxy, for which the sandbox must have no network."""
         return any(each.network is Network.ALLOW for each in (self.setup, self.agent, self.verify))
 
-    def make_rules(self, phase: Phase) -> HostRules | None:
-        """Return the rules of a phase with a proxy; None if it has none."""
+    def make_rules(self, phase: Phase) -> tuple[HostRules, ...] | None:
+        """Return the rules of a phase with a proxy, of which none may refuse; None if it has no proxy."""
         policy: NetworkPolicy = getattr(self, phase.value)
         if policy.network is not Network.ALLOW:
             return None
-        setting = "" if policy is self.agent else f"{phase}_network."
-        return HostRules(policy.allowed_hosts, policy.denied_hosts, setting=setting)
+        if self.profile is None:
+            setting = "" if policy is self.agent else f"{phase}_network."
+            return (HostRules(policy.allowed_hosts, policy.denied_hosts, setting=setting),)
+        own = HostRules(policy.allowed_hosts, policy.denied_hosts, setting="the item's ", for_item=True)
+        if getattr(self.profile, phase.value).network is Network.OPEN:
+            return (own, HostRules(EVERYWHERE))
+        limits = self.profile.make_rules(phase)
+        return None if limits is None else (own, *limits)
 
 
 class SlotUser(StrEnum):

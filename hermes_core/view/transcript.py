@@ -54,6 +54,7 @@ def rollout(row: Row, record: Mapping[str, Any], *, full: bool = False) -> Itera
     yield from _timeline(record)
     yield from _conversation(record, full)
     yield from _program(record, full)
+    yield from _network(record, full)
     yield from report(record, full=full)
 
 
@@ -229,6 +230,31 @@ def _program(record: Mapping[str, Any], full: bool) -> Iterator[RenderableType]:
         yield _block(f"settings that it asked for and did not get: {', '.join(overridden)}", full, "dim")
     if program["output"].strip() and (full or code != 0 or record["stop_reason"] != "finished"):
         yield _block(program["output"], full, "dim")
+
+
+DESTINATIONS = 5
+"""Maximum number of destinations in a line, unless the full text is asked for."""
+
+
+def _network(record: Mapping[str, Any], full: bool) -> Iterator[RenderableType]:
+    """Yield what programs in slots reached through a proxy in each phase, and what they were refused."""
+    if not (network := record.get("network")):
+        return
+    yield _title("network")
+    for phase, traffic in network.items():
+        moved = [f"{count(traffic['bytes_sent'])} bytes sent", f"{count(traffic['bytes_received'])} received"]
+        failed = [f"{traffic['failed']} failed"] if traffic["failed"] else []
+        reached = f"reached {_destinations(traffic['reached'], full)}" if traffic["reached"] else "reached nothing"
+        yield Indented(line(f"{phase}: {reached}; {', '.join(moved + failed)}", "dim"), 2)
+        if traffic["refused"]:
+            yield Indented(line(f"refused {_destinations(traffic['refused'], full)}", "yellow"), 4)
+
+
+def _destinations(counts: Mapping[str, int], full: bool) -> str:
+    named = [f"{name} ({number})" for name, number in counts.items()]
+    shown = named if full else named[:DESTINATIONS]
+    left_out = len(named) - len(shown)
+    return ", ".join(shown) + (f" and {left_out} more" if left_out else "")
 
 
 # ---------------------------------------------------------------------- the verifier's report

@@ -265,7 +265,11 @@ allowed_hosts = ["a.example.com"]
 network_mode = "allowlist"
 allowed_hosts = ["192.0.2.1"]
 """,
-        config={"accept": ["network"]},
+        "run",
+        written={"test": '[ "$(grep -c : /proc/net/dev)" = 1 ] && [ -n "$HTTPS_PROXY" ] || exit\n' + TEST},
+    ),
+    "allowed hosts, accepted": Folder(
+        '[environment]\nnetwork_mode = "allowlist"\nallowed_hosts = ["a.b"]', config={"accept": ["network"]}
     ),
     "gpus, accepted": Folder('[environment]\ngpus = 1\ngpu_types = ["H100"]', config={"accept": ["gpus"]}),
     "another user": Folder('[agent]\nuser = "me"'),
@@ -328,17 +332,17 @@ allowed_hosts = ["192.0.2.1"]
     "a command in a service": Folder(
         '[[verifier.collect]]\ncommand = "c"\nservice = "db"', "refused", "service 'db' of another container"
     ),
-    "no network for the agent": Folder('[agent]\nnetwork_mode = "no-network"', "refused", "agent.network_mode"),
+    "no network for the agent": Folder('[agent]\nnetwork_mode = "no-network"'),
     "a network for the tests alone": Folder(
         '[environment]\nallow_internet = false\n[verifier]\nnetwork_mode = "public"',
-        "refused",
-        "verifier.network_mode is 'public', which it has alone",
+        "run",
+        written={"test": '[ -n "$HTTPS_PROXY" ] || exit\n' + TEST},
     ),
     "no network for the tests of a step": Folder(
-        '[[steps]]\nname = "one"\n[steps.verifier]\nnetwork_mode = "no-network"',
+        '[[steps]]\nname = "one"\n[[steps]]\nname = "two"\n[steps.verifier]\nnetwork_mode = "no-network"',
         "refused",
-        "step 'one', verifier.network_mode",
-        files=step("one"),
+        "the network of the verifier is not the same in all steps",
+        files={**step("one"), **step("two")},
         written=STEPS,
     ),
     "another user in one of the steps": Folder(

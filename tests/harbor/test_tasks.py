@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import tomllib
+
 import pytest
 from hermes_harbor.config import HarborConfig
 from hermes_harbor.environment import HarborEnvironment
-from hermes_harbor.tasks import load_task, strip_canary
+from hermes_harbor.networks import plan_network
+from hermes_harbor.tasks import load_task, parse_task_toml, strip_canary
 from hermes_harbor.variables import resolve_variables
 
 from hermes_core.errors import DatasetError
 from hermes_core.sandbox.commands import Cwd
-from hermes_core.sandbox.contract import Network
+from hermes_core.sandbox.contract import Network, NetworkPlan, NetworkPolicy
 from hermes_core.sandbox.images import ImageBuild
 from tests.harbor.harbor_tasks import write_task
 
@@ -203,6 +206,33 @@ async def test_mcp_servers_are_programs_of_the_sandbox_or_replaced_by_the_run(tm
         await set_up(url)
     accepted = await set_up(url, accept=("mcp_urls",))
     assert accepted.mcp_servers(accepted.items()[0])["web"].on_driver
+
+
+NONE = NetworkPolicy(network=Network.NONE)
+PUBLIC = NetworkPolicy(allowed_hosts=("*:*", "0.0.0.0/0:*", "[::/0]:*"))
+ALLOWLIST = 'network_mode = "allowlist"\nallowed_hosts = ["A.org", "::1"]'
+LISTED = NetworkPolicy(allowed_hosts=("a.org:*", "[::1]:*"))
+
+
+@pytest.mark.parametrize(
+    ("toml", "network"),
+    [
+        ("", None),
+        ('[agent]\nnetwork_mode = "public"', None),
+        ('[environment]\nnetwork_mode = "no-network"', Network.NONE),
+        ('[environment]\nnetwork_mode = "allowlist"', Network.NONE),
+        (f"[environment]\n{ALLOWLIST}", NetworkPlan(LISTED, LISTED, LISTED)),
+        (f"[agent]\n{ALLOWLIST}", NetworkPlan(PUBLIC, LISTED, PUBLIC)),
+        ('[agent]\nnetwork_mode = "no-network"', NetworkPlan(PUBLIC, NONE, PUBLIC)),
+        (f'[environment]\nnetwork_mode = "no-network"\n[verifier]\n{ALLOWLIST}', NetworkPlan(NONE, NONE, LISTED)),
+        (f"[environment]\n{ALLOWLIST}\n[verifier.environment]", NetworkPlan(LISTED, LISTED, PUBLIC)),
+        (f"[verifier.environment]\n{ALLOWLIST}", NetworkPlan(PUBLIC, PUBLIC, LISTED)),
+        (f'[verifier]\nnetwork_mode = "no-network"\n[verifier.environment]\n{ALLOWLIST}',
+         NetworkPlan(PUBLIC, PUBLIC, NONE)),
+    ],
+)  # fmt: skip
+def test_each_phase_has_the_network_that_the_task_demands(toml: str, network: object) -> None:
+    assert plan_network(parse_task_toml(tomllib.loads(toml), "task.toml")) == network
 
 
 async def test_tasks_without_a_network_ask_for_none_and_share_what_is_equal(tmp_path):

@@ -465,3 +465,16 @@ def test_a_summary_is_named(make_record: Any, write_run: Any) -> None:
     page = show(write_run([summarised(make_record())]), "greet/0")
     assert "TURN 2: SUMMARY" in page
     assert page.index("TURN 2: SUMMARY") < page.index("I looked.") < page.index("TURN 3")
+
+
+def test_what_was_refused_is_shown(make_record: Any, write_run: Any) -> None:
+    traffic = {"reached": {"pypi.org:443": 3}, "refused": {f"h{number}.org:443": 1 for number in range(7)}}
+    traffic |= {"failed": 2, "bytes_sent": 1200, "bytes_received": 5_100_000}
+    nothing = {"reached": {}, "refused": {}, "failed": 0, "bytes_sent": 0, "bytes_received": 0}
+    run = write_run([make_record(network={"agent": traffic, "verify": nothing})])
+    page = show(run, "greet/0")
+    assert "NETWORK\n  agent: reached pypi.org:443 (3); 1.2k bytes sent, 5.1M received, 2 failed\n" in page
+    assert "    refused h0.org:443 (1), h1.org:443 (1)" in page and "and 2 more\n" in page and "h6.org" not in page
+    assert "  verify: reached nothing; 0 bytes sent, 0 received\n" in page
+    assert "h6.org:443 (1)" in show(run, "greet/0", "--full")
+    assert "NETWORK" not in show(write_run([make_record()]), "greet/0")

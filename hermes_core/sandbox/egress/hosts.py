@@ -15,6 +15,9 @@ from hermes_core.sandbox.egress.addresses import Address, Range, is_special, jud
 WEB_PORTS = frozenset({80, 443})
 """The ports of an allowed host that names none."""
 
+EVERYWHERE = ("*:*", "0.0.0.0/0:*", "[::/0]:*")
+"""Every host of the internet."""
+
 MAX_ENTRIES = 10_000
 
 _LABEL = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?")
@@ -177,13 +180,18 @@ class HostRules:
     Args:
         allowed, denied: entries as in `parse_hosts`. What both lists cover is denied.
         setting: what is put before the names of the two settings in explanations, such as `verify_network.`.
+        for_item: whether these are the rules of an item. Then other rules decide about addresses that are not the
+            internet's.
 
     Raises:
         ValueError: an entry is wrong.
     """
 
-    def __init__(self, allowed: Iterable[str], denied: Iterable[str] = (), *, setting: str = "") -> None:
-        self._allowed, self._denied, self._setting = parse_hosts(allowed), parse_hosts(denied), setting
+    def __init__(
+        self, allowed: Iterable[str], denied: Iterable[str] = (), *, setting: str = "", for_item: bool = False
+    ) -> None:
+        self._allowed, self._denied = parse_hosts(allowed), parse_hosts(denied)
+        self._setting, self._for_item = setting, for_item
 
     def explain_refusal(self, wanted: Destination) -> str | None:
         """Return why a destination is refused by its name, or by the address that stands in place of a name. None: it
@@ -206,6 +214,8 @@ class HostRules:
         found = Destination(str(address), wanted.port, judged_as(address))
         if (reason := self._explain_denial(found)) is not None:
             return f"{wanted.host} is {found.host}: {reason}"
+        if self._for_item:
+            return None
         assert found.address is not None
         ranges = [
             each.addresses

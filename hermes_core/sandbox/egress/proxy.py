@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from ipaddress import ip_address
@@ -85,13 +85,18 @@ class EgressProxy:
     between the two. TLS is passed on as it is; only the name of its server is read.
 
     Args:
-        rules: what may be reached.
+        rules: what may be reached. All rules must permit it.
         traffic: counts what is reached and refused.
         resolve: looks up the addresses of a name.
     """
 
     def __init__(
-        self, rules: HostRules, traffic: PhaseTraffic, bounds: Bounds = Bounds(), *, resolve: Resolve = resolve_name
+        self,
+        rules: Sequence[HostRules],
+        traffic: PhaseTraffic,
+        bounds: Bounds = Bounds(),
+        *,
+        resolve: Resolve = resolve_name,
     ) -> None:
         self.bounds = bounds
         self._rules = rules
@@ -146,7 +151,7 @@ class EgressProxy:
         Raises:
             Refused: they don't, or the server can't be reached.
         """
-        if (reason := self._rules.explain_refusal(wanted)) is not None:
+        if (reason := _first(rules.explain_refusal(wanted) for rules in self._rules)) is not None:
             self._traffic.count_refused(wanted)
             raise Refused(403, reason)
         try:
@@ -169,7 +174,8 @@ class EgressProxy:
         addresses = [wanted.address] if wanted.address else await self._resolve(wanted.host, wanted.port)
         refusal, failure = None, OSError("it has no address")
         for address in dict.fromkeys(addresses):
-            reason = self._rules.explain_address_refusal(wanted, address, own=is_own(address))
+            own = is_own(address)
+            reason = _first(rules.explain_address_refusal(wanted, address, own=own) for rules in self._rules)
             if reason is not None:
                 refusal = refusal or reason
                 continue
@@ -214,7 +220,9 @@ class EgressProxy:
                 data += more
             except ValueError as error:
                 raise ConnectionAbortedError(str(error)) from error
-        reason = None if name is None else self._rules.explain_server_name_refusal(wanted, name)
+        if name is None:
+            return data
+        reason = _first(rules.explain_server_name_refusal(wanted, name) for rules in self._rules)
         if reason is not None:
             self._traffic.count_refused(f"{name} behind {wanted}")
             raise ConnectionAbortedError(reason)
@@ -268,6 +276,10 @@ async def _carry_down(connection: Connection, upstream: _Upstream) -> None:
     while data := await upstream.read():
         await connection.write(data)
     await connection.finish()
+
+
+def _first(reasons: Iterable[str | None]) -> str | None:
+    return next((reason for reason in reasons if reason is not None), None)
 
 
 def _parse_authority(target: str) -> Destination:

@@ -105,7 +105,7 @@ def check_ways_out(backend: Backend, isolation: Isolation, config: SandboxConfig
         hint = "use level user or higher, or network: none"
     elif config.root_of_sandbox(isolation):
         reason = "with slot_user 'root' there is no guest in the sandbox that could carry connections"
-        hint = "leave out slot_user, or use network: none"
+        hint = "use level private-root, leave out slot_user, or use network: none"
     else:
         return
     raise PolicyError(

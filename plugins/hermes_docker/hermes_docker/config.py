@@ -106,8 +106,8 @@ class DockerConfig(SandboxConfig):
             raise ValueError("image and dockerfile are both set")
         if not self.image and not self.dockerfile:
             raise ValueError(f"image is empty: leave it out for {DEFAULT_IMAGE}, or set dockerfile")
-        if self.network_name and self.network is Network.NONE:
-            raise ValueError("network_name is set, and network is none")
+        if self.network_name and self.network in (Network.NONE, Network.ALLOW):
+            raise ValueError(f"network_name is set, and network is {self.network.value}")
         return self
 
 

@@ -22,6 +22,7 @@ from hermes_core import (
     Item,
     McpServer,
     Network,
+    NetworkPlan,
     RolloutHandle,
     SetupFailed,
     SlotUser,
@@ -32,6 +33,7 @@ from hermes_harbor.config import HarborConfig
 from hermes_harbor.container import as_user, begin, directory, run_script, script, upload
 from hermes_harbor.healthcheck import wait_until_healthy
 from hermes_harbor.image import start_image
+from hermes_harbor.networks import plan_network
 from hermes_harbor.packages import packages_of
 from hermes_harbor.repository import Checkout, fetch, repository_of
 from hermes_harbor.steps import Score, StepProgress, begin_next, check_part, combine_verdicts, prepare_part
@@ -133,10 +135,9 @@ class HarborEnvironment(Environment):
         of_tests = (part.place.image for part in task.parts if part.place is not None)
         return [*dict.fromkeys(each for each in (task.image, *of_tests) if each is not None)]
 
-    def network(self, item: Item) -> Network | None:
-        """Return `none` for a task that demands no network; None for other tasks, which get the profile's network."""
-        offline = self._task(item).toml.environment.network_mode == "no-network" and "network" not in self.config.accept
-        return Network.NONE if offline else None
+    def network(self, item: Item) -> Network | NetworkPlan | None:
+        """Return the networks that the task demands; None for a public one, for which it gets the profile's."""
+        return None if "network" in self.config.accept else plan_network(self._task(item).toml)
 
     def cwd(self, item: Item) -> str | Cwd | None:
         """Return the task's working directory."""

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from hermes_core import DatasetError, Image, ImageBuild, McpServer
 from hermes_harbor import task_toml
 from hermes_harbor.config import HarborConfig
+from hermes_harbor.networks import explain_differences
 from hermes_harbor.task_toml import (
     MAIN_SERVICE,
     AgentTable,
@@ -378,7 +379,7 @@ def refusals(toml: TaskToml, folder: Path, config: HarborConfig) -> Iterator[str
             yield f"{name.relative_to(folder)} asks for several containers"
     yield from _of_services(toml)
     if "network" not in config.accept:
-        yield from _of_network(toml)
+        yield from explain_differences(toml)
     dockerfile = folder / "environment" / DOCKERFILE
     if (
         "image" not in config.accept
@@ -406,19 +407,6 @@ def _of_services(toml: TaskToml) -> Iterator[str]:
     named |= {each.service for part in (toml, *steps) for each in part.verifier.collect}
     for service in sorted({name for name in named if name is not None} - {MAIN_SERVICE}):
         yield f"it names the service {service!r} of another container"
-
-
-def _of_network(toml: TaskToml) -> Iterator[str]:
-    usual = "no-network" if toml.environment.network_mode == "no-network" else "public"
-    modes: dict[str, str | None] = {"environment": toml.environment.network_mode}
-    parts: list[tuple[str, TaskToml | StepTable]] = [("", toml)]
-    for prefix, part in (*parts, *((f"step {step.name!r}, ", step) for step in toml.steps or ())):
-        own = part.verifier.environment
-        modes[f"{prefix}agent"], modes[f"{prefix}verifier"] = part.agent.network_mode, part.verifier.network_mode
-        modes[f"{prefix}verifier.environment"] = None if own is None else own.network_mode
-    for place, mode in modes.items():
-        if mode not in (None, usual):
-            yield f"{place}.network_mode is {mode!r}, which it has alone (accept network if the profile gives that)"
 
 
 def strip_canary(text: str) -> str:

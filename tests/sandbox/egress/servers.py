@@ -13,8 +13,8 @@ Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]
 
 
 @asynccontextmanager
-async def serving(handle: Handler, tls: ssl.SSLContext | None = None) -> AsyncIterator[int]:
-    """Serve connections on a port of 127.0.0.1, which is yielded."""
+async def serving(handle: Handler, tls: ssl.SSLContext | None = None, *, host: str = "127.0.0.1") -> AsyncIterator[int]:
+    """Serve connections on a port of the loopback, which is yielded."""
 
     async def closing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -24,7 +24,7 @@ async def serving(handle: Handler, tls: ssl.SSLContext | None = None) -> AsyncIt
         finally:
             writer.close()
 
-    async with await asyncio.start_server(closing, "127.0.0.1", 0, ssl=tls) as server:
+    async with await asyncio.start_server(closing, host, 0, ssl=tls) as server:
         yield server.sockets[0].getsockname()[1]
 
 

@@ -43,7 +43,7 @@ async def test_plain_http_goes_to_the_allowed_host_alone() -> None:
     traffic, names = PhaseTraffic(), Names(allowed_test=[["127.0.0.1"]], denied_test=[["127.0.0.1"]])
     async with serving(hello) as server:
         rules = HostRules([f"allowed.test:{server}", f"127.0.0.1:{server}"])
-        async with listening(EgressProxy(rules, traffic, resolve=names)) as port, client(port) as http:
+        async with listening(EgressProxy([rules], traffic, resolve=names)) as port, client(port) as http:
             for body in (b"", b"x" * 300_000):
                 answer = await http.post(f"http://allowed.test:{server}/a?b=c", content=body)
                 assert (answer.status_code, answer.headers["x-seen"]) == (200, "yes")
@@ -66,7 +66,7 @@ async def test_headers_for_the_proxy_stay_with_it() -> None:
 
     async with serving(keep) as server:
         rules = HostRules([f"127.0.0.1:{server}"])
-        async with listening(EgressProxy(rules, PhaseTraffic())) as port:
+        async with listening(EgressProxy([rules], PhaseTraffic())) as port:
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(
                 b"GET http://127.0.0.1:%d HTTP/1.1\r\nHost: elsewhere.test\r\nProxy-Authorization: secret\r\n"
@@ -89,7 +89,7 @@ async def test_tls_is_passed_on_and_its_server_name_checked(certificate: Path) -
     errors: list[BaseException] = []
     async with serving(hello, context) as server:
         rules = HostRules([f"allowed.test:{server}", f"127.0.0.1:{server}"], ["denied.test"])
-        async with listening(EgressProxy(rules, traffic, resolve=names), errors) as port:
+        async with listening(EgressProxy([rules], traffic, resolve=names), errors) as port:
             async with client(port, verify=trust) as http:
                 answer = await http.get(f"https://allowed.test:{server}/")
                 assert answer.text == "GET / HTTP/1.1\n"
@@ -123,7 +123,7 @@ async def test_a_name_that_changes_its_address_leads_nowhere() -> None:
 
     async with serving(note) as server:
         rules = HostRules([f"*:{server}"])
-        async with listening(EgressProxy(rules, traffic, resolve=names)) as port, client(port) as http:
+        async with listening(EgressProxy([rules], traffic, resolve=names)) as port, client(port) as http:
             for name in ("rebind.test", "mixed.test"):
                 answer = await http.get(f"http://{name}:{server}/")
                 assert (answer.status_code, "must be in allowed_hosts itself" in answer.text) == (403, True)
@@ -147,7 +147,7 @@ async def test_a_name_that_changes_its_address_leads_nowhere() -> None:
     ],
 )  # fmt: skip
 async def test_odd_requests_get_an_answer(request_line: str) -> None:
-    async with listening(EgressProxy(HostRules(["127.0.0.1"]), PhaseTraffic())) as port:
+    async with listening(EgressProxy([HostRules(["127.0.0.1"])], PhaseTraffic())) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(request_line.encode("latin-1") + b"\r\nHost: a.test\r\n\r\n")
         answer = await asyncio.wait_for(reader.read(), 10)
@@ -166,7 +166,7 @@ async def test_smuggled_requests_are_refused() -> None:
 
     async with serving(keep) as server:
         rules = HostRules([f"127.0.0.1:{server}"])
-        async with listening(EgressProxy(rules, PhaseTraffic())) as port:
+        async with listening(EgressProxy([rules], PhaseTraffic())) as port:
             url = b"POST http://127.0.0.1:%d/ HTTP/1.1\r\nHost: x\r\n" % server
             for head in (
                 b"Content-Length: 3\r\nContent-Length: 4\r\n\r\nabcd",
@@ -195,7 +195,7 @@ async def test_bounds_end_connections() -> None:
     async def tunnelled(handle: Any, bounds: Bounds, errors: list[BaseException]) -> int:
         """The number of bytes from a tunnel until it breaks."""
         async with serving(handle) as server:
-            proxy = EgressProxy(HostRules([f"127.0.0.1:{server}"]), PhaseTraffic(), bounds)
+            proxy = EgressProxy([HostRules([f"127.0.0.1:{server}"])], PhaseTraffic(), bounds)
             async with listening(proxy, errors) as port:
                 reader, writer = await asyncio.open_connection("127.0.0.1", port)
                 writer.write(b"CONNECT 127.0.0.1:%d HTTP/1.1\r\nHost: x\r\n\r\n" % server)
@@ -211,7 +211,7 @@ async def test_bounds_end_connections() -> None:
     assert await tunnelled(pour, Bounds(bytes_in_all=1_000_000), errors) <= 1_000_000
     assert await tunnelled(hang, Bounds(idle_s=0.2), errors) == 0
     assert ["more than 1000000 bytes" in str(errors[0]), "nothing moved" in str(errors[1])] == [True, True]
-    async with listening(EgressProxy(HostRules(["a.test"]), PhaseTraffic(), Bounds(request_s=0.2))) as port:
+    async with listening(EgressProxy([HostRules(["a.test"])], PhaseTraffic(), Bounds(request_s=0.2))) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"GET http://a.test/")  # a request that never ends
         assert await asyncio.wait_for(reader.read(), 10) == b""
@@ -228,7 +228,7 @@ async def test_a_server_that_breaks_off_is_an_error() -> None:
 
     async with serving(half) as server:
         rules = HostRules([f"127.0.0.1:{server}"])
-        async with listening(EgressProxy(rules, PhaseTraffic())) as port, client(port) as http:
+        async with listening(EgressProxy([rules], PhaseTraffic())) as port, client(port) as http:
             assert (await http.get(f"http://127.0.0.1:{server}/nothing")).status_code == 502
             with pytest.raises(httpx.HTTPError):
                 await http.get(f"http://127.0.0.1:{server}/half")
@@ -236,7 +236,7 @@ async def test_a_server_that_breaks_off_is_an_error() -> None:
 
 async def test_what_programs_ask_for_is_counted_without_growing() -> None:
     traffic = PhaseTraffic()
-    async with listening(EgressProxy(HostRules(["a.test"]), traffic)) as port, client(port) as http:
+    async with listening(EgressProxy([HostRules(["a.test"])], traffic)) as port, client(port) as http:
         for number in range(MAX_NAMED + 20):
             await http.get(f"http://{'x' * 50}{number}.test/")
     assert len(traffic.refused) == MAX_NAMED + 1
@@ -250,7 +250,7 @@ async def test_bytes_sent_with_the_request_for_a_tunnel_are_not_lost() -> None:
 
     async with (
         serving(echo) as server,
-        listening(EgressProxy(HostRules([f"127.0.0.1:{server}"]), PhaseTraffic())) as port,
+        listening(EgressProxy([HostRules([f"127.0.0.1:{server}"])], PhaseTraffic())) as port,
     ):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"CONNECT 127.0.0.1:%d HTTP/1.1\r\nHost: x\r\n\r\nearly" % server)

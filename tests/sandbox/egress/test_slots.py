@@ -298,11 +298,37 @@ async def test_the_proxy_s_death_closes(tmp_path: Path, monkeypatch: pytest.Monk
         assert (await run(backend, slot, load + "''")).text.endswith("200")
 
 
+async def test_an_item_s_hosts_are_limited_by_the_profile_s(tmp_path: Path) -> None:
+    async with serving(hello) as one, serving(hello) as two:
+        wide = NetworkPolicy(allowed_hosts=("*:*", f"127.0.0.1:{one}", f"127.0.0.1:{two}"))
+        plan = NetworkPlan(wide, wide, wide)
+        urls = [f"http://127.0.0.1:{port}/" for port in (one, two)]
+        inside = "403 hermes-rl: 127.0.0.1 is 127.0.0.1: an address of this kind"
+        expected = {
+            "open": [inside, inside],  # what runs on the driver's host is the operator's to open
+            "none": ["OSError", "OSError"],
+            "allow": ["GET / HTTP/1.1", f"403 hermes-rl: port {two} of 127.0.0.1 is not in allowed_hosts"],
+        }
+        for network, answers in expected.items():
+            config = loopback(one) if network == "allow" else {"network": network}
+            async with slots(LOCAL, tmp_path, **config) as backend, backend.lease(network=plan) as slot:
+                got = [await fetch(backend, slot, url) for url in urls]
+            assert [text.startswith(answer) for text, answer in zip(got, answers, strict=True)] == [True, True], got
+        narrow = NetworkPolicy(allowed_hosts=(f"127.0.0.1:{two}",))
+        plan = NetworkPlan(narrow, narrow, narrow)
+        async with (
+            slots(LOCAL, tmp_path, **loopback(one, two)) as backend,
+            backend.lease(network=plan) as slot,
+        ):
+            got = [await fetch(backend, slot, url) for url in urls]
+        assert got == [f"403 hermes-rl: port {one} of 127.0.0.1 is not in the item's allowed_hosts", "GET / HTTP/1.1"]
+
+
 @pytest.mark.long
 async def test_many_slots_at_once(tmp_path: Path) -> None:
     """64 slots, each with a list of its own that allows one server alone."""
     async with asyncio.timeout(240), serving(hello) as allowed, serving(hello) as other:
-        config = {"slots_per_sandbox": 64, "max_sandboxes": 1, "reserve_slots": 0, "network": "none"}
+        config = {"slots_per_sandbox": 64, "max_sandboxes": 1, "reserve_slots": 0, **loopback(allowed, other)}
         async with slots(LOCAL, tmp_path, **config) as backend:
 
             async def work(number: int) -> list[str]:

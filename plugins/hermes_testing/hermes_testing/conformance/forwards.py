@@ -9,7 +9,7 @@ import random
 
 import pytest
 
-from hermes_core import CommandResult, Connection, Isolation, SlotCommands
+from hermes_core import CommandResult, Connection, Isolation, Network, SlotCommands
 from hermes_testing.conformance.apart import SHARED
 from hermes_testing.conformance.kit import Kit
 from hermes_testing.conformance.transport import open_tampered_slot
@@ -202,6 +202,52 @@ async def a_port_ends_with_its_lease(kit: Kit) -> None:
         commands = tools.commands(await tools.acquire())
         found = await run(commands, forward.port, "")
         assert "Refused" in found.error_text, f"the next lease found the port open: {found.error_text[-200:]}"
+
+
+ASK = """
+import os, socket, sys
+proxy = int(os.environ["HTTP_PROXY"].rpartition(":")[2])
+def ask(host, port, line):
+    try:
+        with socket.create_connection((host, port), 10) as sock:
+            sock.sendall(line + b"\\r\\nHost: x\\r\\nConnection: close\\r\\n\\r\\n")
+            return (sock.recv(1000).split() or [b"", b"nothing"])[1].decode()
+    except OSError: return "unreachable"
+def udp():
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.settimeout(1)
+        try: sock.sendto(bytes(12), ("8.8.8.8", 53)); return str(sock.recv(100))
+        except OSError: return "unreachable"
+for port in sys.argv[1:]: print(ask("127.0.0.1", proxy, b"GET http://127.0.0.1:%s/ HTTP/1.1" % port.encode()))
+for port in sys.argv[1:]: print(ask("127.0.0.1", int(port), b"GET / HTTP/1.1"))
+for host in ("8.8.8.8", "169.254.169.254", "2001:4860:4860::8888"): print(ask(host, 80, b"GET / HTTP/1.1"))
+print(udp())
+"""
+"""Prints a status for each server, through the proxy and without it, and what is reached outside."""
+
+
+@pytest.mark.least(Isolation.USER)
+@pytest.mark.needs(FORWARD)
+async def only_allowed_hosts_are_reached(kit: Kit) -> None:
+    """With `network: allow`, a slot reaches an allowed server of the driver through the proxy, and nothing else."""
+    if Network.ALLOW not in kit.backend.capabilities.policies:
+        pytest.skip("it can't cut its sandboxes off from the network")
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+        writer.close()
+
+    async with contextlib.AsyncExitStack() as stack:
+        servers = [await stack.enter_async_context(await asyncio.start_server(answer, "127.0.0.1", 0)) for _ in "ab"]
+        allowed, other = (server.sockets[0].getsockname()[1] for server in servers)
+        hosts = [f"127.0.0.1:{allowed}"]
+        tools = await stack.enter_async_context(kit.tools(seats=1, network="allow", allowed_hosts=hosts))
+        commands = tools.commands(await tools.acquire())
+        await with_python(kit, commands)
+        done = await commands.run(["python3", "-c", ASK, str(allowed), str(other)], timeout_s=80)
+        expected = ["200", "403", *["unreachable"] * 6]
+        assert done.text.split() == expected, f"what the slot reached: {done.text} {done.error_text[-300:]}"
 
 
 async def no_port_is_told(kit: Kit) -> None:
