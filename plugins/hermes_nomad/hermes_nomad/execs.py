@@ -96,6 +96,7 @@ class _Program:
 
     async def read_output(self) -> AsyncGenerator[bytes, None]:
         """Yield the output up to its end. After it was closed, another call continues there."""
+        await self._hear(b"")
         while not self._drained or self._stdout:
             if data := self._take_output():
                 yield data
@@ -149,22 +150,23 @@ class _Program:
         return output
 
     async def _hear(self, data: bytes) -> None:
-        """Take standard error: the program's words, and our marks."""
+        """Take standard error: the program's words, and lines with our mark."""
         self._stderr += data
-        words, found, rest = self._stderr.partition(self._mark)
-        line, ended, rest = rest.partition(b"\n")
-        if found and ended:
+        while self._mark in self._stderr:
+            words, _, rest = self._stderr.partition(self._mark)
+            line, ended, rest = rest.partition(b"\n")
+            if not ended:
+                return
             self._stderr = rest
-            if self._began and self._status is None:
-                self._status = int(line) if line.strip().isdigit() else 255
-                self._over.set()
-                await self.write(self._mark + b"\n")
-            self._began = True
-        elif not found:
-            words, self._stderr = self._stderr[:-_MARK_LINE], self._stderr[-_MARK_LINE:]
-        else:
-            self._stderr = self._stderr[len(words) :]
-        self.feed_stderr(words)
+            if not self._began:
+                self._began = True
+                return  # the rest is heard once there is a channel
+            self.feed_stderr(words)
+            self._status = int(line) if line.strip().isdigit() else 255
+            self._over.set()
+            await self.write(self._mark + b"\n")
+        self.feed_stderr(self._stderr[:-_MARK_LINE])
+        self._stderr = self._stderr[-_MARK_LINE:]
 
     async def _beat(self) -> None:
         while True:
