@@ -100,6 +100,8 @@ class Sandbox:
         image = _literal(config["image"])
         self.change("Driver", f"Downloading image {image}")
         await asyncio.sleep(emulator.settings["start_delay_s"])
+        if self.ending is not None:
+            raise Refused("it was stopped")
         if any(part in image for part in emulator.settings["missing_images"]):
             raise Refused(f"Failed to pull `{image}`: Error response from daemon: manifest for {image} not found")
         if any(part in image for part in emulator.settings["unreachable_images"]):
@@ -225,14 +227,19 @@ class Emulator:
         if isinstance(value, web.Response):
             return value
         value, headers = value if isinstance(value, tuple) else (value, {})
-        return web.json_response(value, headers={"X-Nomad-Index": str(self.index), **headers})
+        return web.json_response(value, headers={"X-Nomad-Index": str(self.index_of(request)), **headers})
+
+    def index_of(self, request: web.Request) -> int:
+        """Return the index of what is asked for: one allocation has its own."""
+        sandbox = self.sandboxes.get(request.match_info.get("id", ""))
+        return self.index if sandbox is None else sandbox.data.get("ModifyIndex", self.index)
 
     async def _answer(self, request: web.Request, handler: Callable[..., Any]) -> Any:
         """Answer a blocking query when the index has passed the given one, or the wait is over."""
         if index := request.query.get("index"):
             wait_s = float(request.query.get("wait", "300000ms").removesuffix("ms")) / 1000
             deadline = time.monotonic() + wait_s
-            while self.index <= int(index) and (left := deadline - time.monotonic()) > 0:
+            while self.index_of(request) <= int(index) and (left := deadline - time.monotonic()) > 0:
                 try:
                     await asyncio.wait_for(self.changed.wait(), left)
                 except TimeoutError:
@@ -254,11 +261,23 @@ class Emulator:
             return web.Response(status=500, text="1 error occurred:\n\t* Missing job datacenters\n\n")
         index = self.step()
         self.jobs[key] = {**job, "Status": "pending", "SubmitTime": time.time_ns(), "JobModifyIndex": index}
-        evaluation = {"ID": str(uuid.uuid4()), "JobID": job["ID"], "Namespace": key[0], "Status": "pending"}
-        evaluation |= {"CreateIndex": self.step(), "FailedTGAllocs": None}
-        self.evaluations.append(evaluation)
+        self.jobs[key]["CreateIndex"] = index
+        evaluation = self.evaluate(self.jobs[key])
         self.spawn(self.place(self.jobs[key], evaluation))
         return {"EvalID": evaluation["ID"], "JobModifyIndex": index}
+
+    def evaluate(self, job: dict[str, Any]) -> dict[str, Any]:
+        evaluation = {
+            "ID": str(uuid.uuid4()),
+            "JobID": job["ID"],
+            "Namespace": job["Namespace"],
+            "JobModifyIndex": job["JobModifyIndex"],
+            "Status": "pending",
+            "FailedTGAllocs": None,
+            "CreateIndex": self.step(),
+        }
+        self.evaluations.append(evaluation)
+        return evaluation
 
     async def place(self, job: dict[str, Any], evaluation: dict[str, Any]) -> None:
         """Place a job as the scheduler does; try again while the nodes are full."""
@@ -322,8 +341,10 @@ class Emulator:
         for sandbox in self.of_job(request):
             sandbox.change(DesiredStatus="stop", DesiredDescription="alloc not needed due to job update")
             self.spawn(sandbox.end("complete", "Sent interrupt"))
+        evaluation = self.evaluate(job)
+        evaluation["Status"] = "complete"
         self.step()
-        return {"EvalID": str(uuid.uuid4())}
+        return {"EvalID": evaluation["ID"]}
 
     def of_job(self, request: web.Request) -> list[Sandbox]:
         namespace, job = self._key(request)
@@ -336,7 +357,10 @@ class Emulator:
         return [each for each in self.evaluations if (each["Namespace"], each["JobID"]) == (namespace, job)]
 
     async def allocations_of(self, request: web.Request) -> Any:
-        return [each.data for each in self.of_job(request)]
+        """Return the allocations of the job, not those of an earlier job of its id; of all if it is gone."""
+        job = self.jobs.get(self._key(request))
+        of_job = self.of_job(request)
+        return [each.data for each in of_job if job is None or each.job["CreateIndex"] == job["CreateIndex"]]
 
     async def show_allocation(self, request: web.Request) -> Any:
         sandbox = self.sandboxes.get(request.match_info["id"])
@@ -454,10 +478,7 @@ class Emulator:
                 if key in self.jobs:
                     job = {**self.jobs[key], "Status": "running"}
                     self.jobs[key] = job
-                    evaluation = {"ID": str(uuid.uuid4()), "JobID": key[1], "Namespace": key[0], "Status": "pending"}
-                    evaluation |= {"CreateIndex": self.step(), "FailedTGAllocs": None}
-                    self.evaluations.append(evaluation)
-                    self.spawn(self.place(job, evaluation))
+                    self.spawn(self.place(job, self.evaluate(job)))
         return {}
 
     async def cut(self, request: web.Request) -> Any:

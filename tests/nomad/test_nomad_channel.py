@@ -48,7 +48,9 @@ async def test_the_last_words_of_a_program_are_not_lost(sandbox: Sandbox) -> Non
 
 
 async def test_100_mb_pass_unchanged(sandbox: Sandbox) -> None:
-    script = "import random, sys; r = random.Random(7)\nfor _ in range(100): sys.stdout.buffer.write(r.randbytes(1 << 20))"
+    script = (
+        "import random, sys; r = random.Random(7)\nfor _ in range(100): sys.stdout.buffer.write(r.randbytes(1 << 20))"
+    )
     channel = await sandbox.open(["python3", "-c", script])
     digest, size = hashlib.sha256(), 0
     while data := await channel.read(1 << 20):

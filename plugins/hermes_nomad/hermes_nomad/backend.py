@@ -80,8 +80,8 @@ class NomadBackend(Backend):
         handle = NomadSandbox(api, job["ID"], config.namespace)
         try:
             async with self._places:
-                meta = await self._register(api, job, spec)
-                allocation = await _wait_for_start(api, handle, config)
+                meta, index = await self._register(api, job, spec)
+                allocation = await _wait_for_start(api, handle, config, index)
         except PolicyError:
             raise  # the job that is there is somebody's
         except BaseException as error:
@@ -94,13 +94,13 @@ class NomadBackend(Backend):
         sandbox.image = SandboxImage(config.image or "")
         return sandbox
 
-    async def _register(self, api: NomadApi, job: dict[str, Any], spec: SandboxSpec) -> Any:
-        """Register a job that does not exist. If it exists, return the meta data that it was made with."""
+    async def _register(self, api: NomadApi, job: dict[str, Any], spec: SandboxSpec) -> tuple[dict[str, str], int]:
+        """Register a job, unless it exists. Return the meta data that it was made with, and its index."""
         for _ in range(2):
             try:
                 # Index 0 means that the job must not exist yet.
-                await api.call("POST", "/v1/jobs", body={"Job": job, "EnforceIndex": True, "JobModifyIndex": 0})
-                return job["Meta"]
+                body = {"Job": job, "EnforceIndex": True, "JobModifyIndex": 0}
+                return job["Meta"], int((await api.call("POST", "/v1/jobs", body=body)).data["JobModifyIndex"])
             except NomadError as error:
                 if "Enforcing job modify index" not in error.message:
                     raise
@@ -109,7 +109,7 @@ class NomadBackend(Backend):
             if found is not None and found.get("Status") != "dead":
                 meta = found.get("Meta") or {}
                 spec.check_existing(meta.get(jobs.ISOLATION, "shared"), handle.id)
-                return meta
+                return meta, int(found["JobModifyIndex"])
             await handle.terminate()  # it has ended: its id is free for another one
         raise ProvisionError("the job of the creation id is there, and then not, again and again", hint="try again")
 
@@ -271,8 +271,11 @@ class NomadSandbox(Sandbox):
             raise _not_reached(error, self.id) from error
 
 
-async def _wait_for_start(api: NomadApi, sandbox: NomadSandbox, config: NomadConfig) -> Any:
+async def _wait_for_start(api: NomadApi, sandbox: NomadSandbox, config: NomadConfig, index: int) -> Any:
     """Return the allocation of a job as soon as its task runs.
+
+    Args:
+        index: the job's index. An evaluation of an earlier job of this id has a lower one.
 
     Raises:
         ProvisionError: it is not placed, or does not start.
@@ -280,11 +283,16 @@ async def _wait_for_start(api: NomadApi, sandbox: NomadSandbox, config: NomadCon
     job, _, namespace = sandbox.id.rpartition("@")
     query, loop = {"namespace": namespace}, asyncio.get_running_loop()
     placed_by = loop.time() + config.placement_timeout_s
-    evaluations = await api.get_until(f"/v1/job/{job}/evaluations", query, _is_evaluated, config.placement_timeout_s)
-    first = min(evaluations or [], key=lambda each: each["CreateIndex"], default=None)
-    wait_s = max(0.0, placed_by - loop.time()) if first is not None and jobs.can_wait(first) else 0.0
+
+    def find_first(evaluations: Any) -> Any:
+        done = [each for each in evaluations or [] if each["JobModifyIndex"] >= index and each["Status"] != "pending"]
+        return min(done, key=lambda each: each["CreateIndex"], default=None)
+
+    evaluations = await api.get_until(f"/v1/job/{job}/evaluations", query, find_first, config.placement_timeout_s)
+    evaluation = find_first(evaluations)
+    wait_s = max(0.0, placed_by - loop.time()) if evaluation is not None and jobs.can_wait(evaluation) else 0.0
     if not (found := await api.get_until(f"/v1/job/{job}/allocations", query, bool, wait_s)):
-        raise jobs.not_placed(first, config)
+        raise jobs.not_placed(evaluation, config)
     allocation = jobs.first_allocation(found)
     assert allocation is not None
     path = f"/v1/allocation/{allocation['ID']}"
@@ -295,10 +303,6 @@ async def _wait_for_start(api: NomadApi, sandbox: NomadSandbox, config: NomadCon
         hint = "a large image needs a larger start_timeout_s, or nodes that have it"
         raise ProvisionError(f"the sandbox did not start: {jobs.end_of(allocation)}", hint=hint)
     return allocation
-
-
-def _is_evaluated(evaluations: Any) -> bool:
-    return bool(evaluations) and all(each["Status"] != "pending" for each in evaluations)
 
 
 def _has_started(allocation: Any) -> bool:
