@@ -88,6 +88,10 @@ class Sandbox:
                 "Not Restarting", "Policy allows no restarts", ClientStatus="failed", ClientDescription="Failed tasks"
             )
             return
+        if self.ending is not None:  # it was stopped while it started
+            assert self.machine is not None
+            await self.machine.stop()
+            return
         state = self.data["TaskStates"][TASK]
         state.update(State="running", StartedAt=time.strftime("%Y-%m-%dT%H:%M:%SZ"))
         self.change("Started", "Task started by client", ClientStatus="running", ClientDescription="Tasks are running")
@@ -206,7 +210,7 @@ class Emulator:
         if request.path.startswith("/emulator"):
             return web.json_response(await handler(request))
         call = f"{request.method} {request.path}"
-        self.counts[call.split("/")[2] if "/exec" not in call else "exec"] += 1
+        self.counts["exec" if call.endswith("/exec") else f"{request.method} {request.path.split('/')[2]}"] += 1
         fault = next((each for each in self.faults if each["match"] in call and each["times"] > 0), None)
         if fault is not None:
             fault["times"] -= 1

@@ -83,7 +83,7 @@ async def test_a_wrong_job_is_not_sent_again(cluster: Cluster, backend: NomadBac
     with pytest.raises(ProvisionError, match="Missing job datacenters") as failed:
         await backend.create(spec)
     assert not failed.value.retryable
-    assert cluster.ask("state")["counts"]["POST"] == 1
+    assert cluster.ask("state")["counts"]["POST jobs"] == 1
 
 
 async def test_a_cluster_without_a_leader_is_given_up(
@@ -146,7 +146,7 @@ def run(folder: Path, *words: str) -> subprocess.Popen[bytes]:
     argv = [
         *(sys.executable, "-m", "hermes_core", "rollout", "swe-smith", "--config", str(folder / "run.yaml")),
         *(f"--env.dataset_name={folder}/tasks.jsonl", f"--env.repo_base_url={folder}", "--out", str(folder / "out")),
-        *("--backend", "nomad", "--isolation", "user", "--concurrency", "4", "--backend.slots_per_sandbox=2"),
+        *("--backend", "nomad", "--isolation", "user", "--concurrency", "4", "--backend.slots_per_sandbox=4"),
         *("--backend.min_sandboxes=2", "--backend.max_sandboxes=2", "--backend.orphan_ttl_s=10", *words),
     ]
     environment = {name: value for name, value in os.environ.items() if name != "HERMES_PLUGINS"}
