@@ -23,8 +23,8 @@ _MAY_PASS = re.compile(
 )
 """Answers after which another attempt may succeed: the controller is restarted or busy, or a limit is reached."""
 _HINTS = {
-    "partition": "`sinfo` lists the partitions; the setting `partition` names one",
     "account": "`sacctmgr show associations user=$USER` lists the accounts; the setting `account` names one",
+    "partition": "`sinfo` lists the partitions; the setting `partition` names one",
     "qos": "`sacctmgr show qos` lists them; the setting `qos` names one",
     "memory": "ask for less `memory`, or for another `partition`",
     "node configuration": "no node has so much `cpu`, `memory` or `gres`: `sinfo -o '%P %c %m %G'` lists them",
