@@ -445,9 +445,10 @@ class ToolBackend:
         lease = self._leases.pop((slot.slot_id, slot.generation), None)
         if lease is None:
             return
+        released = self._pools[slot.profile].release(lease, reset=reset_workspace)
         if lease.network is not None:
-            await lease.network.aclose()
-        await asyncio.shield(self._pools[slot.profile].release(lease, reset=reset_workspace))
+            self._tasks.spawn(lease.network.aclose(), f"close the proxy of {slot.slot_id}")
+        await asyncio.shield(released)
 
     @asynccontextmanager
     async def lease(self, trajectory_id: str | None = None, **request: Unpack[SlotRequest]) -> AsyncIterator[Slot]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
 from typing import Annotated, Any, ClassVar, Protocol, Self, runtime_checkable
@@ -71,11 +73,21 @@ class Phase(StrEnum):
     """The verification, once the agent's processes are dead."""
 
 
-Hosts = Annotated[
-    tuple[str, ...],
-    BeforeValidator(lambda given: [each.strip() for each in given.split(",")] if isinstance(given, str) else given),
-    AfterValidator(lambda hosts: (parse_hosts(hosts), hosts)[1]),
-]
+def _split_hosts(given: Any) -> Any:
+    """Return a list of hosts for a text from the command line."""
+    if not isinstance(given, str):
+        return given
+    with suppress(ValueError):
+        return json.loads(given)
+    return [host.strip() for host in given.split(",") if host.strip()]
+
+
+def _check_hosts(hosts: tuple[str, ...]) -> tuple[str, ...]:
+    parse_hosts(hosts)
+    return hosts
+
+
+Hosts = Annotated[tuple[str, ...], BeforeValidator(_split_hosts), AfterValidator(_check_hosts)]
 """Hosts as users write them: see `parse_hosts`."""
 
 
@@ -94,11 +106,11 @@ class NetworkPolicy(BaseModel):
 
     @model_validator(mode="after")
     def _has_hosts(self) -> Self:
-        check_hosts(self)
+        _need_hosts(self)
         return self
 
 
-def check_hosts(policy: NetworkPolicy | SandboxConfig) -> None:
+def _need_hosts(policy: NetworkPolicy | SandboxConfig) -> None:
     """Check that there are hosts if, and only if, the policy is `allow`.
 
     Raises:
@@ -366,7 +378,7 @@ class SandboxConfig(BaseModel):
 
     @model_validator(mode="after")
     def _can_be_reached(self) -> Self:
-        check_hosts(self)
+        _need_hosts(self)
         for key in ("setup_network", "verify_network"):
             policy: NetworkPolicy | None = getattr(self, key)
             if policy is None:

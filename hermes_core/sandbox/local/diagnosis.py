@@ -37,7 +37,7 @@ async def diagnose(backend: Backend, probe: Probe) -> Diagnosis:
     if probe.own_roots and probe.isolates:
         details.append(f"private-root is not available: {probe.own_roots}")
     if Network.NONE not in capabilities.network:
-        details.append("network 'none' is not available")
+        details.append("the networks 'none' and 'allow' are not available")
     if probe.reason:
         details.append(f"the reason: {probe.reason}")
     return Diagnosis(True, f"sandboxes up to level {strongest.label}", tuple(details), advice)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import socket
@@ -47,7 +48,7 @@ def kind(request: pytest.FixtureRequest) -> Kind:
 @asynccontextmanager
 async def slots(kind: Kind, folder: Path, **config: Any) -> AsyncIterator[ToolBackend]:
     name, level, usual = kind
-    config = {"slots_per_sandbox": 2, "max_sandboxes": 2, "min_sandboxes": 0, **usual, **config}
+    config = {"slots_per_sandbox": 2, "max_sandboxes": 2, "min_sandboxes": 0, "reserve_slots": 0, **usual, **config}
     async with Runtime(Settings(state_dir=folder)) as runtime:
         if Isolation.parse(level) not in runtime.backend(name).capabilities.isolation:
             pytest.skip(f"this host grants no {level} on {name}")
@@ -155,7 +156,10 @@ async def test_there_is_no_way_around_the_proxy(kind: Kind, tmp_path: Path) -> N
     listener.bind("\0" + abstract)
     listener.listen()
     udp, _ = await asyncio.get_running_loop().create_datagram_endpoint(Hear, local_addr=("0.0.0.0", 0))
-    async with await asyncio.start_server(hello, None, 0) as server:
+    async with contextlib.AsyncExitStack() as stack:
+        stack.callback(udp.close)
+        stack.callback(listener.close)
+        server = await stack.enter_async_context(await asyncio.start_server(hello, None, 0))
         port = server.sockets[0].getsockname()[1]
         config = {"network": "allow", "allowed_hosts": ["*", f"127.0.0.1:{port}"]}
         async with (
@@ -174,8 +178,6 @@ async def test_there_is_no_way_around_the_proxy(kind: Kind, tmp_path: Path) -> N
             done = await backend.commands(slot).run(
                 ["python3", "-c", WAYS_AROUND], env=env, merge_stderr=True, timeout_s=120
             )
-    udp.close()
-    listener.close()
     # At `namespace` the neighbour's port is another loopback's, where this slot's own proxy may have the same number.
     assert [line for line in done.text.splitlines() if "hermes-rl: " not in line] == ["tried"], done.text
     assert asked == []
@@ -328,7 +330,7 @@ async def test_an_item_s_hosts_are_limited_by_the_profile_s(tmp_path: Path) -> N
 async def test_many_slots_at_once(tmp_path: Path) -> None:
     """64 slots, each with a list of its own that allows one server alone."""
     async with asyncio.timeout(240), serving(hello) as allowed, serving(hello) as other:
-        config = {"slots_per_sandbox": 64, "max_sandboxes": 1, "reserve_slots": 0, **loopback(allowed, other)}
+        config = {"slots_per_sandbox": 64, "max_sandboxes": 1, **loopback(allowed, other)}
         async with slots(LOCAL, tmp_path, **config) as backend:
 
             async def work(number: int) -> list[str]:
