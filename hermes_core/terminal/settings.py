@@ -244,7 +244,7 @@ def _not_read(
             continue
         if name == "TERMINAL_CONTAINER_PERSISTENT" and value.lower() in ("false", "0", "no"):
             continue
-        why = _NO_SLOTS if name.startswith("TERMINAL_NOMAD_") else {**_NOT_READ, **declared.unread}.get(name)
+        why = {**_NOT_READ, **declared.unread}.get(name)
         if why is None and of_others and name.startswith(of_others):
             continue
         lines.append(f"{name} is not read: {why or nearest_hint(name, known)}")

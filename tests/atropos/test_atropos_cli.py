@@ -64,6 +64,28 @@ def test_values_of_every_form(config_of: Callable[..., Any]) -> None:
     assert (server.base_url, server.timeout) == ("http://127.0.0.1:1/v1", 5)
 
 
+def test_names_of_nomads_sandboxes(config_of: Callable[..., Any]) -> None:
+    written = [
+        "tool_pool_mode=nomad",
+        "nomad_address=http://n:4646",
+        "sandbox_job_id=mine",
+        "sandbox_image=python:3.12",
+    ]
+    written += ["slots_per_container=5", "min_containers=0", "max_containers=3", "driver=podman"]
+    config, _ = config_of(*(f"--env.{each}" for each in written))
+    assert config.backend == "nomad"
+    assert config.sandbox["nomad"] == {
+        "address": "http://n:4646",
+        "job_prefix": "mine",
+        "image": "python:3.12",
+        "slots_per_sandbox": "5",
+        "min_sandboxes": "0",
+        "max_sandboxes": "3",
+        "driver": "podman",
+    }
+    assert "sandbox_image" in config_of("--env.sandbox_image=python:3.12"), "they mean nothing to other backends"
+
+
 def test_a_setting_of_another_name_goes_where_it_is_declared(config_of: Callable[..., Any]) -> None:
     written = ["max_agent_turns=3", "max_turn_tokens=9", "endpoint_patience=0", "compact_at=0.5", "tool_pool_size=2"]
     written += ["terminal_timeout=7", "local_idle_timeout=8", "seed=5", "system_prompt=Hm.", "deadline=60"]

@@ -268,13 +268,12 @@ def test_what_is_not_read_is_said(caplog: pytest.LogCaptureFixture) -> None:
         "TERMINAL_TIMOUT": "9",
         "TERMINAL_ENV": "modal",
         "TERMINAL_MODAL_SLOTS": "4",
-        "TERMINAL_NOMAD_ADDRESS": "x",
         "TERMINAL_CONTAINER_PERSISTENT": "false",
         "TERMINAL_SSH_HOST": "h",
     }
     TerminalSettings.load(CLASSES, environ)
     said_of = {record.getMessage().split()[0]: record.getMessage() for record in caplog.records}
-    assert set(said_of) == {"TERMINAL_TIMOUT", "TERMINAL_MODAL_SLOTS", "TERMINAL_NOMAD_ADDRESS"}
+    assert set(said_of) == {"TERMINAL_TIMOUT", "TERMINAL_MODAL_SLOTS"}
     assert "did you mean 'TERMINAL_TIMEOUT'" in said_of["TERMINAL_TIMOUT"]
     assert "a task has a sandbox to itself" in said_of["TERMINAL_MODAL_SLOTS"]
 

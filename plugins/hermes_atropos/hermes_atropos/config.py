@@ -16,8 +16,18 @@ from hermes_core.agents.model import ModelSettings
 _SECONDS = {"acquire_timeout": "acquire_timeout_s", "execution_timeout": "execution_timeout_s"}
 """Settings of sandboxes that have no unit in their name here, and the name that the core has for each."""
 
-_BACKENDS = ("local", "docker", "ssh", "modal")
+_BACKENDS = ("local", "docker", "ssh", "modal", "nomad")
 """Backends whose settings `NAME_KEY` are always accepted. Settings of another backend are accepted if it is in use."""
+
+_OF_NOMAD = {
+    "driver": "driver",
+    "max_containers": "max_sandboxes",
+    "min_containers": "min_sandboxes",
+    "sandbox_image": "image",
+    "sandbox_job_id": "job_prefix",
+    "slots_per_container": "slots_per_sandbox",
+}
+"""Names without a prefix that `nomad` has had for settings of its sandboxes, accepted if it is in use."""
 
 
 class HermesAgentEnvConfig(FlatSettings, BaseEnvConfig):  # type: ignore[misc]  # atroposlib has no types
@@ -40,6 +50,8 @@ class HermesAgentEnvConfig(FlatSettings, BaseEnvConfig):  # type: ignore[misc]  
         rest = {}
         for key, value in values.items():
             name, _, setting = str(key).partition("_")
+            if "nomad" in used and key in _OF_NOMAD:
+                name, setting = "nomad", _OF_NOMAD[key]
             if key in cls.model_fields or name not in prefixes or not setting:
                 rest[key] = value
             elif value is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import suppress
 from typing import Any, Literal, Self
 from urllib.parse import urlsplit
 
@@ -94,11 +95,10 @@ class NomadConfig(SandboxConfig):
     @classmethod
     def _is_an_address(cls, address: str) -> str:
         parts = urlsplit(address if "://" in address else f"http://{address}")
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.username:
-            raise ValueError(
-                f"must be http://HOST:PORT or https://HOST:PORT, not {parts._replace(netloc='…').geturl()!r}"
-            )
-        return parts.geturl().rstrip("/")
+        with suppress(ValueError):  # the port is no number
+            if parts.scheme in ("http", "https") and parts.hostname and not parts.username and parts.port != 0:
+                return parts.geturl().rstrip("/")
+        raise ValueError("must be http://HOST:PORT or https://HOST:PORT")  # what it is may hold a password
 
     @field_validator("job_prefix")
     @classmethod
