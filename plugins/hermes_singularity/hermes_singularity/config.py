@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
+from typing import Any
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from hermes_core import SandboxConfig, TerminalVariables
 
@@ -47,6 +49,15 @@ class SingularityConfig(SandboxConfig):
     """Time limit in seconds for fetching or building one image."""
     arguments: tuple[str, ...] = ()
     """More arguments of `apptainer exec`, such as `--rocm`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _show_volumes(cls, given: Any) -> Any:
+        """Slots of level `namespace` see only the system, and what is in `visible_paths`."""
+        if not isinstance(given, Mapping) or not isinstance(given.get("volumes"), Sequence):
+            return given
+        targets = [part[1] for each in given["volumes"] if len(part := str(each).split(":")) > 1]
+        return {**given, "visible_paths": tuple(dict.fromkeys([*given.get("visible_paths", ()), *targets]))}
 
     @property
     def gpu_count(self) -> int | None:

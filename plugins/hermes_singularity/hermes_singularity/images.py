@@ -139,8 +139,7 @@ async def _build(source: ImageSource, base: Path, config: SingularityConfig, pro
             f"image {source.name} was not made within {config.image_timeout_s:g} s", hint="raise image_timeout_s"
         ) from error
     if status != 0 or not target.is_dir():
-        kind, hint = _failure(said)
-        raise kind(f"image {source.name} can't be made: {said or f'exit status {status}'}", hint=hint)
+        raise classify_failure(source.name, said or f"exit status {status}")
 
 
 async def _run(request: Mapping[str, object]) -> tuple[int, str]:
@@ -188,7 +187,8 @@ _SIGNS: tuple[tuple[type[ProvisionError], tuple[str, ...], str], ...] = (
         ("unauthorized", "denied", "authentication required", "toomanyrequests"),
         "for a private image, set APPTAINER_DOCKER_USERNAME and APPTAINER_DOCKER_PASSWORD",
     ),
-    (ImageError, ("manifest unknown", "not found", "name unknown"), "check the image's name and tag"),
+    (ImageError, ("manifest unknown", "name unknown"), "check the image's name and tag"),
+    (ImageError, ("unsquashfs",), "check that the file is whole, and that squashfs-tools are installed"),
     (
         ProvisionError,
         ("dial tcp", "no such host", "timeout", "connection refused", "tls", "x509", "connection reset"),
@@ -198,12 +198,13 @@ _SIGNS: tuple[tuple[type[ProvisionError], tuple[str, ...], str], ...] = (
 """Each error class with parts of Apptainer's message by which it is recognised, and a hint. The first match counts."""
 
 
-def _failure(said: str) -> tuple[type[ProvisionError], str]:
-    text = said.lower()
+def classify_failure(image: str, said: str) -> ProvisionError:
+    """Return the error for an image that could not be made, by Apptainer's last lines."""
+    message, text = f"image {image} can't be made: {said}", said.lower()
     for kind, signs, hint in _SIGNS:
         if any(sign in text for sign in signs):
-            return kind, hint
-    return ImageError, "`apptainer build` with the same image says more"
+            return kind(message, hint=hint)
+    return ImageError(message, hint="`apptainer build` with the same image says more")
 
 
 def _directory(image: str) -> Path | None:
