@@ -20,6 +20,7 @@ from hermes_core.sandbox.contract import Isolation, SandboxSpec
 def place(apptainer: Path) -> Iterator[Path]:
     """A directory for this test's sandboxes, of which nothing is to be left."""
     path = Path(tempfile.mkdtemp(prefix="hermes-singularity-", dir="/var/tmp"))
+    path.chmod(0o711)  # root of a container is not root outside
     yield path
     left = sorted(each.name for each in path.iterdir())
     shutil.rmtree(path)

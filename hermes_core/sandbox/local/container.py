@@ -232,6 +232,7 @@ def _enter_user_namespace(first_uid: int | None) -> None:
 
 
 def _be_first(go: int, tell: int, become: Callable[[], NoReturn], log: int) -> NoReturn:
+    status = 1
     try:
         os.close(tell)
         ready = os.read(go, 1)
@@ -242,11 +243,23 @@ def _be_first(go: int, tell: int, become: Callable[[], NoReturn], log: int) -> N
         namespaces.unshare(mount=True, ipc=True)
         mounts.make_private()
         mounts.mount("proc", "/proc", "proc", mounts.MS_NOSUID | mounts.MS_NODEV | mounts.MS_NOEXEC)
-        become()
+        child = os.fork()  # we don't become the runtime, which would give up the death signal
+        if child == 0:
+            become()
+        supervisor.silence()  # our copies of the streams would hide their ends
+        status = _wait_for(child)
     except BaseException as error:
         os.write(log, f"{type(error).__name__}: {error}\n".encode("utf-8", "replace"))
     finally:
-        os._exit(1)
+        os._exit(status)
+
+
+def _wait_for(child: int) -> int:
+    """Reap children, and orphans, until this child has ended. Return its exit status, 128 + n for signal n."""
+    while True:
+        pid, status = os.wait()
+        if pid == child:
+            return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
 
 # --- building images -------------------------------------------------------------------------------------------------
@@ -256,29 +269,26 @@ def build(request: dict[str, Any]) -> int:
     """Make an image by a command of the runtime, as root of the containers' user namespace. Return the exit status.
 
     The request has the `command`, which makes the directory `new`, its `environment`, the `directory` to start in, and
-    `scratch`, a directory for its own files. If all goes well, `new` is renamed to `target`. Others who make the same
-    image wait for the file `lock`. On TERM, and when the driver dies, nothing is left.
+    `scratch`, a directory for `new` and its other files. If all goes well, `new` is renamed to `target`. Others who
+    make the same image wait for the file `lock`. On TERM, and when the driver dies, nothing is left.
     """
     namespaces.death_signal(15)
     descriptor = os.open(request["lock"], os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     if os.path.isdir(request["target"]):  # another driver has made it meanwhile
         return 0
-    leftovers = (request["new"], request["scratch"])
+    remove_tree(request["scratch"])  # of a builder that was killed
     try:
-        for path in leftovers:
-            remove_tree(path)
         os.mkdir(request["scratch"], 0o700)
         os.chown(request["scratch"], owner_outside(), -1)
         first = _fork_inside(None, lambda: _become_builder(request))
         supervisor.handle_signals(first)
-        _, status = os.waitpid(first, 0)
+        status = _wait_for(first)
         if status == 0:
             os.rename(request["new"], request["target"])
-        return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+        return status
     finally:
-        for path in leftovers:
-            remove_tree(path)
+        remove_tree(request["scratch"])
 
 
 def _become_builder(request: dict[str, Any]) -> NoReturn:

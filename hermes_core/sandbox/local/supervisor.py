@@ -158,7 +158,7 @@ def handle_signals(init: int) -> None:
 def _stay(init: int) -> None:
     """Wait for the end of the first process."""
     os.chdir("/")
-    _silence()
+    silence()
     # Don't reap the process before TERM is ignored: our handler could kill another process that has got its pid.
     os.waitid(os.P_PID, init, os.WEXITED | os.WNOWAIT)
     _signal.signal(_SIGTERM, _signal.SIG_IGN)
@@ -186,10 +186,10 @@ def _report(report: dict[str, Any]) -> None:
         os.write(1, marshal.dumps(report))
     except BrokenPipeError:  # nobody waits for the report any more. The watchdog will end the sandbox
         pass
-    _silence()
+    silence()
 
 
-def _silence() -> None:
+def silence() -> None:
     """Close the standard streams."""
     null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
     for descriptor in (0, 1, 2):
@@ -213,7 +213,7 @@ def _be_init(request: dict[str, Any], directory: str, block: uids.UidBlock, go: 
             os.chdir("/data")
         else:
             os.chdir(os.path.join(directory, directories.DATA))
-        _silence()
+        silence()
         for descriptor in block.descriptors:
             os.set_inheritable(descriptor, True)  # the block is reserved until the supervisor and this process end
         execute(request["command"], request["environment"])
@@ -322,7 +322,7 @@ def enter(request: dict[str, Any]) -> int:
         os.write(go_writer, b"x")
     except BrokenPipeError:  # the sandbox has ended
         pass
-    _silence()  # our copies of the streams would hide their ends from the program's readers and writers
+    silence()  # our copies of the streams would hide their ends from the program's readers and writers
     return (os.read(reader, 1) or bytes([128 + _SIGKILL]))[0]  # no report: the program was killed with the sandbox
 
 
@@ -363,7 +363,7 @@ def _wait_for_program(request: dict[str, Any], go: int, report: int) -> NoReturn
         child = os.fork()
         if child == 0:
             _be_program(request)
-        _silence()
+        silence()
         _, status = os.waitpid(child, 0)
         code = 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
         os.write(report, bytes([code]))

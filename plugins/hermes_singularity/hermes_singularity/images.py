@@ -120,7 +120,7 @@ async def _build(source: ImageSource, base: Path, config: SingularityConfig, pro
     target, scratch = base / "images" / key, base / "scratch" / key
     variables = variables_for_downloads(scratch, os.environ)
     variables |= dict.fromkeys(("APPTAINER_CACHEDIR", "SINGULARITY_CACHEDIR"), str(base / "layers"))
-    new = f"{target}.new"
+    new = str(scratch / "image")  # Apptainer makes its own directories beside it
     request = {
         "lock": str(base / f"{key}.lock"),
         "target": str(target),
