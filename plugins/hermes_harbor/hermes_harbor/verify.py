@@ -59,7 +59,7 @@ _NO_TOOLS = re.compile(
     r"|connection timed out|failed to download|failed to fetch|unable to locate package|network is unreachable"
     r"|could not find a version that satisfies|no matching distribution found|max retries exceeded|ssl_error_syscall"
     r"|(?:curl|wget|uv|uvx|pip|pip3|pytest|apt-get|python3?): (?:command )?not found|no module named '?pytest"
-    r"|error sending request for url|dns error",
+    r"|error sending request for url|dns error|tunnel (?:connection )?failed",
     re.IGNORECASE,
 )
 

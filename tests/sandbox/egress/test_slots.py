@@ -24,6 +24,7 @@ from hermes_core.sandbox.commands import CommandResult, Connection, Slot, SlotCo
 from hermes_core.sandbox.contract import Isolation, Network, NetworkPlan, NetworkPolicy, Phase
 from hermes_core.sandbox.egress.proxy import EgressProxy
 from hermes_core.sandbox.egress.traffic import Traffic
+from hermes_core.sandbox.pool.checkpoint import Checkpoint
 from hermes_core.settings import Settings
 from hermes_core.tool_backend import ToolBackend
 from tests.sandbox.egress.servers import hello, serving
@@ -440,3 +441,27 @@ async def test_what_can_t_be_enforced_is_refused(tmp_path: Path) -> None:
         policy = NetworkPolicy(allowed_hosts=("a.org",))
         with pytest.raises(PolicyError, match="at level 'shared'"):
             await backend.acquire(network=NetworkPlan(policy, policy, policy))
+
+
+async def test_a_driver_that_takes_over_opens_the_proxy_again(tmp_path: Path) -> None:
+    """With the profile's lists, for new commands. The port of the first driver is closed."""
+    async with serving(hello) as server:
+        settings = Settings(state_dir=tmp_path, owner="taker")
+        config = {
+            "slots_per_sandbox": 1,
+            "min_sandboxes": 1,
+            "max_sandboxes": 1,
+            "reserve_slots": 0,
+            **loopback(server),
+        }
+        ports = []
+        for take_over in (False, True):
+            async with Runtime(settings, load_entry_points=False) as runtime:
+                with Checkpoint(tmp_path / "checkpoint", "taker") as checkpoint:
+                    backend = runtime.tool_backend("local", config=config, checkpoint=checkpoint)
+                    slot = (await backend.take_over())[0] if take_over else await backend.acquire()
+                    assert await fetch(backend, slot, f"http://127.0.0.1:{server}/") == "GET / HTTP/1.1"
+                    assert "not in allowed_hosts" in await fetch(backend, slot, "http://example.org/")
+                    ports.append((await run(backend, slot, "echo $HTTP_PROXY")).text)
+                    await backend.aclose(keep=not take_over)
+    assert all(ports)
