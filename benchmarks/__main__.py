@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from benchmarks import (
     agent_programs,
     atropos,
+    backends,
     batch,
     checkouts,
     datagen,
@@ -54,6 +55,7 @@ BENCHMARKS: Mapping[str, Callable[[bool], Rows]] = {
     "images": images.rows,
     "terminals": terminals.rows,
     "ssh": peers_ssh.rows,
+    "backends": backends.rows,
     "modal": peers_modal.rows,
     "view": view.rows,
     "atropos": atropos.rows,
@@ -62,7 +64,10 @@ BENCHMARKS: Mapping[str, Callable[[bool], Rows]] = {
     "trl-reset": trl_reset.rows,
 }
 
-NOT_QUICK = ("swe-smith", "checkouts", "datagen", "docker-rollouts", "images", "terminals", "atropos", "trl-reset")
+NOT_QUICK = (
+    *("swe-smith", "checkouts", "datagen", "docker-rollouts", "images", "terminals", "atropos", "trl-reset"),
+    "backends",
+)
 """Left out by `--quick` unless asked for by name: they take minutes however few the repetitions."""
 
 COLUMNS = "{:<12} {:<52} {:>11} {:>11} {:>7}  {:<9} {}"

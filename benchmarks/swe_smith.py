@@ -117,8 +117,10 @@ def _options(level: str) -> RunOptions:
     return RunOptions(backend="local", isolation=level, concurrency=AT_A_TIME)
 
 
-async def run_ours(tasks: Sequence[dict[str, Any]], folder: Path, scratch: Path, options: RunOptions) -> Ours:
-    """All tasks on a sandbox that has met their repositories, but not them."""
+async def run_ours(
+    tasks: Sequence[dict[str, Any]], folder: Path, scratch: Path, options: RunOptions, *, group_size: int = 1
+) -> Ours:
+    """All tasks on sandboxes of which one has met their repositories, but not them; each task `group_size` times."""
     _write(scratch / "warm.jsonl", _warming(tasks))
     _write(scratch / "tasks.jsonl", tasks)
     config = {"repo_base_url": str(folder), "shuffle": False}
@@ -131,8 +133,8 @@ async def run_ours(tasks: Sequence[dict[str, Any]], folder: Path, scratch: Path,
         session = await stack.enter_async_context(open_session(runtime, warm, "oracle", options))
         await stack.enter_async_context(set_up(timed))
         context = await stack.enter_async_context(session.sandboxes())
-        for environment in (warm, timed):
-            run = Run(session.tools, Jobs(replace(session, environment=environment), 1), options)
+        for environment, times in ((warm, 1), (timed, group_size)):
+            run = Run(session.tools, Jobs(replace(session, environment=environment), times), options)
             hooks = hooks_for(runtime, environment, "oracle")
             began = await _clocks(context.backend)
             summary = await run.all(replace(context, environment=environment, hooks=hooks), options.concurrency)

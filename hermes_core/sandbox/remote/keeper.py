@@ -34,7 +34,8 @@ NO_DIRECTORY = 6
 SOCKET = ".socket"
 """The end of the names of all sockets."""
 
-_LOOK_S, _LISTEN_BACKLOG, _REQUEST_BYTES = 0.2, 64, 64 << 20
+_ATTEMPTS, _LISTEN_BACKLOG, _REQUEST_BYTES = 10, 64, 64 << 20
+_LOOK_S, _DYING_S, _PAUSE_S = 0.2, 5.0, 0.02
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -50,28 +51,51 @@ def main(request: dict[str, Any]) -> None:
     os.umask(0o022)
     directory = request["directory"]
     place = host.place_of(directory and os.path.expandvars(directory), request["usual"])
-    try:
-        host.open_place(place, "directory")
-        os.chdir(place)
-    except (HermesError, OSError):
-        sys.exit(NO_DIRECTORY)
-    _remove_dead_sockets()
     name = os.path.expandvars(request["socket"])
+    try:
+        listener = _listen(place, name)
+    except (HermesError, OSError) as error:
+        os.write(2, str(error).encode("utf-8", "replace"))
+        sys.exit(NO_DIRECTORY)
     ending: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: ending.append(number))
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # so that we can wait for the supervisor
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(name)  # a relative name, as the whole path may be too long for a socket
-        listener.listen(_LISTEN_BACKLOG)
+    try:
+        _serve(listener, dict(request, directory=place), ending)
+    finally:
+        _clean_up(place, request["sandbox_id"])
+        os.unlink(name)
+        os.chdir("/")
+        host.remove_if_empty(place)
+
+
+def _listen(place: str, name: str) -> socket.socket:
+    """Make the directory of sandboxes our working directory, and listen at a socket of this name in it."""
+    for attempt in range(_ATTEMPTS):
         try:
-            _serve(listener, dict(request, directory=place), ending)
-        finally:
-            record = host.find(place, request["sandbox_id"])
-            if record is not None:  # TERM came
-                host.end(place, record)
-            os.unlink(name)
-            os.chdir("/")
-            host.remove_if_empty(place)
+            host.open_place(place, "directory")
+            os.chdir(place)
+            _remove_dead_sockets()
+            listener = socket.socket(socket.AF_UNIX)
+            listener.bind(name)  # a relative name, as the whole path may be too long for a socket
+        except FileNotFoundError:  # another keeper has just removed the empty directory
+            if attempt == _ATTEMPTS - 1:
+                raise
+        else:
+            listener.listen(_LISTEN_BACKLOG)
+            return listener
+    raise AssertionError("unreachable")
+
+
+def _clean_up(place: str, sandbox_id: str) -> None:
+    """End the sandbox, if it has not ended by itself, and remove what is left of it."""
+    record = host.find(place, sandbox_id)
+    if record is not None:
+        host.end(place, record)
+    deadline = time.monotonic() + _DYING_S  # it may have been in the making
+    while _reap()[0] and time.monotonic() < deadline:
+        time.sleep(_PAUSE_S)
+    host.sweep(place)
 
 
 def _serve(listener: socket.socket, settings: dict[str, Any], ending: list[int]) -> None:

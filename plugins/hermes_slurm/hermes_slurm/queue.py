@@ -132,7 +132,7 @@ class JobQueue:
         await asyncio.sleep(self._last + _PAUSE_S - time.monotonic())
         self._number += 1  # who asks from now on needs another look
         try:
-            output = await programs.run("squeue", "--me", "--noheader", "--array", f"--format={_FIELDS}")
+            output = await programs.run("squeue", "--me", "--noheader", f"--format={_FIELDS}")
         finally:
             self._last = time.monotonic()
         jobs = [job for line in output.splitlines() if (job := _read_job(line)) is not None]
