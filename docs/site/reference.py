@@ -224,7 +224,7 @@ def settings():
     parts += [model(SandboxConfig)]
     for name in ("local", "docker", "singularity", "ssh", "slurm", "modal"):
         parts += [f"### Backend `{name}`", model(runtime.backend(name).config_class, beside=SandboxConfig)]
-    # the packages of this backend have an environment of their own
+    # the packages of these backends have an environment of their own
     parts += ["### Backend `daytona`", model(DaytonaConfig, beside=SandboxConfig)]
     parts += ["### Backend `e2b`", model(E2bConfig, beside=SandboxConfig)]
     parts += ["### Backend `kubernetes`", model(KubernetesConfig, beside=SandboxConfig)]

@@ -39,10 +39,8 @@ class DaemonMachine(NamespaceMachine):
     ends_on_term = True
 
     def _script(self) -> str:
-        if not self.ends_on_term:
-            return super()._script().replace("wait $!", "wait $! || :")
-        before, loop, after = super()._script().rpartition("while :")
-        return f"{before}trap 'exit 0' TERM\n{loop}{after}"
+        before, loop, after = super()._script().replace("wait $!", "wait $! || :").rpartition("while :")
+        return f"{before}trap 'exit 0' TERM\n{loop}{after}" if self.ends_on_term else before + loop + after
 
     async def wait(self) -> None:
         assert self._holder is not None
