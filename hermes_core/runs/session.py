@@ -83,6 +83,11 @@ class Session:
         """Return the backend of the run's sandboxes."""
         return self.runtime.backend(self.options.backend)
 
+    @property
+    def backend_name(self) -> str:
+        """Return the backend's name for records. The options may have an alias of it."""
+        return self.runtime.backends.entry(self.options.backend).name
+
     def _why_dedicated(self) -> str:
         """Return a hint where to read why only the level `dedicated` is granted: at the backend or the profile."""
         name, declared = self.options.backend, self.backend.capabilities.least(self.isolation)
@@ -102,7 +107,7 @@ class Session:
             "env": self.environment.config.model_dump(mode="json"),
             "agent": agent,
             "agent_settings": settings and settings.model_dump(mode="json", exclude=_NOT_CONFIGURATION),
-            "backend": options.backend,
+            "backend": self.backend_name,
             "backend_config": {key: value for key, value in options.backend_config.items() if key not in COST},
             **({"profile": options.profile} if options.profile else {}),
             "isolation": self.isolation.label,
@@ -161,7 +166,7 @@ class Session:
                 agent=self.agent,
                 backend=backend,
                 tools=self.runtime.tools,
-                backend_name=self.options.backend,
+                backend_name=self.backend_name,
                 profile=self.options.profile or self.runtime.settings.default_profile,
                 limits=self.options,
                 redact=self.redact,
