@@ -134,6 +134,14 @@ class NetworkPlan:
     profile: NetworkPlan | None = None
     """The networks of the profile, for the plan of an item. What they do not permit, the item's do not either."""
 
+    def __post_init__(self) -> None:
+        policies = {self.setup.network, self.agent.network, self.verify.network}
+        if policies - {Network.NONE, Network.ALLOW} and len(policies) > 1:
+            raise ConfigError(
+                f"phases have the networks {', '.join(sorted(policies))}, and one sandbox can't have them all",
+                hint="use none and allow; allow with allowed_hosts `*` reaches every host of the internet by its name",
+            )
+
     def within(self, profile: NetworkPlan) -> NetworkPlan:
         """Return this plan of an item, limited by its profile's. Only the profile can permit addresses that are not the
         internet's."""

@@ -303,6 +303,8 @@ class _Client:
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD)
+        self._asks_for_head = False
+        """Whether the answer to the present request has no body."""
 
     @property
     def answered(self) -> bool:
@@ -317,6 +319,8 @@ class _Client:
     async def next_event(self) -> h11.Event:
         while True:
             event = self._http.next_event()
+            if isinstance(event, h11.Request):
+                self._asks_for_head = event.method == b"HEAD"
             if isinstance(event, h11.Event):
                 return event
             if event is h11.PAUSED:  # there is more than what was asked for
@@ -338,7 +342,8 @@ class _Client:
         headers = [("content-type", "text/plain"), ("content-length", str(len(body))), ("connection", "close")]
         line = refusal.reason.encode("ascii", "replace")[:200]  # many programs show only this
         await self.send(h11.Response(status_code=refusal.status, headers=headers, reason=line))
-        await self.send(h11.Data(data=body))
+        if not self._asks_for_head:
+            await self.send(h11.Data(data=body))
         await self.send(h11.EndOfMessage())
 
     def begin_next(self) -> bool:

@@ -265,9 +265,10 @@ class Provisioner:
             answers = [each(error) for each in dict.fromkeys(self._trying[config.name])]
             return any(answers)
 
-        # With `allow`, the preparation has the proxy and the hosts of `setup_network`.
-        is_open = config.network is not Network.ALLOW
-        open_config = config.model_copy(update={"network": Network.OPEN}) if is_open else config
+        open_config = config
+        if config.network is not Network.ALLOW:  # whose preparations have the proxy, and the hosts of `setup_network`
+            is_open = {"network": Network.OPEN, "setup_network": None, "verify_network": None}
+            open_config = config.model_copy(update=is_open)
         pooled = await self._new(open_config, meter, keep_trying, set_up=partial(self._prepare_and_keep, config))
         snapshot_id = self._snapshots[config.name]
         await self.end(pooled, meter)

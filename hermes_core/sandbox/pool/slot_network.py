@@ -90,14 +90,20 @@ class SlotNetwork:
     async def _enter_next(self) -> None:
         before, self._phase = self._phase, self._next_phase
         if self._phase is not before:
-            await self._close()  # connections of the former phase end
             self._proxy = self._make_proxy()
+            await self._close()  # connections of the former phase end
 
     async def _close(self) -> None:
+        """Close the port, and reset its connections. A command that begins meanwhile opens another one."""
         keeper, self._keeper = self._keeper, None
+        self._forget()
         if keeper is not None:
             keeper.cancel()
             await asyncio.wait([keeper])
+
+    def _forget(self) -> None:
+        self._opened = self._forward = None
+        self._variables.clear()
 
     def _open_first(self, call: Call, operation: Operation[T], /) -> Coroutine[None, None, T]:
         return self._open_and_call(call, operation) if operation.name in _STARTS_PROGRAMS else call(operation)
@@ -132,8 +138,8 @@ class SlotNetwork:
             if not opened.done():
                 opened.set_exception(outcome)
                 opened.exception()  # nobody may be left who waits for it
-            self._opened = self._forward = None
-            self._variables.clear()
+            if self._opened is opened:
+                self._forget()
 
     async def _serve(self, proxy: EgressProxy, opened: asyncio.Future[None]) -> None:
         try:

@@ -48,12 +48,14 @@ async def test_plain_http_goes_to_the_allowed_host_alone() -> None:
                 answer = await http.post(f"http://allowed.test:{server}/a?b=c", content=body)
                 assert (answer.status_code, answer.headers["x-seen"]) == (200, "yes")
                 assert answer.content == b"POST /a?b=c HTTP/1.1\n" + body
+            assert (await http.head(f"http://denied.test:{server}/")).status_code == 403
+            assert (await http.head(f"http://allowed.test:{server}/")).status_code == 200
             refused = await http.get(f"http://denied.test:{server}/")
             assert refused.status_code == 403
             assert refused.text == f"hermes-rl: denied.test:{server} is not in allowed_hosts\n"
-    assert names.asked == ["allowed.test", "allowed.test"]  # a refused name is not even looked up
-    assert traffic.reached == {f"allowed.test:{server}": 2}
-    assert traffic.refused == {f"denied.test:{server}": 1}
+    assert names.asked == ["allowed.test"] * 3  # a refused name is not even looked up
+    assert traffic.reached == {f"allowed.test:{server}": 3}
+    assert traffic.refused == {f"denied.test:{server}": 2}
     assert traffic.bytes_sent > 300_000 < traffic.bytes_received
 
 

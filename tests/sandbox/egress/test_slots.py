@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from hermes_core.errors import PolicyError, UsageError
+from hermes_core.errors import ConfigError, PolicyError, UsageError
 from hermes_core.runtime import Runtime
 from hermes_core.sandbox.commands import CommandResult, Connection, Slot, SlotCommands
 from hermes_core.sandbox.contract import Isolation, Network, NetworkPlan, NetworkPolicy, Phase
@@ -430,6 +430,12 @@ async def test_wrong_profiles_say_what_to_do(config: dict[str, Any], message: st
     async with Runtime(Settings(state_dir=tmp_path), load_entry_points=False) as runtime:
         with pytest.raises(UsageError, match=message):
             runtime.tool_backend("local", config=config)
+
+
+def test_phases_can_t_have_networks_of_different_kinds() -> None:
+    policy = NetworkPolicy(allowed_hosts=("a.org",))
+    with pytest.raises(ConfigError, match="can't have them all"):
+        NetworkPlan(NetworkPolicy(network=Network.OPEN), policy, policy)
 
 
 async def test_what_can_t_be_enforced_is_refused(tmp_path: Path) -> None:
