@@ -9,6 +9,7 @@ from hermes_atropos.flat import FlatSettings
 from hermes_daytona.config import DaytonaConfig
 from hermes_e2b.config import E2bConfig
 from hermes_kubernetes.config import KubernetesConfig
+from hermes_nomad.config import NomadConfig
 
 import hermes_core
 from hermes_core.agents.base import AgentSettings
@@ -228,6 +229,7 @@ def settings():
     parts += ["### Backend `daytona`", model(DaytonaConfig, beside=SandboxConfig)]
     parts += ["### Backend `e2b`", model(E2bConfig, beside=SandboxConfig)]
     parts += ["### Backend `kubernetes`", model(KubernetesConfig, beside=SandboxConfig)]
+    parts += ["### Backend `nomad`", model(NomadConfig, beside=SandboxConfig)]
     parts += [
         "## Atropos",
         "`--env.KEY=VALUE` of `hermes-rl atropos`, beside the settings of Atropos itself.",
