@@ -60,7 +60,7 @@ class Slots:
     """A tool backend without sandboxes."""
 
     def __init__(self, *failures, isolation="user"):
-        self.log, self.failures, self.given, self.images = [], list(failures), 0, []
+        self.log, self.failures, self.given, self.images, self.phases = [], list(failures), 0, [], []
         self.isolation = isolation
 
     def note(self, event, slot):
@@ -81,11 +81,14 @@ class Slots:
         env=None,
         as_image=False,
         network=None,
+        phase=None,
+        traffic=None,
         group=None,
         verification=False,
         apart_from=None,
     ):
         kind = "fresh" if verification else "slot"
+        self.phases.append(phase)
         self.images.append(image)
         self.note(f"acquire {kind}", None)
         self.given += 1
@@ -113,6 +116,9 @@ class Slots:
         tool_name = tool if isinstance(tool, str) else tool.name
         self.note(f"execute {tool_name} in {slot.workspace_dir}", slot)
         return ExecutionResult(True, output=json.dumps([getattr(tool_name, "name", tool_name), dict(args)]))
+
+    async def enter_phase(self, slot, phase):
+        self.phases.append(phase)
 
     async def kill_everything(self, slot):
         self.note("kill", slot)
@@ -239,6 +245,7 @@ async def test_the_stages_come_in_order_and_each_is_timed():
     done = await roll(Plain(setup=setup, solve=solve, verify=verify), OracleAgent(), backend)
     assert backend.log == ["acquire slot", "run setup", "run solve", "kill", "run verify", "release slot"]
     assert (done.reward, done.details, done.failure) == (0.5, {"said": "half"}, None)
+    assert backend.phases == ["setup", "agent", "verify"]
     record = done.to_record().to_json()
     assert all(seconds >= 0 for seconds in record["timings"].values())
     assert record["stop_reason"] == "finished"
