@@ -49,11 +49,11 @@ class E2bEmulator:
             return json.loads(answer.read() or b"null")
 
     def fail(self, call: str, **fault: Any) -> None:
-        """Set a fault for the next calls of one kind: see `emulator.Fault`."""
+        """Set a fault for the next calls of one kind: see `emulator.CallFault`."""
         self._ask("/_faults", {"call": call, **fault})
 
     def set(self, **settings: Any) -> None:
-        """Change settings: `page` is the most sandboxes in a page; `old` is a server without `POST /v2/sandboxes`."""
+        """Change settings: `page` is the maximum number of sandboxes in a page of a list."""
         self._ask("/_settings", settings)
 
     def reset(self) -> None:

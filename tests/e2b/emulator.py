@@ -8,7 +8,6 @@ its standard input. `POST /_faults` sets faults, and `GET /_calls/KIND` lists th
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import secrets
@@ -48,7 +47,7 @@ Event = pb.ProcessEvent
 
 
 @dataclass
-class Fault:
+class CallFault:
     """What happens to the next calls of one kind: a status instead of an answer, no answer, or a cut after bytes."""
 
     call: str
@@ -61,7 +60,7 @@ class Fault:
     times: int = 1
 
 
-class Process:
+class EmulatedProcess:
     """A program in a sandbox, as `envd` treats it: its output waits for listeners, and is dropped if there are none."""
 
     def __init__(self, child: asyncio.subprocess.Process, tag: str) -> None:
@@ -106,16 +105,18 @@ class Process:
         finally:
             self.listeners.remove(queue)
 
-    def kill(self) -> None:
-        """Kill the program itself, which is the child of `nsenter`."""
-        with contextlib.suppress(OSError, ProcessLookupError):
-            children = Path(f"/proc/{self.child.pid}/task/{self.child.pid}/children").read_text().split()
-            for pid in children:
+    async def kill(self) -> None:
+        """Kill the program itself, which is the child that `nsenter` makes."""
+        children = Path(f"/proc/{self.child.pid}/task/{self.child.pid}/children")
+        while self.child.returncode is None:
+            for pid in children.read_text().split():
                 os.kill(int(pid), 9)
+                return
+            await asyncio.sleep(0.01)
 
 
 @dataclass
-class Sandbox:
+class EmulatedVm:
     """A sandbox: its machine, its programs, and what the API says about it."""
 
     sandbox_id: str
@@ -125,7 +126,7 @@ class Sandbox:
     ends: float
     token: str = field(default_factory=lambda: secrets.token_hex(16))
     state: str = "running"
-    processes: dict[str, Process] = field(default_factory=dict)
+    processes: dict[str, EmulatedProcess] = field(default_factory=dict)
     serving: set[asyncio.Task[None]] = field(default_factory=set)
 
     def about(self) -> dict[str, Any]:
@@ -145,54 +146,46 @@ class Sandbox:
         }
 
 
-class Refusal(Exception):
+class ApiRefusal(Exception):
     """An answer that is no success."""
 
     def __init__(self, status: int, message: str) -> None:
         self.status, self.message = status, message
 
 
-class Emulator:
-    """The account: its sandboxes and snapshots, the calls so far, and the faults to come."""
+class EmulatedAccount:
+    """The account: its sandboxes, the calls so far, and the faults to come."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.sandboxes: dict[str, Sandbox] = {}
-        self.snapshots: dict[str, Path] = {}
+        self.sandboxes: dict[str, EmulatedVm] = {}
         self.calls: list[dict[str, Any]] = []
-        self.faults: list[Fault] = []
-        self.settings: dict[str, Any] = {"page": 100, "old": False}
-        self.answers: dict[str, dict[str, Any]] = {}
+        self.faults: list[CallFault] = []
+        self.settings: dict[str, Any] = {"page": 100}
         self.envd = ProcessASGIApplication(Envd(self), read_max_bytes=None)
 
     # --- the API ----------------------------------------------------------------------------------------------------
 
-    async def create(self, asked: dict[str, Any], key: str) -> dict[str, Any]:
-        if key and key in self.answers:
-            return self.answers[key]
+    async def create(self, asked: dict[str, Any]) -> dict[str, Any]:
         template = str(asked["templateID"])
-        snapshot = self.snapshots.get(template)
-        if snapshot is None and template not in ("base", "python"):
-            raise Refusal(404, f"template '{template}' not found")
+        if template not in ("base", "python"):
+            raise ApiRefusal(404, f"template '{template}' not found")
         sandbox_id = f"i{secrets.token_hex(10)}"
         network = asked.get("allow_internet_access", True)
         machine = NamespaceMachine(
-            self.folder / sandbox_id, snapshot=snapshot, volumes={}, network=network, workdir="/home/user"
+            self.folder / sandbox_id, snapshot=None, volumes={}, network=network, workdir="/home/user"
         )
         await machine.start()
         making = await asyncio.create_subprocess_exec(*machine.argv(["/bin/sh", "-ec", REBOOT], "/"))
         assert await making.wait() == 0
         now = time.time()
-        sandbox = Sandbox(sandbox_id, asked, machine, now, now + min(asked["timeout"], LONGEST_S))
+        sandbox = EmulatedVm(sandbox_id, asked, machine, now, now + min(asked["timeout"], LONGEST_S))
         self.sandboxes[sandbox_id] = sandbox
-        answer = sandbox.about() | {"envdAccessToken": sandbox.token}
-        if key:
-            self.answers[key] = answer
-        return answer
+        return sandbox.about() | {"envdAccessToken": sandbox.token}
 
-    def get(self, sandbox_id: str) -> Sandbox:
+    def get(self, sandbox_id: str) -> EmulatedVm:
         if sandbox_id not in self.sandboxes:
-            raise Refusal(404, f"sandbox {sandbox_id} not found")
+            raise ApiRefusal(404, f"sandbox {sandbox_id} not found")
         return self.sandboxes[sandbox_id]
 
     def list(self, query: dict[str, str]) -> tuple[list[dict[str, Any]], str]:
@@ -210,7 +203,7 @@ class Emulator:
         after = str(begin + page) if begin + page < len(found) else ""
         return found[begin : begin + page], after
 
-    async def end(self, sandbox: Sandbox) -> None:
+    async def end(self, sandbox: EmulatedVm) -> None:
         """End a sandbox, which is no longer listed from now on."""
         self.sandboxes.pop(sandbox.sandbox_id, None)
         for serving in sandbox.serving:
@@ -229,15 +222,11 @@ class Emulator:
     async def route(self, method: str, path: str, query: dict[str, str], body: bytes, headers: dict[str, str]) -> Any:
         """Return the status, the body and the further headers of an answer of the API."""
         if headers.get("x-api-key") != KEY:
-            raise Refusal(401, "Invalid API key")
+            raise ApiRefusal(401, "Invalid API key")
         asked = json.loads(body) if body else {}
         match method, [part for part in path.split("/") if part]:
-            case "POST", ["v2", "sandboxes"]:
-                if self.settings["old"]:
-                    raise Refusal(405, "")
-                return 201, await self.create(asked, headers.get("idempotency-key", "")), {}
             case "POST", ["sandboxes"]:
-                return 201, await self.create(asked, ""), {}
+                return 201, await self.create(asked), {}
             case "GET", ["v2", "sandboxes"]:
                 found, after = self.list(query)
                 return 200, found, {"x-next-token": after} if after else {}
@@ -252,20 +241,20 @@ class Emulator:
                 sandbox.ends = min(time.time() + asked["timeout"], sandbox.started + LONGEST_S)
                 return 204, None, {}
             case _:
-                raise Refusal(404, "404 page not found")
+                raise ApiRefusal(404, "404 page not found")
 
     async def control(self, method: str, path: str, body: bytes) -> Any:
         """Return the answer to a test's own call."""
         match method, path:
             case "POST", "/_faults":
-                self.faults.append(Fault(**json.loads(body)))
+                self.faults.append(CallFault(**json.loads(body)))
             case "POST", "/_settings":
                 self.settings |= json.loads(body)
             case "POST", "/_pause":
                 self.get(json.loads(body)["sandbox_id"]).state = "paused"
             case "POST", "/_reset":
                 self.faults.clear()
-                self.settings = {"page": 100, "old": False}
+                self.settings = {"page": 100}
             case "GET", _:
                 kind = path.removeprefix("/_calls/")
                 return [each for each in self.calls if each["call"] == kind][-1000:]
@@ -301,7 +290,7 @@ class Emulator:
         query = dict(urllib.parse.parse_qsl(scope["query_string"].decode()))
         try:
             status, answer, more = await self.route(method, path, query, body, headers)
-        except Refusal as refusal:
+        except ApiRefusal as refusal:
             status, more = refusal.status, {}
             answer = {"code": status, "message": refusal.message} if refusal.message else None
         self.calls.append({"call": call, "status": status, "asked": json.loads(body) if body else {}, "path": path})
@@ -318,7 +307,7 @@ class Emulator:
         else:
             await self._serve_envd(sandbox, scope, receive, send)
 
-    async def _serve_envd(self, sandbox: Sandbox, scope: Scope, receive: Any, send: Send) -> None:
+    async def _serve_envd(self, sandbox: EmulatedVm, scope: Scope, receive: Any, send: Send) -> None:
         """Serve a call to `envd`, until it ends, the client is gone or the sandbox ends, which cuts the connection."""
         request = {"type": "http.request", "body": await _body(receive), "more_body": False}
         serving = asyncio.create_task(self.envd(scope, _replay(request), send))
@@ -339,13 +328,13 @@ class Emulator:
 class Envd:
     """The process service of `envd`, for all sandboxes: a header says which one is meant."""
 
-    def __init__(self, emulator: Emulator) -> None:
+    def __init__(self, emulator: EmulatedAccount) -> None:
         self.emulator = emulator
 
-    def _sandbox(self, ctx: Any) -> Sandbox:
+    def _sandbox(self, ctx: Any) -> EmulatedVm:
         return self.emulator.get(ctx.request_headers["e2b-sandbox-id"])
 
-    def _process(self, request: Any, ctx: Any) -> Process:
+    def _process(self, request: Any, ctx: Any) -> EmulatedProcess:
         selector = request.process.selector
         process = self._sandbox(ctx).processes.get(selector.value)
         if process is None or process.tasks[0].done():
@@ -371,7 +360,7 @@ class Envd:
             env=own | sandbox.asked.get("envVars", {}) | dict(wanted.envs),
             start_new_session=True,
         )
-        process = sandbox.processes[request.tag] = Process(child, request.tag)
+        process = sandbox.processes[request.tag] = EmulatedProcess(child, request.tag)
         async for event in process.events():
             yield pb.StartResponse(event=event)
 
@@ -398,7 +387,7 @@ class Envd:
         return pb.CloseStdinResponse()
 
     async def send_signal(self, request: Any, ctx: Any) -> Any:
-        self._process(request, ctx).kill()
+        await self._process(request, ctx).kill()
         return pb.SendSignalResponse()
 
     async def update(self, request: Any, ctx: Any) -> Any:
@@ -426,7 +415,7 @@ class _Cut(Exception):
     """Makes the server close the connection in the middle of an answer."""
 
 
-def _tampered(send: Send, fault: Fault) -> Send:
+def _tampered(send: Send, fault: CallFault) -> Send:
     """Return a `send` that loses the answer, or cuts the connection after some bytes."""
     sent = 0
 
@@ -471,7 +460,7 @@ async def _answer(send: Send, status: int, answer: Any, headers: dict[str, str] 
 
 
 async def _serve(folder: Path) -> None:
-    emulator = Emulator(folder)
+    emulator = EmulatedAccount(folder)
     config = uvicorn.Config(emulator, host="127.0.0.1", port=0, log_level="critical", lifespan="off", access_log=False)
     server = uvicorn.Server(config)
     serving = asyncio.create_task(server.serve())

@@ -147,7 +147,7 @@ async def test_an_answer_that_is_no_answer(backend: Any, spec: Spec, emulator: E
 async def test_a_sandbox_that_has_timed_out(backend: Any, spec: Spec) -> None:
     sandbox = await backend.create(spec())
     channel = await sandbox.open(["sleep", "1000"])
-    await backend._plane.extend(sandbox.id, 0)
+    await backend._api.extend(sandbox.id, 0)
     with pytest.raises(ChannelLost):
         async with asyncio.timeout(20):
             await channel.wait()

@@ -134,7 +134,7 @@ async def test_a_reboot_ends_the_sandbox(create: Create) -> None:
 
 async def test_a_sandbox_that_nobody_keeps_alive_ends(create: Create, backend: Any) -> None:
     sandbox = await create()
-    await backend._plane.extend(sandbox.id, 10)
+    await backend._api.extend(sandbox.id, 10)
     backend._keep_alive.drop(sandbox.id)
     await until_gone(sandbox, 60)
 

@@ -8,14 +8,14 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from importlib.metadata import version
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from hermes_core import CommandError, PluginError, ProvisionError, SandboxLost
 
 try:
     import e2b
 
-    from hermes_e2b.control_plane import ControlPlane, Machine, SandboxRequest
+    from hermes_e2b.api import E2bApi, VirtualMachine
     from hermes_e2b.programs import Program, is_running
 except ImportError as missing:
     hint = "`pip install hermes-rl-e2b` installs a version of E2B's SDK that this plugin was tested with"
@@ -81,8 +81,8 @@ class E2bBackend(Backend):
 
     def __init__(self, settings: Settings | None = None) -> None:
         key = None if settings is None else settings.secrets.get("E2B_API_KEY")
-        self._plane = ControlPlane(None if key is None else key.get_secret_value())
-        self._keep_alive = KeepAlive(self._plane.extend)
+        self._api = E2bApi(None if key is None else key.get_secret_value())
+        self._keep_alive = KeepAlive(self._api.extend)
         self._work = TaskSet()
         self._creations: SingleFlight[E2bSandbox] = SingleFlight("the creation")
         self._places = asyncio.Semaphore(AT_A_TIME)
@@ -104,11 +104,11 @@ class E2bBackend(Backend):
         config = spec.config
         assert isinstance(config, E2bConfig)
         try:
-            machine = await complete(self._plane.create(_request(spec, config)))
+            machine = await complete(self._api.create(_request(spec, config)))
             # Another driver, or an attempt whose answer was lost, may have made one at the same time: the oldest stays.
             oldest, *others = await self._running(spec.creation_id) or [machine.sandbox_id]
             for other in others:
-                await self._plane.kill(other)
+                await self._api.kill(other)
             if oldest != machine.sandbox_id:
                 return await self._take(oldest, spec)
             sandbox = self._sandbox(machine, _metadata(spec, config), config.max_lifetime)
@@ -130,21 +130,21 @@ class E2bBackend(Backend):
 
     async def _running(self, creation_id: str) -> list[str]:
         """Return the ids of the running sandboxes with this creation id, the oldest first."""
-        found = await self._plane.list({MARK: "1", CREATION_ID: creation_id})
+        found = await self._api.list({MARK: "1", CREATION_ID: creation_id})
         running = [(each.started_at, each.sandbox_id) for each in found if each.state == "running"]
         return [sandbox_id for _, sandbox_id in sorted(running)]
 
     async def _end(self, creation_id: str) -> None:
         try:
             for sandbox_id in await self._running(creation_id):
-                await self._plane.kill(sandbox_id)
+                await self._api.kill(sandbox_id)
         except Exception as error:  # nobody keeps these sandboxes alive, so E2B ends them
             log.warning("a sandbox with creation id %s may live until its timeout: %s", creation_id, say(error))
 
     async def list(self, owner: str | None = None) -> Sequence[SandboxInfo]:
         """Return the running and paused sandboxes with our metadata."""
         with sandbox_errors(""):
-            found = await self._plane.list({MARK: "1"} if owner is None else {MARK: "1", OWNER: owner})
+            found = await self._api.list({MARK: "1"} if owner is None else {MARK: "1", OWNER: owner})
         return [
             SandboxInfo(
                 sandbox_id=each.sandbox_id,
@@ -160,7 +160,7 @@ class E2bBackend(Backend):
         """End a sandbox by its id, if it exists."""
         self._keep_alive.drop(sandbox_id)
         with sandbox_errors(sandbox_id):
-            await self._plane.kill(sandbox_id)
+            await self._api.kill(sandbox_id)
 
     async def attach(self, sandbox_id: str) -> Sandbox:
         """Return a handle on a running sandbox, and keep the sandbox alive. Raise `SandboxLost` if it does not run."""
@@ -170,27 +170,27 @@ class E2bBackend(Backend):
         return sandbox
 
     async def _handle(self, sandbox_id: str) -> E2bSandbox:
-        detail = await self._plane.find(sandbox_id)
+        detail = await self._api.find(sandbox_id)
         if detail is None or detail.state != "running":
             raise SandboxLost("no such sandbox runs", hint="create another one", sandbox_id=sandbox_id)
         metadata = detail.metadata if isinstance(detail.metadata, dict) else {}
         left = float(metadata.get(LIFETIME, "inf")) - (time.time() - detail.started_at.timestamp())
-        return self._sandbox(self._plane.machine(detail), metadata, left)
+        return self._sandbox(self._api.machine(detail), metadata, left)
 
-    def _sandbox(self, machine: Machine, metadata: Mapping[str, str], lifetime_s: float) -> E2bSandbox:
-        return E2bSandbox(machine, metadata, lifetime_s, self._plane, self._keep_alive)
+    def _sandbox(self, machine: VirtualMachine, metadata: Mapping[str, str], lifetime_s: float) -> E2bSandbox:
+        return E2bSandbox(machine, metadata, lifetime_s, self._api, self._keep_alive)
 
     async def check(self) -> Diagnosis:
         """Return whether E2B answers, and takes the key."""
         try:
-            found = await self._plane.list({MARK: "1"})
+            found = await self._api.list({MARK: "1"})
         except e2b.AuthenticationException as error:
             return Diagnosis(False, f"E2B does not take the key: {say(error)}", advice=(KEY_HINT,))
         except Exception as error:
             advice = "check the network, and https://status.e2b.dev; E2B_DOMAIN or E2B_API_URL names another server"
-            return Diagnosis(False, f"E2B does not answer at {self._plane.url}: {say(error)}", advice=(advice,))
+            return Diagnosis(False, f"E2B does not answer at {self._api.url}: {say(error)}", advice=(advice,))
         details = ("levels: shared, user, namespace, dedicated", f"{len(found)} sandboxes of hermes-rl")
-        return Diagnosis(True, f"E2B at {self._plane.url}, SDK {version('e2b')}", details)
+        return Diagnosis(True, f"E2B at {self._api.url}, SDK {version('e2b')}", details)
 
     async def aclose(self) -> None:
         """Stop keeping sandboxes alive: E2B ends those that are left."""
@@ -205,10 +205,10 @@ class E2bSandbox(Sandbox):
 
     def __init__(
         self,
-        machine: Machine,
+        machine: VirtualMachine,
         metadata: Mapping[str, str],
         lifetime_s: float,
-        plane: ControlPlane,
+        api: E2bApi,
         keep_alive: KeepAlive,
     ) -> None:
         self.id = machine.sandbox_id
@@ -217,7 +217,7 @@ class E2bSandbox(Sandbox):
         self.lifetime_s = lifetime_s
         self.timeout_s = int(metadata.get(TIMEOUT, LEAST_TIMEOUT_S))
         self.uid_base = uid_base_in_own_kernel(metadata.get(CREATION_ID, ""))
-        self._plane, self._keep_alive = plane, keep_alive
+        self._api, self._keep_alive = api, keep_alive
         self._ended = False
 
     async def begin(self, spec: SandboxSpec) -> None:
@@ -260,7 +260,7 @@ class E2bSandbox(Sandbox):
     async def status(self) -> SandboxStatus:
         """Return the sandbox's status at E2B."""
         with sandbox_errors(self.id):
-            detail = await self._plane.find(self.id)
+            detail = await self._api.find(self.id)
         if detail is None:
             return SandboxStatus.GONE
         return SandboxStatus.RUNNING if detail.state == "running" else SandboxStatus.ENDED
@@ -270,7 +270,7 @@ class E2bSandbox(Sandbox):
         self._ended = True
         self._keep_alive.drop(self.id)
         with sandbox_errors(self.id):
-            await self._plane.kill(self.id)
+            await self._api.kill(self.id)
 
 
 def _metadata(spec: SandboxSpec, config: E2bConfig) -> dict[str, str]:
@@ -285,13 +285,18 @@ def _metadata(spec: SandboxSpec, config: E2bConfig) -> dict[str, str]:
     }
 
 
-def _request(spec: SandboxSpec, config: E2bConfig) -> SandboxRequest:
-    rules = {key: value for key in ("allow_out", "deny_out") if (value := getattr(config, key))}
-    return SandboxRequest(
-        template=str(config.image),
-        timeout_s=config.timeout_s,
-        metadata=_metadata(spec, config),
-        environment=spec.environment,
-        allow_internet_access=False if config.network is Network.NONE else None,
-        network=rules or None,
-    )
+def _request(spec: SandboxSpec, config: E2bConfig) -> dict[str, Any]:
+    """Return the body of the request that creates the sandbox."""
+    request: dict[str, Any] = {
+        "templateID": config.image,
+        "timeout": config.timeout_s,
+        "autoPause": False,  # at its timeout, the sandbox ends
+        "secure": True,
+        "metadata": _metadata(spec, config),
+        "envVars": dict(spec.environment),
+    }
+    if config.network is Network.NONE:
+        request["allow_internet_access"] = False
+    if config.deny_out:
+        request["network"] = {"allowOut": [*config.allow_out], "denyOut": [*config.deny_out]}
+    return request

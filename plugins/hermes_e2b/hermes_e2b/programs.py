@@ -13,7 +13,6 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from connectrpc.errors import ConnectError
-from e2b.envd.client_async import as_stream, first_event
 from e2b.envd.process import process_pb
 from e2b.envd.process.process_connect import ProcessClient
 from e2b.envd.rpc import handle_rpc_exception
@@ -68,10 +67,11 @@ class Program:
         tag = tag or secrets.token_hex(12)
         process = process_pb.ProcessConfig(cmd=argv[0], args=[*argv[1:]], envs=dict(env or {}), cwd="/")
         request = process_pb.StartRequest(process=process, stdin=has_input, tag=tag)
-        events: Events = as_stream(processes.start(request, headers=_HEADERS))
+        events: Any = processes.start(request, headers=_HEADERS)
         try:
-            with sdk_errors():
-                await first_event(events, START_LIMIT_S)
+            async with asyncio.timeout(START_LIMIT_S):
+                with sdk_errors():
+                    await anext(events)  # says that it has started
         except BaseException:
             await complete(_abandon(processes, tag, events))
             raise
@@ -138,7 +138,7 @@ def sdk_errors() -> Iterator[None]:
         plain = handle_rpc_exception(error)
         if plain is error:
             raise
-        raise plain from error
+        raise plain from (None if isinstance(plain, asyncio.CancelledError) else error)
 
 
 async def _abandon(processes: ProcessClient, tag: str, events: Events) -> None:
