@@ -105,12 +105,13 @@ async def test_two_drivers_that_create_at_once_get_the_same_sandbox(
 ) -> None:
     from hermes_e2b.backend import E2bBackend
 
-    other = E2bBackend()
-    emulator.fail("list", delay_s=0.5)  # of the first driver, which looks for doubles after the second has made one
+    other, kills = E2bBackend(), len(emulator.calls("kill"))
+    emulator.fail("create", delay_s=1, times=2)  # so that each has looked before the other has made one
     wanted = spec()
     first, second = await asyncio.gather(backend.create(wanted), other.create(wanted))
     assert first.id == second.id
     assert [info.sandbox_id for info in await backend.list(owner)] == [first.id]
+    assert len(emulator.calls("kill")) > kills, "two were made"
     await other.aclose()
 
 

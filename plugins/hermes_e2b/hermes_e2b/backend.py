@@ -122,7 +122,6 @@ class E2bBackend(Backend):
     async def _take(self, sandbox_id: str, spec: SandboxSpec) -> E2bSandbox:
         """Return a sandbox that exists already, with its main process."""
         sandbox = await self._handle(sandbox_id)
-        spec.check_existing(sandbox.isolation, sandbox.id)
         if not await is_running(sandbox.machine.processes, _MAIN):
             await sandbox.begin(spec)
         self._keep_alive.add(sandbox.id, sandbox.timeout_s)
