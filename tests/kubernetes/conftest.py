@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import ssl
 import subprocess
 import sys
@@ -34,10 +35,13 @@ def cloud_extra(require: Callable[[str, str | None], None]) -> None:
 class ClusterProcess:
     """The emulator as a process."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, host_network: bool = False) -> None:
         self.folder = folder
         argv = [sys.executable, "-m", "tests.kubernetes.emulator", str(folder)]
-        self._process = subprocess.Popen(argv, cwd=ROOT, stdin=-1, stdout=-1, text=True, start_new_session=True)
+        environment = os.environ | ({"HERMES_EMULATOR_HOST_NETWORK": "1"} if host_network else {})
+        self._process = subprocess.Popen(
+            argv, cwd=ROOT, stdin=-1, stdout=-1, text=True, start_new_session=True, env=environment
+        )
         assert self._process.stdout is not None
         self.kubeconfig = self._process.stdout.readline().strip()
         assert self.kubeconfig, "the emulator did not start"

@@ -44,7 +44,7 @@ def status(code: int, reason: str, message: str, **details: Any) -> dict[str, An
     return {**kind, "message": message, "reason": reason, "details": details, "code": code}
 
 
-class Refusal(Exception):
+class ApiRefusal(Exception):
     """An answer that is an error."""
 
     def __init__(self, code: int, reason: str, message: str) -> None:
@@ -52,7 +52,7 @@ class Refusal(Exception):
         self.code, self.reason = code, reason
 
 
-class Emulator:
+class ApiServer:
     """The API server and its one node."""
 
     def __init__(self, folder: Path) -> None:
@@ -114,7 +114,7 @@ class Emulator:
         request["fault"] = fault
         try:
             answer = await handler(request)
-        except Refusal as refusal:
+        except ApiRefusal as refusal:
             body = status(refusal.code, refusal.reason, str(refusal))
             return web.json_response(body, status=refusal.code)
         if fault.get("lose_answer") and request.transport is not None:
@@ -193,15 +193,15 @@ class Emulator:
         namespace, body = request.match_info["ns"], await request.json()
         check_pod(body)
         if namespace == "missing":
-            raise Refusal(404, "NotFound", f'namespaces "{namespace}" not found')
+            raise ApiRefusal(404, "NotFound", f'namespaces "{namespace}" not found')
         key = namespace, body["metadata"]["name"]
         if key in self.pods:
             deleting = "object is being deleted: " if "deletionTimestamp" in self.pods[key].body["metadata"] else ""
-            raise Refusal(409, "AlreadyExists", f'{deleting}pods "{key[1]}" already exists')
+            raise ApiRefusal(409, "AlreadyExists", f'{deleting}pods "{key[1]}" already exists')
         quota = self.options["quota"]
         if quota is not None and len(self.pods) >= quota:
             words = f'pods "{key[1]}" is forbidden: exceeded quota: rollouts, requested: pods=1, used: pods={quota}'
-            raise Refusal(403, "Forbidden", words)
+            raise ApiRefusal(403, "Forbidden", words)
         return web.json_response(self.add_pod(namespace, body).body, status=201)
 
     def add_pod(self, namespace: str, body: dict[str, Any]) -> Pod:
@@ -220,7 +220,7 @@ class Emulator:
     def _pod(self, request: web.Request) -> Pod:
         key = request.match_info["ns"], request.match_info["name"]
         if key not in self.pods:
-            raise Refusal(404, "NotFound", f'pods "{key[1]}" not found')
+            raise ApiRefusal(404, "NotFound", f'pods "{key[1]}" not found')
         return self.pods[key]
 
     async def _read_pod(self, request: web.Request) -> web.Response:
@@ -256,7 +256,7 @@ class Emulator:
 
     async def _claims_group(self, request: web.Request) -> web.Response:
         if not self.options["claims"]:
-            raise Refusal(404, "NotFound", "the server could not find the requested resource")
+            raise ApiRefusal(404, "NotFound", "the server could not find the requested resource")
         return _json({"kind": "APIResourceList", "groupVersion": "extensions.agents.x-k8s.io/v1beta1", "resources": []})
 
     async def _list_claims(self, request: web.Request) -> web.Response:
@@ -268,7 +268,7 @@ class Emulator:
         namespace, claim = request.match_info["ns"], await request.json()
         key = namespace, claim["metadata"]["name"]
         if key in self.claims:
-            raise Refusal(409, "AlreadyExists", f'sandboxclaims "{key[1]}" already exists')
+            raise ApiRefusal(409, "AlreadyExists", f'sandboxclaims "{key[1]}" already exists')
         claim["metadata"].update(namespace=namespace, uid=str(uuid.uuid4()), creationTimestamp=now())
         claim["status"] = {"conditions": []}
         self.claims[key] = claim
@@ -303,7 +303,7 @@ class Emulator:
     def _claim(self, request: web.Request) -> dict[str, Any]:
         key = request.match_info["ns"], request.match_info["name"]
         if key not in self.claims:
-            raise Refusal(404, "NotFound", f'sandboxclaims "{key[1]}" not found')
+            raise ApiRefusal(404, "NotFound", f'sandboxclaims "{key[1]}" not found')
         return self.claims[key]
 
     async def _read_claim(self, request: web.Request) -> web.Response:
@@ -329,7 +329,7 @@ class Emulator:
         if pod.body["status"]["phase"] != "Running" or pod.machine is None:
             phase = pod.body["status"]["phase"]
             words = f"cannot exec into a container in a completed pod; current phase is {phase}"
-            raise Refusal(400 if pod.ended.is_set() else 500, "BadRequest", words)
+            raise ApiRefusal(400 if pod.ended.is_set() else 500, "BadRequest", words)
         socket = web.WebSocketResponse(protocols=PROTOCOLS, max_msg_size=32 << 20)
         await socket.prepare(request)
         if socket.ws_protocol is None:
@@ -445,7 +445,7 @@ def check_pod(body: Mapping[str, Any]) -> None:
         if len(json.dumps(container)) > 1 << 20:
             problems.append("too large")
     if problems:
-        raise Refusal(422, "Invalid", f'Pod "{metadata["name"]}" is invalid: {"; ".join(problems)}')
+        raise ApiRefusal(422, "Invalid", f'Pod "{metadata["name"]}" is invalid: {"; ".join(problems)}')
 
 
 def selects(selector: str, body: Mapping[str, Any]) -> bool:
@@ -496,10 +496,11 @@ def make_certificate(folder: Path) -> tuple[Path, Path]:
 
 async def main(folder: Path) -> None:
     """Serve until standard input ends."""
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / TOKEN_FILE).write_text("secret-token")
     encryption = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     encryption.load_cert_chain(*make_certificate(folder))
-    emulator = Emulator(folder)
+    emulator = ApiServer(folder)
     runner = web.AppRunner(emulator.app(), handler_cancellation=False, max_line_size=1 << 20, max_field_size=1 << 20)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=encryption)

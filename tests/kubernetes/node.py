@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from hermes_modal_emulator.machines import NamespaceMachine
+from hermes_modal_emulator.machines import MachineError, NamespaceMachine
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 GO = "/.hermes-emulator-go"
@@ -59,6 +59,11 @@ class PodMachine(NamespaceMachine):
         ]
         if not HOST_NETWORK:
             mounts += [OWN_NETWORK, f"mount -t sysfs sysfs {root}/sys"]
+        # An image has an empty /tmp in its root directory. Here, this host's would be below the mount, for what makes
+        # a root directory from it.
+        lines[lines.index(f"mount -t tmpfs -o mode=1777 tmpfs {root}/tmp")] = f"mkdir -m 1777 {root}/tmp"
+        overlay = next(at for at, line in enumerate(lines) if line.startswith("mount -t overlay"))
+        lines.insert(overlay, f"mknod {shlex.quote(str(self._base))}/upper/tmp c 0 0")
         at = lines.index(f"cd {self._base}/root" if f"cd {self._base}/root" in lines else f"cd {root}")
         wait = f"exec >/dev/null 2>&1; while [ ! -e {GO} ]; do sleep 0.02; done; rm {GO}"
         read_only = "mount --bind /proc/sys /proc/sys; mount -o remount,ro,bind /proc/sys"
@@ -138,7 +143,12 @@ class Pod:
         volumes = [mount["mountPath"] for mount in main.get("volumeMounts", ())]
         command = confine([*map(expand, main.get("command", ["sleep", "infinity"])), *main.get("args", ())], main)
         self.machine = PodMachine(self._folder, with_env(command, self.env(main)), volumes)
-        await self.machine.start()
+        try:
+            await self.machine.start()
+        except MachineError as error:
+            self.ended.set()
+            self.set("Failed", reason="NoNamespaces", message=str(error))
+            return
         for container in spec.get("initContainers", ()):
             process = await self.run(container, list(map(expand, container["command"])), stderr=subprocess.PIPE)
             _, words = await process.communicate()

@@ -30,5 +30,22 @@ def failures(tmp_path: Path, *options: str) -> list[str]:
     return [f"{each['name']}: {each['reason']}" for each in checks if each["outcome"] == "failed"]
 
 
-def test_the_contract(tmp_path: Path) -> None:
-    assert failures(tmp_path, "--group", "contract") == []
+@pytest.mark.parametrize(
+    "group", ["contract", "commands", "processes", "files", "slots", "forwards", "pools", "failure", "leaks"]
+)
+def test_the_kit(tmp_path: Path, group: str) -> None:
+    assert failures(tmp_path, "--group", group) == []
+
+
+@pytest.mark.parametrize(
+    ("level", "group"), [("namespace", "slots"), ("namespace", "forwards"), ("private-root", "forwards")]
+)
+def test_slots_with_namespaces_of_their_own(tmp_path: Path, level: str, group: str) -> None:
+    """At `private-root`, one check of the slots removes /root, where the interpreter of this host may be."""
+    (tmp_path / "profile.yaml").write_text("cap_add: [SYS_ADMIN]\n")
+    assert failures(tmp_path, "--config", "profile.yaml", "--isolation", level, "--group", group) == []
+
+
+@pytest.mark.stress
+def test_the_figures(tmp_path: Path) -> None:
+    assert failures(tmp_path, "--group", "speed") == []

@@ -61,14 +61,15 @@ class KubernetesBackend(Backend):
         """Return the levels that pods of this profile can give.
 
         `private-root` is one only with SYS_ADMIN; without it, `dedicated` takes its place. (`namespace` is refused
-        later, with advice.) With network `setup`, only levels are given whose slots are not the sandbox's root, which
-        could bring the network up again.
+        later, with advice.) Levels at which a slot may be the sandbox's root are none if that root has NET_ADMIN, and
+        could bring a network up again that was taken away.
         """
         assert isinstance(config, KubernetesConfig)
         levels = set(self.capabilities.isolation)
         if config.warm_pool is None and SYS_ADMIN not in config.cap_add:
             levels.discard(Isolation.PRIVATE_ROOT)
-        if config.network is Network.SETUP:
+        admin = config.network is Network.SETUP or not {SYS_ADMIN, "NET_ADMIN"}.isdisjoint(config.cap_add)
+        if admin and config.network is not Network.OPEN:
             levels -= {Isolation.SHARED, Isolation.DEDICATED}
         return frozenset(levels)
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import Field, field_validator, model_validator
 
-from hermes_core import Network, SandboxConfig
+from hermes_core import Network, SandboxConfig, TerminalVariables
 
 SYS_ADMIN = "SYS_ADMIN"
 DEFAULT_IMAGE = "python:3.11"
@@ -23,6 +23,7 @@ _OURS: Mapping[str, frozenset[str]] = {
     "metadata": frozenset({"name", "generateName", "namespace"}),
     "spec": frozenset({"hostNetwork", "hostPID", "hostIPC", "restartPolicy"}),
     "container": frozenset({"command", "args", "image", "stdin", "tty"}),
+    "securityContext": frozenset({"privileged", "capabilities", "allowPrivilegeEscalation", "runAsUser"}),
 }
 """Keys of a pod that `pod` can't have: they would break what the backend promises, or have settings of their own."""
 
@@ -35,29 +36,23 @@ class Address:
     context: str | None = None
 
 
-_OF_TEMPLATE = frozenset(
-    {
-        *(
-            "image",
-            "cpu",
-            "memory",
-            "cpu_request",
-            "memory_request",
-            "disk",
-            "shm_size",
-            "gpus",
-            "gpu_resource",
-            "network",
-        ),
-        *("node_selector", "tolerations", "service_account", "image_pull_secrets", "secrets", "runtime_class", "user"),
-        *("host_users", "cap_add", "setup_image", "pod"),
-    }
+_OF_TEMPLATE = frozenset({"image", "cpu", "memory", "network"})
+_OF_CLAIM = frozenset(
+    {"annotations", "context", "kubeconfig", "labels", "max_lifetime", "namespace", "start_timeout_s", "warm_pool"}
 )
-"""Settings that have no effect on a sandbox from a warm pool."""
+"""Settings of all backends that have no effect on a sandbox from a warm pool, and settings of this one that have."""
 
 
 class KubernetesConfig(SandboxConfig):
     """A profile of the `kubernetes` backend."""
+
+    terminal = TerminalVariables(
+        {
+            "TERMINAL_KUBERNETES_IMAGE": "image",
+            "TERMINAL_CONTAINER_CPU": "cpu",
+            "TERMINAL_CONTAINER_MEMORY": "memory",
+        }
+    )
 
     image: str | None = DEFAULT_IMAGE
     """The image of the sandbox's container."""
@@ -156,19 +151,26 @@ class KubernetesConfig(SandboxConfig):
     @field_validator("pod")
     @classmethod
     def _breaks_nothing(cls, pod: dict[str, Any]) -> dict[str, Any]:
-        spec, metadata = pod.get("spec") or {}, pod.get("metadata") or {}
-        containers = spec.get("containers") or [] if isinstance(spec, Mapping) else None
-        if not isinstance(metadata, Mapping) or not _are_named(containers):
-            raise ValueError("must be part of a pod: {metadata: {…}, spec: {…}}, whose containers have names")
-        own = [each for each in containers or () if each["name"] == CONTAINER]
-        for where, part in (("", pod), ("metadata", metadata), ("spec", spec), *(("container", each) for each in own)):
+        spec, metadata = pod.get("spec", {}), pod.get("metadata", {})
+        containers = (spec.get("containers") or []) if isinstance(spec, Mapping) else None
+        if not isinstance(metadata, Mapping) or not isinstance(containers, list):
+            raise ValueError("must be part of a pod: {metadata: {…}, spec: {…}}")
+        if any(not isinstance(each, Mapping) or each.get("name") != CONTAINER for each in containers):
+            raise ValueError(
+                f"has a container that is not {CONTAINER!r}, which would go on after the sandbox's end: "
+                "make it one of initContainers with restartPolicy: Always"
+            )
+        own = containers[0] if containers else {}
+        parts = {"": pod, "metadata": metadata, "spec": spec, "container": own}
+        for where, part in {**parts, "securityContext": own.get("securityContext") or {}}.items():
             if taken := sorted(_OURS[where] & part.keys()):
-                raise ValueError(f"holds {where or 'the key'} {taken[0]!r}, which the backend sets itself, or refuses")
+                raise ValueError(f"holds {where} {taken[0]!r}, which the backend sets itself, or refuses")
         return pod
 
     @model_validator(mode="after")
     def _agree(self) -> KubernetesConfig:
-        if self.warm_pool is not None and (given := sorted(self.model_fields_set & _OF_TEMPLATE)):
+        own = self.model_fields_set - SandboxConfig.model_fields.keys() - _OF_CLAIM
+        if self.warm_pool is not None and (given := sorted(own | self.model_fields_set & _OF_TEMPLATE)):
             raise ValueError(f"warm_pool is set, so its template decides on {given[0]}: leave {given[0]} out")
         if self.image is None:
             raise ValueError(f"image is empty: leave it out for {DEFAULT_IMAGE}")
@@ -179,7 +181,3 @@ class KubernetesConfig(SandboxConfig):
         if self.network is Network.SETUP and self.user:
             raise ValueError("network is setup, which a sandbox of root's alone can cut: leave `user` out")
         return self
-
-
-def _are_named(containers: Any) -> bool:
-    return isinstance(containers, Sequence) and all(isinstance(each, Mapping) and "name" in each for each in containers)

@@ -12,7 +12,7 @@ from urllib.parse import quote
 from aiohttp import ClientWebSocketResponse
 from pydantic import ValidationError
 
-from hermes_core import SandboxStatus, SingleFlight, TaskSet
+from hermes_core import InfraError, SandboxStatus, SingleFlight, TaskSet
 from hermes_kubernetes import pods
 from hermes_kubernetes.cluster import Cluster, ClusterError
 from hermes_kubernetes.config import Address, KubernetesConfig
@@ -111,16 +111,24 @@ class Namespace:
         return any(each["metadata"]["name"] != owned["metadata"]["name"] for each in found)
 
     async def end(self, kind: Kind, name: str) -> None:
-        """Delete an object, and return when its processes have ended and it is gone. Idempotent."""
-        loop = asyncio.get_running_loop()
-        query: dict[str, str | int] = {"gracePeriodSeconds": 1, "propagationPolicy": "Foreground"}
-        while await self._delete(kind, name, query):
-            deadline = loop.time() + GONE_S
-            while loop.time() < deadline:
+        """Delete an object, and return when its processes have ended and it is gone. Idempotent.
+
+        Raises:
+            InfraError: it does not go away.
+        """
+        for grace_s in (1, 0):  # 0 removes it without its node's consent, which a dead node never gives
+            if not await self._delete(kind, name, {"gracePeriodSeconds": grace_s, "propagationPolicy": "Foreground"}):
+                return
+            deadline = asyncio.get_running_loop().time() + GONE_S
+            while asyncio.get_running_loop().time() < deadline:
                 if await self.look(kind, name) is None:
                     return
-            log.warning("%s of namespace %s does not end, and is removed by force", name, await self.name())
-            query = {"gracePeriodSeconds": 0}
+            log.warning("%s of namespace %s does not end", name, await self.name())
+        raise InfraError(
+            "the sandbox was deleted, and does not go away",
+            hint=f"`kubectl describe {kind.name} {name}` says which finalizer holds it",
+            sandbox_id=await self.sandbox_id(name),
+        )
 
     async def _delete(self, kind: Kind, name: str, query: Mapping[str, str | int]) -> bool:
         """Ask for the deletion of an object. Return whether there was one."""

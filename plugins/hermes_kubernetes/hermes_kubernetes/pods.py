@@ -63,6 +63,7 @@ can bring one up again, and one of `ip`, `ifconfig` and `python3`."""
 _NO_SYSV_IPC = """
 cd /proc/sys
 for each in kernel/shmmni kernel/msgmni kernel/sem fs/mqueue/queues_max; do
+  [ -e "$each" ] || continue
   case $each in */sem) none="0 0 0 0";; *) none=0;; esac
   echo "$none" >"$each" && [ "$(tr -s '[:space:]' ' ' <"$each" | sed 's/ $//')" = "$none" ] ||
     { echo "/proc/sys/$each can't be set to $none" >&2; exit 1; }
@@ -137,7 +138,10 @@ def pod_of(spec: SandboxSpec, config: KubernetesConfig, uid_base: int | None) ->
         "command": [literal(word) for word in _main_process(spec)],
         "env": [{"name": name, "value": literal(value)} for name, value in spec.environment.items()],
         "envFrom": [{"secretRef": {"name": name}} for name in config.secrets],
-        "resources": _resources(config),
+        "resources": {
+            "limits": _resources(config.cpu, config.memory, config),
+            "requests": _resources(config.cpu_request or config.cpu, config.memory_request or config.memory, config),
+        },
         "securityContext": _security(spec, config),
         "volumeMounts": mounts,
     }
@@ -197,21 +201,11 @@ def _size(mib: int | None) -> dict[str, str]:
     return {} if mib is None else {"sizeLimit": f"{mib}Mi"}
 
 
-def _resources(config: KubernetesConfig) -> dict[str, dict[str, str]]:
-    amounts = {
-        "limits": {"cpu": config.cpu, "memory": config.memory},
-        "requests": {"cpu": config.cpu_request or config.cpu, "memory": config.memory_request or config.memory},
-    }
-    found = {
-        kind: {
-            key: f"{value}Mi" if key == "memory" else f"{value}" for key, value in of_kind.items() if value is not None
-        }
-        for kind, of_kind in amounts.items()
-    }
-    if config.gpus:
-        for of_kind in found.values():
-            of_kind[config.gpu_resource] = str(config.gpus)
-    return found
+def _resources(cpu: float | None, memory: int | None, config: KubernetesConfig) -> dict[str, str]:
+    found = {} if cpu is None else {"cpu": str(cpu)}
+    if memory is not None:
+        found["memory"] = f"{memory}Mi"
+    return found | ({config.gpu_resource: str(config.gpus)} if config.gpus else {})
 
 
 def _security(spec: SandboxSpec, config: KubernetesConfig) -> dict[str, Any]:
