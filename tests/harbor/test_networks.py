@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from hermes_core.errors import PolicyError
 from hermes_core.runtime import Runtime
 from tests.harbor.harbor_tasks import PYTHON, Shell, roll_out, roll_out_here, write_task
 from tests.sandbox.egress.servers import hello, serving
@@ -67,5 +68,5 @@ async def test_a_list_of_hosts_in_a_container(runtime: Runtime, tmp_path: Path) 
     write_task(tmp_path / "task", task, test=check, image=PYTHON)
     records = await roll_out(runtime, tmp_path, backend_config={"cap_add": ["SYS_ADMIN"]})
     assert records["task"]["reward"] == 1.0, records["task"]
-    records = await roll_out(runtime, tmp_path, isolation="dedicated")
-    assert "private-root" in records["task"]["failure"]["message"]
+    with pytest.raises(PolicyError, match="use level private-root"):
+        await roll_out(runtime, tmp_path, isolation="dedicated")
