@@ -66,6 +66,7 @@ async def test_what_a_profile_says_is_asked_for(backend: Any, spec: Spec, emulat
         ({"image": ""}, "must name a template"),
         ({"max_lifetime": 100_000}, "86400"),
         ({"network": "none", "deny_out": ["1.1.1.1"]}, "leave one of them out"),
+        ({"network": "allow", "allowed_hosts": ["pypi.org"], "deny_out": ["1.1.1.1"]}, "leave one of them out"),
         ({"allow_out": ["pypi.org"]}, "deny_out: \\[0.0.0.0/0\\]"),
         ({"template": "base"}, "template"),
     ],
@@ -233,6 +234,23 @@ async def test_slots_share_a_sandbox_at_each_level(backend: Any, owner: str) -> 
             await tools.commands(one).run("echo mine >file")
             assert "file" not in (await tools.commands(other).run("ls -R /data 2>/dev/null")).text
         assert await backend.list(owner) == []
+
+
+async def test_a_list_of_hosts_is_kept_by_the_driver(backend: Any, emulator: E2bEmulator, owner: str) -> None:
+    from hermes_e2b.config import E2bConfig
+
+    host = emulator.url.removeprefix("http://")
+    config = E2bConfig(network="allow", allowed_hosts=[host], min_sandboxes=0, max_sandboxes=1, reserve_slots=0)
+    tools = ToolBackend(
+        backend, profiles={"default": config}, tools=ToolRegistry(), isolation=Isolation.USER, owner=owner
+    )
+    async with tools, tools.lease() as slot:
+        assert asked(emulator)["allow_internet_access"] is False
+        ask = 'import urllib.request as u; print(u.urlopen("http://%s/_calls/none", timeout=10).read())'
+        through = f"env -u no_proxy -u NO_PROXY python3 -c '{ask % host}'"  # the proxy is not asked for a loopback
+        said = await tools.commands(slot).run(through)
+        assert said.stdout == b"b'[]'\n", said
+        assert b"refused" in (await tools.commands(slot).run(f"python3 -c '{ask % host}'")).stderr
 
 
 def test_doctor_says_what_is_missing(e2b_sdk: None, tmp_path: Path) -> None:

@@ -294,7 +294,7 @@ def _request(spec: SandboxSpec, config: E2bConfig) -> dict[str, Any]:
         "metadata": _metadata(spec, config),
         "envVars": dict(spec.environment),
     }
-    if config.network is Network.NONE:
+    if config.network is not Network.OPEN:
         request["allow_internet_access"] = False
     if config.deny_out:
         request["network"] = {"allowOut": [*config.allow_out], "denyOut": [*config.deny_out]}

@@ -41,8 +41,8 @@ class E2bConfig(SandboxConfig):
 
     @model_validator(mode="after")
     def _agree(self) -> E2bConfig:
-        if self.network is Network.NONE and (self.allow_out or self.deny_out):
-            raise ValueError("network is none, and allow_out or deny_out is set: leave one of them out")
+        if self.network is not Network.OPEN and (self.allow_out or self.deny_out):
+            raise ValueError(f"network is {self.network}, and allow_out or deny_out is set: leave one of them out")
         if self.allow_out and not self.deny_out:
             raise ValueError("allow_out only makes exceptions from deny_out: set `deny_out: [0.0.0.0/0]`, too")
         return self
