@@ -117,7 +117,10 @@ class Sandbox:
             network=config.get("network_mode") != "none",
             workdir=_workdir(config),
         )
-        await self.machine.start()
+        try:
+            await self.machine.start()
+        except OSError as error:  # it was stopped meanwhile
+            raise Refused(f"no namespaces: {error}") from error
         for name, value in _limits(config).items():
             path = "/proc/sys/" + name.replace(".", "/")
             await (await self.spawn(["sh", "-c", f"echo {value} >{path}"], rights=False)).wait()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import os
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hermes_swe_smith import demo_tasks
 
-from hermes_core import ErrorKind, Isolation, ProvisionError, SandboxSpec
+from hermes_core import ErrorKind, InfraError, Isolation, ProvisionError, SandboxSpec
 from hermes_core.tool_backend import ToolBackend
 from hermes_core.tools.registry import ToolRegistry
 from tests.nomad.conftest import Cluster
@@ -86,9 +87,32 @@ async def test_a_wrong_job_is_not_sent_again(cluster: Cluster, backend: NomadBac
     assert cluster.ask("state")["counts"]["POST jobs"] == 1
 
 
-async def test_a_cluster_without_a_leader_is_given_up(
-    cluster: Cluster, backend: NomadBackend, monkeypatch: pytest.MonkeyPatch
-) -> None:
+NONSENSE = ["<html>", "7", "[1]", "[]", '"text"', "{}", '[{"JobModifyIndex": "x", "CreateIndex": {}, "Meta": 3}]']
+
+
+@pytest.mark.parametrize(
+    "match", ["POST /v1/jobs", "GET /v1/jobs", "/evaluations", "/allocations", "GET /v1/allocation/"]
+)
+@pytest.mark.parametrize("text", NONSENSE)
+async def test_answers_that_are_nonsense(cluster: Cluster, backend: NomadBackend, match: str, text: str) -> None:
+    """A proxy may answer in Nomad's place. Errors are ours, and nothing is left."""
+    from hermes_nomad.config import NomadConfig
+
+    config = NomadConfig(placement_timeout_s=3, start_timeout_s=3)
+    for times in (1, 2):
+        cluster.ask("fail", match=match, status=200, text=text, times=times)
+        with contextlib.suppress(InfraError):
+            sandbox = await backend.create(SandboxSpec(uuid.uuid4().hex, "busy", config, Isolation.SHARED))
+            await sandbox.status()
+            await sandbox.terminate()
+        with contextlib.suppress(InfraError):
+            await backend.list()
+        cluster.ask("reset")
+    for info in await backend.list():
+        await backend.terminate_id(info.sandbox_id)
+
+
+async def test_a_cluster_without_a_leader_is_given_up(cluster: Cluster) -> None:
     from hermes_nomad.api import NomadApi, NomadError
 
     cluster.ask("set", leader="")

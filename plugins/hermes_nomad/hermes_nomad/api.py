@@ -11,7 +11,7 @@ import random
 import socket
 import ssl
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from hermes_core import PluginError, Settings, SingleFlight, TaskSet
 
@@ -21,6 +21,8 @@ except ModuleNotFoundError as missing:
     raise PluginError(f"the package aiohttp is not installed: {missing}", hint="`pip install aiohttp`") from missing
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 CALL_LIMIT_S = 30.0
 """Time limit in seconds for one answer, without the wait of a blocking query."""
@@ -46,11 +48,12 @@ class NomadError(Exception):
     Args:
         message: what Nomad or the network said.
         status: the HTTP status; None if there was no answer.
+        pause_s: how long Nomad asks to wait before the next attempt, in seconds.
     """
 
-    def __init__(self, message: str, status: int | None = None) -> None:
+    def __init__(self, message: str, status: int | None = None, pause_s: float = 0.0) -> None:
         super().__init__(message)
-        self.message, self.status = message, status
+        self.message, self.status, self.pause_s = message, status, pause_s
 
     @property
     def passing(self) -> bool:
@@ -111,11 +114,11 @@ class NomadApi:
         while True:
             try:
                 return await self._call_once(method, path, body, dict(query or {}), wait_s)
-            except _Busy as error:
+            except NomadError as error:
                 pause_s = min(_LONGEST_PAUSE_S, pause_s * 2)
                 rest_s = max(error.pause_s, pause_s * random.uniform(0.5, 1.0))
                 if not error.passing or loop.time() + rest_s > deadline:
-                    raise NomadError(error.message, error.status) from error
+                    raise
                 log.debug("Nomad: %s %s: %s; again in %.1f s", method, path, error.message, rest_s)
                 await asyncio.sleep(rest_s)
 
@@ -131,39 +134,43 @@ class NomadApi:
                 if response.status >= 400:
                     after = response.headers.get("Retry-After", "")
                     pause_s = min(float(after), _LONGEST_PAUSE_S) if after.isdigit() else 0.0
-                    raise _Busy(_text(raw) or response.reason or "no reason given", response.status, pause_s)
+                    raise NomadError(_text(raw) or response.reason or "no reason given", response.status, pause_s)
                 index, next_token = response.headers.get("X-Nomad-Index", ""), response.headers.get("X-Nomad-NextToken")
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             reason = "no answer in time" if isinstance(error, TimeoutError) else f"{type(error).__name__}: {error}"
-            raise _Busy(f"{self.address} could not be reached: {reason}") from error
+            raise NomadError(f"{self.address} could not be reached: {reason}") from error
         try:
-            return Answer(json.loads(raw or b"null"), int(index) if index.isdigit() else 0, next_token or "")
-        except ValueError as error:
-            raise NomadError(f"{self.address} answered {path} with no JSON: {_text(raw)}", 502) from error
+            data = _check_shape(json.loads(raw or b"null"))
+            return Answer(data, int(index) if index.isdigit() else 0, next_token or "")
+        except (TypeError, ValueError) as error:
+            raise NomadError(f"{self.address} answered {path} with nonsense: {_text(raw)}", 400) from error
 
     async def get_until(
-        self, path: str, query: Mapping[str, str], enough: Callable[[Any], bool], limit_s: float
-    ) -> Any:
-        """Return the value of `path` as soon as it is `enough`, or as it is after `limit_s` seconds."""
+        self, path: str, query: Mapping[str, str], enough: Callable[[T], Any], *, limit_s: float, kind: type[T]
+    ) -> T:
+        """Return the value of `path` once it is `enough`, or as it is after `limit_s` seconds. Raise as `call`, and if
+        the value is of another kind."""
         loop = asyncio.get_running_loop()
         deadline, index = loop.time() + limit_s, 0
         while True:
             wait_s = min(WAIT_S, max(0.0, deadline - loop.time())) if index else 0.0
             blocking = {"index": str(index), "wait": f"{wait_s * 1000:.0f}ms"} if index and wait_s else {}
             answer = await self.call("GET", path, query={**query, **blocking}, wait_s=wait_s)
+            if not isinstance(answer.data, kind):
+                raise NomadError(f"{self.address} answered {path} with nonsense", 400)
             if enough(answer.data) or loop.time() >= deadline:
                 return answer.data
             index = max(answer.position, 1) if answer.position >= index else 0  # an index that went back: begin anew
             await asyncio.sleep(0.05)  # an index may move for other reasons; don't turn that into a busy loop
 
-    async def get_pages(self, path: str, query: Mapping[str, str]) -> list[Any]:
+    async def get_pages(self, path: str, query: Mapping[str, str], patience_s: float = PATIENCE_S) -> list[Any]:
         """Return the entries of all pages of a list."""
         entries: list[Any] = []
         token = ""
         while True:
             page = {"per_page": "500", **({"next_token": token} if token else {})}
-            answer = await self.call("GET", path, query={**query, **page})
-            entries += answer.data or []
+            answer = await self.call("GET", path, query={**query, **page}, patience_s=patience_s)
+            entries += answer.data if isinstance(answer.data, list) else []
             if not (token := answer.next_token):
                 return entries
 
@@ -262,12 +269,18 @@ class WebSocket:
             await self._session.close()
 
 
-class _Busy(NomadError):
-    """One attempt failed. `pause_s` is the pause that Nomad asked for."""
+def find_part(value: Any, *keys: str, kind: type[T]) -> T:
+    """Return what is at these keys of an answer; an empty `kind` if it is missing or of another type."""
+    for key in keys:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value if isinstance(value, kind) else kind()
 
-    def __init__(self, message: str, status: int | None = None, pause_s: float = 0.0) -> None:
-        super().__init__(message, status)
-        self.pause_s = pause_s
+
+def _check_shape(data: Any) -> Any:
+    """Return an answer, if it is an object, a list of objects, a text, or nothing; otherwise raise `ValueError`."""
+    if data is None or isinstance(data, dict | str) or all(isinstance(each, dict) for each in data):
+        return data
+    raise ValueError("neither an object nor a list of objects")
 
 
 async def _read_bounded(response: aiohttp.ClientResponse) -> bytes:
@@ -275,7 +288,7 @@ async def _read_bounded(response: aiohttp.ClientResponse) -> bytes:
     async for piece in response.content.iter_any():
         raw += piece
         if len(raw) > ANSWER_BYTES:
-            raise NomadError(f"an answer has more than {ANSWER_BYTES >> 20} MiB", 502)
+            raise NomadError(f"an answer has more than {ANSWER_BYTES >> 20} MiB", 400)
     return bytes(raw)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from hermes_core import (
     Backend,
@@ -29,7 +29,7 @@ from hermes_core import (
     complete,
 )
 from hermes_nomad import diagnosis, jobs
-from hermes_nomad.api import NomadApi, NomadError
+from hermes_nomad.api import NomadApi, NomadError, find_part
 from hermes_nomad.config import SYS_ADMIN, NomadConfig
 from hermes_nomad.execs import start_program
 
@@ -37,6 +37,7 @@ CREATIONS_AT_A_TIME = 8
 """Maximum number of sandboxes that are being made at the same time, over all pools."""
 END_LIMIT_S = 60.0
 """Seconds until the processes of an allocation must have ended."""
+T = TypeVar("T")
 _NOTHING: Mapping[str, Any] = {}
 
 
@@ -81,7 +82,7 @@ class NomadBackend(Backend):
         try:
             async with self._places:
                 meta, index = await self._register(api, job, spec)
-                allocation = await _wait_for_start(api, handle, config, index)
+                allocation = await _wait_for_start(api, await _wait_for_place(api, handle, config, index), config)
         except PolicyError:
             raise  # the job that is there is somebody's
         except BaseException as error:
@@ -100,16 +101,16 @@ class NomadBackend(Backend):
             try:
                 # Index 0 means that the job must not exist yet.
                 body = {"Job": job, "EnforceIndex": True, "JobModifyIndex": 0}
-                return job["Meta"], int((await api.call("POST", "/v1/jobs", body=body)).data["JobModifyIndex"])
+                return job["Meta"], _index_of((await api.call("POST", "/v1/jobs", body=body)).data)
             except NomadError as error:
                 if "Enforcing job modify index" not in error.message:
                     raise
             handle = NomadSandbox(api, job["ID"], job["Namespace"])
             found = await handle.find_job()
             if found is not None and found.get("Status") != "dead":
-                meta = found.get("Meta") or {}
+                meta = find_part(found, "Meta", kind=dict)
                 spec.check_existing(meta.get(jobs.ISOLATION, "shared"), handle.id)
-                return meta, int(found["JobModifyIndex"])
+                return meta, _index_of(found)
             await handle.terminate()  # it has ended: its id is free for another one
         raise ProvisionError("the job of the creation id is there, and then not, again and again", hint="try again")
 
@@ -148,7 +149,7 @@ class NomadBackend(Backend):
         for api in {api: None for api, _ in self._prefixes} if job else ():
             handle = NomadSandbox(api, job, namespace)
             found = await handle.find_job()
-            if found is not None and jobs.OWNER in (found.get("Meta") or {}):
+            if found is not None and jobs.OWNER in find_part(found, "Meta", kind=dict):
                 allocation = await handle.find_allocation() or {}
                 return NomadSandbox(api, job, namespace, meta=found["Meta"], allocation=allocation)
         return None
@@ -227,7 +228,7 @@ class NomadSandbox(Sandbox):
             if error.status != 404:
                 raise _not_reached(error, self.id) from error
         allocations = [*allocations, *await self._allocations()]  # also one that was placed meanwhile
-        for allocation_id in {each["ID"] for each in allocations if each.get("ClientStatus") not in jobs.ENDED}:
+        for allocation_id in {each.get("ID") for each in allocations if each.get("ClientStatus") not in jobs.ENDED}:
             await self._wait_for_end(allocation_id)
         self._ended = True
 
@@ -237,7 +238,7 @@ class NomadSandbox(Sandbox):
 
         try:
             left = await self._api.get_until(
-                f"/v1/allocation/{allocation_id}", self._query, has_ended, limit_s=END_LIMIT_S
+                f"/v1/allocation/{allocation_id}", self._query, has_ended, limit_s=END_LIMIT_S, kind=dict
             )
         except NomadError as error:
             if error.status != 404:
@@ -247,62 +248,71 @@ class NomadSandbox(Sandbox):
             hint = "if its node is down, its watchdog ends it; see `nomad node status`"
             raise InfraError(f"allocation {allocation_id} has not ended: {jobs.end_of(left)}", hint=hint)
 
-    async def find_job(self) -> Any:
+    async def find_job(self) -> dict[str, Any] | None:
         """Return the job; None if Nomad has none with this id."""
-        return await self._get(f"/v1/job/{self._job}")
+        return await self._get(f"/v1/job/{self._job}", dict)
 
     async def find_allocation(self) -> Mapping[str, Any] | None:
         """Return the allocation that is the sandbox; None if there is none yet."""
         return jobs.first_allocation(await self._allocations())
 
     async def _allocations(self) -> list[Any]:
-        return await self._get(f"/v1/job/{self._job}/allocations") or []
+        return await self._get(f"/v1/job/{self._job}/allocations", list) or []
 
-    async def _look(self) -> Any:
-        return await self._get(f"/v1/allocation/{self._allocation_id}") if self._allocation_id else None
+    async def _look(self) -> dict[str, Any] | None:
+        return await self._get(f"/v1/allocation/{self._allocation_id}", dict) if self._allocation_id else None
 
-    async def _get(self, path: str) -> Any:
+    async def _get(self, path: str, kind: type[T]) -> T | None:
         """Return a value of the API; None if there is none."""
         try:
-            return (await self._api.call("GET", path, query=self._query)).data
+            return await self._api.get_until(path, self._query, lambda _: True, limit_s=0.0, kind=kind)
         except NomadError as error:
             if error.status == 404:
                 return None
             raise _not_reached(error, self.id) from error
 
 
-async def _wait_for_start(api: NomadApi, sandbox: NomadSandbox, config: NomadConfig, index: int) -> Any:
-    """Return the allocation of a job as soon as its task runs.
+async def _wait_for_place(api: NomadApi, sandbox: NomadSandbox, config: NomadConfig, index: int) -> str:
+    """Return the id of a job's allocation as soon as there is one.
 
     Args:
         index: the job's index. An evaluation of an earlier job of this id has a lower one.
 
     Raises:
-        ProvisionError: it is not placed, or does not start.
+        ProvisionError: the job is not placed.
     """
     job, _, namespace = sandbox.id.rpartition("@")
     query, loop = {"namespace": namespace}, asyncio.get_running_loop()
     placed_by = loop.time() + config.placement_timeout_s
 
-    def find_first(evaluations: Any) -> Any:
-        done = [each for each in evaluations or [] if each["JobModifyIndex"] >= index and each["Status"] != "pending"]
-        return min(done, key=lambda each: each["CreateIndex"], default=None)
+    def find_first(evaluations: list[Any]) -> Any:
+        ours = [each for each in evaluations if _index_of(each) >= index and each.get("Status") != "pending"]
+        return min(ours, key=lambda each: find_part(each, "CreateIndex", kind=int), default=None)
 
-    evaluations = await api.get_until(f"/v1/job/{job}/evaluations", query, find_first, config.placement_timeout_s)
-    evaluation = find_first(evaluations)
+    path, limit_s = f"/v1/job/{job}/evaluations", config.placement_timeout_s
+    evaluation = find_first(await api.get_until(path, query, find_first, limit_s=limit_s, kind=list))
     wait_s = max(0.0, placed_by - loop.time()) if evaluation is not None and jobs.can_wait(evaluation) else 0.0
-    if not (found := await api.get_until(f"/v1/job/{job}/allocations", query, bool, wait_s)):
+    found = await api.get_until(f"/v1/job/{job}/allocations", query, bool, limit_s=wait_s, kind=list)
+    if (first := jobs.first_allocation(found)) is None:
         raise jobs.not_placed(evaluation, config)
-    allocation = jobs.first_allocation(found)
-    assert allocation is not None
-    path = f"/v1/allocation/{allocation['ID']}"
-    allocation = await api.get_until(path, query, _has_started, config.start_timeout_s)
+    return find_part(first, "ID", kind=str)
+
+
+async def _wait_for_start(api: NomadApi, allocation_id: str, config: NomadConfig) -> Mapping[str, Any]:
+    """Return an allocation as soon as its task runs. Raise `ProvisionError` if it does not start."""
+    path, query = f"/v1/allocation/{allocation_id}", {"namespace": config.namespace}
+    allocation = await api.get_until(path, query, _has_started, limit_s=config.start_timeout_s, kind=dict)
     if not jobs.is_alive(allocation):
         raise jobs.not_started(allocation, config)
     if not _has_started(allocation):
         hint = "a large image needs a larger start_timeout_s, or nodes that have it"
         raise ProvisionError(f"the sandbox did not start: {jobs.end_of(allocation)}", hint=hint)
     return allocation
+
+
+def _index_of(value: Mapping[str, Any] | None) -> int:
+    """Return the index of the job that a value of the API is about."""
+    return find_part(value, "JobModifyIndex", kind=int)
 
 
 def _has_started(allocation: Any) -> bool:

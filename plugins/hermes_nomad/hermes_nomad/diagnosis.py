@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hermes_core import Diagnosis, UsageError
-from hermes_nomad.api import NomadApi, NomadError
+from hermes_nomad.api import NomadApi, NomadError, find_part
 from hermes_nomad.config import NomadConfig
 
 _RIGHTS = (
@@ -36,7 +36,7 @@ async def diagnose(api: NomadApi, profiles: Mapping[str, Mapping[str, Any]]) -> 
     wanted = _drivers(profiles)
     try:
         leader = (await api.call("GET", "/v1/status/leader", patience_s=0)).data
-        nodes = (await api.call("GET", "/v1/nodes", patience_s=0)).data or []
+        nodes = await api.get_pages("/v1/nodes", {}, patience_s=0)
     except NomadError as error:
         known = f"Nomad at {api.address}: {error.message}"
         return Diagnosis(False, known, (f"{'a' if api.has_token else 'no'} token is set",), (advise(error),))
@@ -67,5 +67,4 @@ def _drivers(profiles: Mapping[str, Mapping[str, Any]]) -> set[str]:
 
 
 def _has_driver(node: Mapping[str, Any], driver: str) -> bool:
-    state = (node.get("Drivers") or {}).get(driver) or {}
-    return bool(state.get("Detected") and state.get("Healthy"))
+    return all(find_part(node, "Drivers", driver, state, kind=bool) for state in ("Detected", "Healthy"))

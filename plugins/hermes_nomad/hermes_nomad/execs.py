@@ -15,14 +15,13 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 import json
 import secrets
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any
 
 from hermes_core import AsyncStreamChannel, CommandError, TaskSet
-from hermes_nomad.api import NomadApi, NomadError, WebSocket
+from hermes_nomad.api import NomadApi, NomadError, WebSocket, find_part
 
 TASK = "sandbox"
 """The name of a job's group, and of its task."""
@@ -127,7 +126,7 @@ class _Program:
             self._stdout += _data(frame, "stdout")
             if heard := _data(frame, "stderr"):
                 await self._hear(heard)
-            if frame.get("exited"):
+            if find_part(frame, "exited", kind=bool):
                 self._drained = True
                 if self._status is None:
                     raise NomadError(f"the program was killed: {_result(frame)}")
@@ -177,11 +176,10 @@ class _Program:
 def _data(frame: Any, name: str) -> bytes:
     """Return the bytes of one of the streams in a frame."""
     try:
-        return base64.b64decode((frame.get(name) or {}).get("data") or b"")
-    except (AttributeError, TypeError, binascii.Error) as error:
+        return base64.b64decode(find_part(frame, name, "data", kind=str))
+    except ValueError as error:
         raise NomadError("a frame of the exec is malformed") from error
 
 
 def _result(frame: Any) -> str:
-    result = frame.get("result")
-    return f"exit status {result.get('exit_code', 0)}" if isinstance(result, dict) else "no exit status"
+    return f"exit status {find_part(frame, 'result', 'exit_code', kind=int)}"

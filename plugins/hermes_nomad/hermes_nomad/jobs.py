@@ -20,6 +20,7 @@ from hermes_core import (
     SandboxSpec,
     SandboxStatus,
 )
+from hermes_nomad.api import find_part
 from hermes_nomad.config import SYS_ADMIN, NomadConfig, split_constraint
 from hermes_nomad.execs import TASK
 
@@ -142,7 +143,7 @@ def _escape(value: Any) -> Any:
 
 def first_allocation(allocations: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
     """Return the allocation that is the sandbox. A later one replaces a lost one: it is empty, and ends by itself."""
-    return min(allocations, key=lambda each: each.get("CreateIndex", 0), default=None)
+    return min(allocations, key=lambda each: find_part(each, "CreateIndex", kind=int), default=None)
 
 
 def is_alive(allocation: Mapping[str, Any]) -> bool:
@@ -152,15 +153,17 @@ def is_alive(allocation: Mapping[str, Any]) -> bool:
 
 def end_of(allocation: Mapping[str, Any]) -> str:
     """Return why an allocation has ended, for people."""
-    reasons = [allocation.get("DesiredDescription"), allocation.get("ClientDescription"), _last_event(allocation)]
+    said_of = ("DesiredDescription", "ClientDescription")
+    reasons = [*(find_part(allocation, key, kind=str) for key in said_of), _last_event(allocation)]
     node = allocation.get("NodeName") or "?"
     said = "; ".join(dict.fromkeys(filter(None, reasons)))
     return f"{allocation.get('ClientStatus', 'gone')} on node {node}" + (f": {said}" if said else "")
 
 
 def _last_event(allocation: Mapping[str, Any], kinds: Sequence[str] = ()) -> str:
-    events = ((allocation.get("TaskStates") or {}).get(TASK) or {}).get("Events") or []
-    texts = [each.get("DisplayMessage") or "" for each in events if not kinds or each.get("Type") in kinds]
+    events = find_part(allocation, "TaskStates", TASK, "Events", kind=list)
+    of_kind = [each for each in events if not kinds or find_part(each, "Type", kind=str) in kinds]
+    texts = [find_part(each, "DisplayMessage", kind=str) for each in of_kind]
     return texts[-1][:500] if texts else ""
 
 
@@ -180,17 +183,17 @@ def not_started(allocation: Mapping[str, Any], config: NomadConfig) -> InfraErro
 
 def not_placed(evaluation: Mapping[str, Any] | None, config: NomadConfig) -> ProvisionError:
     """Return the error for a job without an allocation."""
-    metrics = ((evaluation or {}).get("FailedTGAllocs") or {}).get(TASK)
-    if metrics is None:
-        said = (evaluation or {}).get("StatusDescription") or "Nomad has not evaluated the job"
+    metrics = find_part(evaluation, "FailedTGAllocs", TASK, kind=dict)
+    if not metrics:
+        said = find_part(evaluation, "StatusDescription", kind=str) or "Nomad has not evaluated the job"
         return ProvisionError(f"no node was found: {said}", hint="see `nomad job status` and the servers' logs")
-    exhausted = {**(metrics.get("DimensionExhausted") or {}), **dict.fromkeys(metrics.get("QuotaExhausted") or [], 1)}
+    exhausted = [*find_part(metrics, "DimensionExhausted", kind=dict), *find_part(metrics, "QuotaExhausted", kind=list)]
     if metrics.get("NodesExhausted") or exhausted:
-        what = ", ".join(exhausted) or "resources"
+        what = ", ".join(map(str, exhausted)) or "resources"
         hint = "lower max_sandboxes or what a sandbox reserves, end other jobs, or add nodes; a cluster that grows on "
         hint += "demand needs a larger placement_timeout_s"
         return ProvisionError(f"no node has room for the sandbox: {what} exhausted", hint=hint)
-    filtered = ", ".join(metrics.get("ConstraintFiltered") or {})
+    filtered = ", ".join(find_part(metrics, "ConstraintFiltered", kind=dict))
     if filtered:
         hint = "change the profile's constraints, driver, gpu_device or volumes; `nomad node status -verbose` has all"
         return ProvisionError(f"no node is suitable: {filtered}", hint=hint, retryable=False)
@@ -201,21 +204,21 @@ def not_placed(evaluation: Mapping[str, Any] | None, config: NomadConfig) -> Pro
 
 def can_wait(evaluation: Mapping[str, Any]) -> bool:
     """Return whether a job that was not placed may be placed later, because nodes are full or still to come."""
-    metrics = (evaluation.get("FailedTGAllocs") or {}).get(TASK) or {}
+    metrics = find_part(evaluation, "FailedTGAllocs", TASK, kind=dict)
     return bool(metrics.get("NodesExhausted") or metrics.get("QuotaExhausted") or not metrics.get("ConstraintFiltered"))
 
 
 def info_of(stub: Mapping[str, Any]) -> SandboxInfo | None:
     """Return the entry of `list` for a job of Nomad's list; None if it is none of ours."""
-    meta = stub.get("Meta") or {}
+    meta = find_part(stub, "Meta", kind=dict)
     if OWNER not in meta or CREATION_ID not in meta:
         return None
     ended = stub.get("Status") == "dead" or stub.get("Stop")
     return SandboxInfo(
-        sandbox_id=sandbox_id(str(stub["ID"]), str(stub.get("Namespace") or "default")),
+        sandbox_id=sandbox_id(str(stub.get("ID")), str(stub.get("Namespace") or "default")),
         owner=meta[OWNER],
         creation_id=meta[CREATION_ID],
-        created=float(stub.get("SubmitTime") or 0) / 1e9,
+        created=find_part(stub, "SubmitTime", kind=int) / 1e9,
         status=SandboxStatus.ENDED if ended else SandboxStatus.RUNNING,
     )
 
