@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import hermes_singularity
@@ -13,6 +14,7 @@ import pytest
 from hermes_testing.conformance import GROUPS
 
 from tests.support.accounts import interpreter_for_others
+from tests.support.requirements import ROOT
 
 FOLDER = os.environ.get("HERMES_TEST_APPTAINER", "")
 PROFILE = {"image": f"docker-archive:{FOLDER}/python.tar"}
@@ -20,11 +22,11 @@ ORDINARY_UID = 54_323
 NOT_REPEATED = ("commands", "files", "speed")
 """Groups in which an ordinary user's containers are like root's, or that make no promise."""
 
-AS_ORDINARY_USER = """
-import site, sys
+RUN_MODULE = """
+import runpy, site, sys
 site.addsitedir(sys.argv.pop(1))
-from hermes_core.cli.main import main
-main()
+sys.argv.pop(0)
+runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 """
 
 
@@ -36,32 +38,50 @@ def test_singularity(conformance_check: Callable[[], None]) -> None:
     conformance_check()
 
 
-@pytest.mark.long
-@pytest.mark.timeout(900)
-def test_as_an_ordinary_user(apptainer: Path) -> None:
-    """Whoever runs the tests, the driver is an ordinary user who has only the program."""
+@pytest.fixture
+def run_as_ordinary_user(apptainer: Path) -> Iterator[Callable[..., None]]:
+    """Runs a Python module as a user who is not root and has only the program."""
     python, packages = interpreter_for_others(), Path(pytest.__file__).parents[1]
     if python is None or not all(directory.stat().st_mode & 0o001 for directory in packages.parents):
         pytest.skip("no interpreter here, or not this checkout, can be used by an ordinary user")
-    home = Path(os.path.realpath("/var/tmp"), f"hermes-ordinary-{os.getpid()}")
-    home.mkdir()
-    try:
-        user = {} if os.geteuid() != 0 else {"user": ORDINARY_UID, "group": ORDINARY_UID, "extra_groups": []}
-        if user:
-            os.chown(home, ORDINARY_UID, ORDINARY_UID)
-        profile = home / "profile.yaml"
-        profile.write_text(json.dumps({**PROFILE, "state_dir": str(home / "state"), "image_dir": str(home / "images")}))
-        groups = [word for each in GROUPS if each not in NOT_REPEATED for word in ("--group", each)]
-        arguments = ["conformance", "singularity", *groups, "--config", str(profile)]
+    home = Path(tempfile.mkdtemp(prefix="hermes-ordinary-", dir="/var/tmp"))
+    user = {} if os.geteuid() != 0 else {"user": ORDINARY_UID, "group": ORDINARY_UID, "extra_groups": []}
+    if user:
+        os.chown(home, ORDINARY_UID, ORDINARY_UID)
+    variables = {"HOME": home, "TMPDIR": home, "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": ROOT}
+    variables |= {"PATH": f"{FOLDER}:/usr/bin:/bin", "HERMES_TEST_APPTAINER": FOLDER}
+
+    def run(*words: str) -> None:
         ran = subprocess.run(
-            [str(python), "-c", AS_ORDINARY_USER, str(packages), *arguments],
-            env={"HOME": str(home), "TMPDIR": str(home), "PATH": f"{FOLDER}:/usr/bin:/bin", "LANG": "C.UTF-8"},
+            [str(python), "-c", RUN_MODULE, str(packages), *words],
+            env={name: str(value) for name, value in variables.items()},
             cwd=home,
             capture_output=True,
             text=True,
             **user,
         )
         assert ran.returncode == 0, ran.stdout + ran.stderr
-        assert list((home / "state").iterdir()) == []
-    finally:
-        subprocess.run(["rm", "-rf", str(home)], check=True)
+
+    yield run
+    left = [*home.glob("hermes-rl-containers-*/*")]
+    subprocess.run(["rm", "-rf", str(home)], check=True)
+    assert left == []
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_as_an_ordinary_user(run_as_ordinary_user: Callable[..., None], tmp_path: Path) -> None:
+    profile = tmp_path / "profile.yaml"
+    profile.write_text(json.dumps(PROFILE))
+    for path in (profile, *profile.parents[:3]):
+        path.chmod(0o755)
+    groups = [word for each in GROUPS if each not in NOT_REPEATED for word in ("--group", each)]
+    run_as_ordinary_user("hermes_core", "conformance", "singularity", *groups, "--config", str(profile))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_life_and_images_of_an_ordinary_user(run_as_ordinary_user: Callable[..., None]) -> None:
+    """The other tests of this folder, once more."""
+    files = [str(Path(__file__).with_name(f"test_singularity_{name}.py")) for name in ("life", "images")]
+    run_as_ordinary_user("pytest", "-q", "-m", "full", "-p", "no:cacheprovider", f"--rootdir={ROOT}", *files)

@@ -180,7 +180,10 @@ asyncio.run(main())
 async def start_driver(creation_id: str, owner: str, profile: dict[str, Any]) -> tuple[subprocess.Popen[str], str]:
     """A driver in a process of its own, and the id of its sandbox, in which a program runs."""
     request = json.dumps([creation_id, owner, profile])
-    driver = subprocess.Popen([sys.executable, "-c", DRIVER, request], stdout=subprocess.PIPE, text=True)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    driver = subprocess.Popen(
+        [sys.executable, "-c", DRIVER, request], stdout=subprocess.PIPE, text=True, env=environment
+    )
     assert driver.stdout is not None
     line = await asyncio.to_thread(driver.stdout.readline)
     return driver, line.split()[0]
