@@ -76,6 +76,8 @@ async def test_nothing_of_the_host_is_inside(
     mounted = [line.split()[4] for line in (await output_of(sandbox, "cat /proc/self/mountinfo")).splitlines()]
     expected = {"/", "/proc", "/tmp", "/data", "/var/tmp", "/etc/resolv.conf"}
     assert {path for path in mounted if not path.startswith("/dev")} <= expected
+    devices = {"null", "zero", "full", "random", "urandom", "tty", "console", "ptmx", "pts", "shm", "mqueue"}
+    assert {*(await output_of(sandbox, "ls /dev")).split()} <= devices | {"fd", "stdin", "stdout", "stderr", "core"}
     assert await output_of(sandbox, "cat /proc/1/comm; id -u") == "sh\n0\n"
     assert "launcher.py" not in await output_of(
         sandbox, "for p in /proc/[0-9]*; do [ $p = /proc/$$ ] || cat $p/environ; done"
@@ -117,7 +119,7 @@ async def test_directories_of_the_host_are_mounted_as_asked(
         await output_of(sandbox, "cat /mnt/ro/file; echo more >/mnt/rw/more; cat /mnt/ro/more")
         == "from the host\nmore\n"
     )
-    assert (await run(sandbox, "echo x >/mnt/ro/file"))[0] != 0
+    assert (await run(sandbox, "echo x >/mnt/ro/more"))[0] != 0
     with pytest.raises(ProvisionError, match="doesn't exist") as refused:
         await start(backend, spec(volumes=["/nowhere:/mnt"]))
     assert "source of each volume" in str(refused.value.hint)
