@@ -6,6 +6,7 @@ import asyncio
 import re
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,13 @@ async def test_a_pool_that_does_not_exist_is_told_at_once(pool: ClusterProcess, 
     with pytest.raises(ProvisionError, match='WarmPoolNotFound: SandboxWarmPool "none" not found') as caught:
         await backend.create(spec(warm_pool="none"))
     assert not caught.value.retryable
+
+
+async def test_an_item_with_an_image_of_its_own_is_refused(pool: ClusterProcess, backend: Any, spec: Spec) -> None:
+    wanted = spec(warm_pool="python")
+    other = replace(wanted, config=wanted.config.model_copy(update={"image": "of-an-item:1"}))
+    with pytest.raises(PolicyError, match="has the image of its template"):
+        await backend.create(other)
 
 
 async def test_a_cancelled_claim_leaves_nothing(pool: ClusterProcess, backend: Any, spec: Spec, owner: str) -> None:

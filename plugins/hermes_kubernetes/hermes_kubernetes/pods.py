@@ -21,7 +21,7 @@ from hermes_core import (
     SandboxSpec,
     SandboxStatus,
 )
-from hermes_kubernetes.config import CONTAINER, SYS_ADMIN, KubernetesConfig
+from hermes_kubernetes.config import CONTAINER, DEFAULT_IMAGE, SYS_ADMIN, KubernetesConfig
 
 OWNER, CREATION_ID, ISOLATION, UIDS, ENVIRONMENT = (
     f"hermes-rl/{name}" for name in ("owner", "creation-id", "isolation", "uid-base", "environment")
@@ -93,12 +93,17 @@ def choose_uids(config: KubernetesConfig) -> int | None:
 
 
 def check_spec(spec: SandboxSpec, config: KubernetesConfig) -> None:
-    """Refuse a level that the profile's settings rule out.
+    """Refuse a level that the profile's settings rule out, and images of items where the pool decides on the image.
 
     Raises:
         PolicyError: the message names the setting.
     """
     if config.warm_pool is not None:
+        if config.image != DEFAULT_IMAGE:
+            raise PolicyError(
+                f"image {config.image!r} is asked for; warm pool {config.warm_pool!r} has the image of its template",
+                hint="leave warm_pool out for items with images of their own",
+            )
         return
     namespaces = spec.isolation in (Isolation.NAMESPACE, Isolation.PRIVATE_ROOT)
     if (namespaces or spec.isolation is Isolation.USER) and config.user:
