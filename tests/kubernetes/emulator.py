@@ -102,6 +102,7 @@ class ApiServer:
         if request.path.startswith("/-/"):
             return await handler(request)
         self.log.append(f"{request.method} {request.path_qs}")
+        await request.read()  # a request that has arrived is carried out, also if its sender leaves
         fault = self._fault(request)
         if fault.get("delay_s"):
             await asyncio.sleep(fault["delay_s"])
