@@ -265,7 +265,7 @@ def test_doctor_says_what_is_missing(e2b_sdk: None, tmp_path: Path) -> None:
         return found
 
     without_key = json.dumps(doctor())
-    assert "E2B_API_KEY" in without_key and "https://e2b.dev/dashboard" in without_key
+    assert "there is no E2B API key" in without_key and "https://e2b.dev/dashboard" in without_key
     assert "does not answer" in json.dumps(doctor(E2B_API_KEY="x", E2B_API_URL="http://127.0.0.1:1"))
 
 

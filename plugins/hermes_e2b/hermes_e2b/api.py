@@ -56,6 +56,11 @@ class E2bApi:
         """Return the address of the API."""
         return str(ConnectionConfig(**self._options()).api_url)
 
+    @property
+    def has_key(self) -> bool:
+        """Return whether there is a key."""
+        return ConnectionConfig(**self._options()).api_key is not None
+
     def _options(self, limit_s: float = CALL_LIMIT_S) -> dict[str, Any]:
         return {"api_key": self._api_key, "debug": False, "request_timeout": limit_s}
 

@@ -181,6 +181,8 @@ class E2bBackend(Backend):
 
     async def check(self) -> Diagnosis:
         """Return whether E2B answers, and takes the key."""
+        if not self._api.has_key:
+            return Diagnosis(False, "there is no E2B API key", advice=(KEY_HINT,))
         try:
             found = await self._api.list({MARK: "1"})
         except e2b.AuthenticationException as error:
