@@ -146,6 +146,22 @@ async def test_a_connection_that_is_cut_is_made_again(backend: Any, emulator: An
     await sandbox.terminate()
 
 
+async def test_a_session_that_nobody_waits_for_is_closed(backend: Any, make_spec: MakeSpec) -> None:
+    sandbox = await backend.create(make_spec())
+    for delay in (0.0, 0.001, 0.005, 0.02, 0.1):
+        opening = asyncio.create_task(sandbox.open(["sh", "-c", "read -r line; : >/data/unheard-$$"]))
+        await asyncio.sleep(delay)
+        opening.cancel()
+        try:
+            await (await opening).aclose()
+        except asyncio.CancelledError:
+            pass
+    async with asyncio.timeout(30):
+        while b"unheard" in await said(sandbox, "sh", "-c", "cat /proc/[0-9]*/cmdline | tr '\\0' ' '"):
+            await asyncio.sleep(0.2)
+    await sandbox.terminate()
+
+
 async def test_the_stream_is_cut_in_100_mb_of_output(backend: Any, emulator: Any) -> None:
     async with tool_backend(backend) as tools:
         slot = await tools.acquire("a")

@@ -39,6 +39,7 @@ _SETTINGS: Mapping[str, Any] = {
     "config": None,
     "client_keys": None,
     "agent_path": None,
+    "gss_host": None,
     "compression_algs": ["none"],
     "keepalive_interval": KEEPALIVE_S,
     "keepalive_count_max": KEEPALIVES,
@@ -110,8 +111,16 @@ class Gateway:
         if size > COMMAND_BYTES:
             raise CommandError(f"a command has {size} bytes, and {COMMAND_BYTES} are possible", code="too_large")
         async with asyncio.timeout(OPEN_LIMIT_S):
-            connection = await self._connect()
-            return await connection.create_process(command, encoding=None, stderr=asyncssh.DEVNULL)
+            opening = self._work.spawn(self._open_session(command), "opening a session")
+            try:
+                return await asyncio.shield(opening)
+            except asyncio.CancelledError:
+                opening.add_done_callback(_close_late)
+                raise
+
+    async def _open_session(self, command: str) -> Any:
+        connection = await self._connect()
+        return await connection.create_process(command, encoding=None, stderr=asyncssh.DEVNULL)
 
     async def _connect(self) -> Any:
         kept = self._connection.kept.get(None)
@@ -152,6 +161,12 @@ class Gateway:
         if (connection := self._connection.kept.pop(None, None)) is not None:
             connection.abort()
             await connection.wait_closed()
+
+
+def _close_late(opening: asyncio.Task[Any]) -> None:
+    """Close a session that nobody waits for any more."""
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().close()
 
 
 class ProgramChannel(AsyncStreamChannel):
