@@ -238,9 +238,14 @@ DESTINATIONS = 5
 
 def _network(record: Mapping[str, Any], full: bool) -> Iterator[RenderableType]:
     """Yield what programs in slots reached through a proxy in each phase, and what they were refused."""
-    if not (network := record.get("network")):
-        return
-    yield _title("network")
+    asked = ("reached", "refused", "failed")
+    network = {
+        phase: traffic
+        for phase, traffic in (record.get("network") or {}).items()
+        if any(traffic[name] for name in asked)
+    }
+    if network:
+        yield _title("network")
     for phase, traffic in network.items():
         moved = [f"{count(traffic['bytes_sent'])} bytes sent", f"{count(traffic['bytes_received'])} received"]
         failed = [f"{traffic['failed']} failed"] if traffic["failed"] else []

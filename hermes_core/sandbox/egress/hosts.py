@@ -223,7 +223,7 @@ class HostRules:
             if each.addresses is not None and each.covers(found) and each.covers_port(wanted.port, WEB_PORTS)
         ]
         if is_special(found.address) and not any(lies_in_special_range(each) for each in ranges):
-            kind = "an address of this kind (loopback, private, link-local, …)"
+            kind = "an address of this kind (loopback, private, link-local and so on)"
         elif own and not is_special(found.address) and not any(each.num_addresses == 1 for each in ranges):
             kind = "an address of the driver's host"
         else:
