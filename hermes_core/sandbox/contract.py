@@ -340,6 +340,12 @@ class SandboxConfig(BaseModel):
         """Return the number of GPUs of a sandbox; None if it is not known."""
         return 0
 
+    def for_backend(self) -> Self:
+        """Return the settings that the backend gets. They have `network: none` in the place of `allow`."""
+        if self.network is not Network.ALLOW:
+            return self
+        return self.model_copy(update={"network": Network.NONE, "allowed_hosts": (), "denied_hosts": ()})
+
     @property
     def network_plan(self) -> NetworkPlan:
         """Return the network of each phase of a rollout. That of `network: setup` begins when the network is cut."""

@@ -110,7 +110,7 @@ def levels_of(backend: Backend, config: SandboxConfig) -> frozenset[Isolation]:
         HermesError: `levels` raised an error, or did not return a set of levels.
     """
     with explain_errors(partial(plugin_fault, backend, "levels")):
-        levels: object = backend.levels(config)
+        levels: object = backend.levels(config.for_backend())
     if not (isinstance(levels, AbstractSet) and all(isinstance(each, Isolation) for each in levels)):
         raise wrong_answer(backend, "levels", levels, "a set of Isolation")
     return backend.capabilities.isolation & levels

@@ -300,12 +300,10 @@ class Provisioner:
             await tasks.aclose()
 
     def _spec(self, config: SandboxConfig, creation_id: str) -> SandboxSpec:
-        if config.network is Network.ALLOW:  # the proxy is core's; the sandbox itself has no network
-            config = config.model_copy(update={"network": Network.NONE, "allowed_hosts": (), "denied_hosts": ()})
         return SandboxSpec(
             creation_id=creation_id,
             owner=self._owner,
-            config=config,
+            config=config.for_backend(),
             isolation=self.isolation,
             labels={"profile": config.name},
         )

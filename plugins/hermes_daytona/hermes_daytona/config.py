@@ -109,8 +109,8 @@ class DaytonaConfig(SandboxConfig):
             raise ValueError(f"{sizes[0]} is set, and snapshot_id: a snapshot has its own size, so leave it out")
         if self.gpu_type and not self.gpus:
             raise ValueError("gpu_type is set, and gpus is not: set the number of GPUs, such as `gpus: 1`")
-        if self.network is Network.NONE and (self.network_allow_list or self.domain_allow_list):
-            raise ValueError("network is none, and an allow-list is set: leave one of them out")
+        if self.network is not Network.OPEN and (self.network_allow_list or self.domain_allow_list):
+            raise ValueError(f"network is {self.network}, and an allow-list is set: leave one of them out")
         if self.auto_stop_interval * 60 < self.orphan_ttl_s:
             raise ValueError("auto_stop_interval, which is in minutes, is shorter than orphan_ttl_s: make it longer")
         return self

@@ -106,7 +106,7 @@ class DockerConfig(SandboxConfig):
             raise ValueError("image and dockerfile are both set")
         if not self.image and not self.dockerfile:
             raise ValueError(f"image is empty: leave it out for {DEFAULT_IMAGE}, or set dockerfile")
-        if self.network_name and self.network in (Network.NONE, Network.ALLOW):
+        if self.network_name and self.network not in (Network.OPEN, Network.SETUP):
             raise ValueError(f"network_name is set, and network is {self.network.value}")
         return self
 

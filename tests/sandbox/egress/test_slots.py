@@ -19,11 +19,23 @@ from typing import Any
 import pytest
 
 from hermes_core.errors import ConfigError, PolicyError, UsageError
+from hermes_core.plugins.hookspecs import hookimpl
+from hermes_core.plugins.registry import Registrar
 from hermes_core.runtime import Runtime
 from hermes_core.sandbox.commands import CommandResult, Connection, Slot, SlotCommands
-from hermes_core.sandbox.contract import Isolation, Network, NetworkPlan, NetworkPolicy, Phase
+from hermes_core.sandbox.contract import (
+    Isolation,
+    Network,
+    NetworkPlan,
+    NetworkPolicy,
+    Phase,
+    Sandbox,
+    SandboxConfig,
+    SandboxSpec,
+)
 from hermes_core.sandbox.egress.proxy import EgressProxy
 from hermes_core.sandbox.egress.traffic import Traffic
+from hermes_core.sandbox.local.backend import LocalBackend
 from hermes_core.sandbox.pool.checkpoint import Checkpoint
 from hermes_core.settings import Settings
 from hermes_core.tool_backend import ToolBackend
@@ -471,3 +483,30 @@ async def test_a_driver_that_takes_over_opens_the_proxy_again(tmp_path: Path) ->
                     ports.append((await run(backend, slot, "echo $HTTP_PROXY")).text)
                     await backend.aclose(keep=not take_over)
     assert all(ports)
+
+
+async def test_a_backend_sees_no_lists(tmp_path: Path) -> None:
+    """Whatever a backend does for `none`, it does for `allow`."""
+    seen: list[SandboxConfig] = []
+
+    class Watched(LocalBackend):
+        def levels(self, config: SandboxConfig) -> frozenset[Isolation]:
+            seen.append(config)
+            return super().levels(config)
+
+        async def create(self, spec: SandboxSpec) -> Sandbox:
+            seen.append(spec.config)
+            return await super().create(spec)
+
+    class Plugin:
+        @hookimpl
+        def hermes_register_backends(self, registry: Registrar) -> None:
+            registry.add("watched", Watched)
+
+    async with (
+        Runtime(Settings(state_dir=tmp_path), plugins=[Plugin()], load_entry_points=False) as runtime,
+        runtime.tool_backend("watched", config={**loopback(80), "min_sandboxes": 0}) as backend,
+        backend.lease(),
+    ):
+        assert {config.network for config in seen} == {Network.NONE} and len(seen) > 1
+        assert not any(config.allowed_hosts for config in seen)
