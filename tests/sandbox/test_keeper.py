@@ -40,7 +40,8 @@ class KeptHost(RemoteHost):
         self.process.stdin.close()
 
     async def open(self, request: Mapping[str, Any]) -> RelayChannel:
-        return await RelayChannel.start(relay_command(sys.executable, self.request, 10), request, env={"V": "v"})
+        carrier = ["/bin/sh", "-c", '"$@"; exit 9', "sh", *relay_command(sys.executable, self.request, 10)]
+        return await RelayChannel.start(carrier, request, env={})
 
     def explain_silence(self, status: int, words: str) -> HermesError:
         return HermesError(f"{status}: {words}")
@@ -77,6 +78,12 @@ async def read_all(channel: RelayChannel) -> bytes:
     return output
 
 
+def children(pid: int) -> list[int]:
+    return [
+        int(word) for task in Path(f"/proc/{pid}/task").iterdir() for word in (task / "children").read_text().split()
+    ]
+
+
 def runs(pid: int) -> bool:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
@@ -110,9 +117,10 @@ async def test_a_program_outlives_its_channel(kept: KeptHost) -> None:
 async def test_a_relay_that_is_killed_tells_no_status(kept: KeptHost) -> None:
     channel: Any = await kept.enter(NAME, ["sh", "-c", "echo up; sleep 1000"], {})
     assert await channel.read(3) == b"up\n"
-    (relay,) = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()[1:]
-    os.kill(int(relay), signal.SIGKILL)
-    with pytest.raises(ChannelLost):
+    carriers = [pid for pid in children(os.getpid()) if pid != kept.process.pid]
+    (relay,) = [pid for carrier in carriers for pid in children(carrier)]
+    os.kill(relay, signal.SIGKILL)
+    with pytest.raises(ChannelLost, match="status 9"):
         await channel.wait()
     await channel.aclose()
 
@@ -155,7 +163,9 @@ async def test_keepers_of_one_directory_leave_each_other_alone(place: Path) -> N
     specs = [SandboxSpec(f"{SPEC.creation_id}-{n}", "me", SPEC.config, Isolation.SHARED) for n in range(3)]
     names = [sandbox_id_of(spec.creation_id) for spec in specs]
     hosts = [KeptHost(place, socket=f"{name}.socket", sandbox_id=name) for name in names]
-    hosts[2].process.kill()  # leaves its socket, if it has one already
+    while not (place / f"{names[2]}.socket").exists():
+        await asyncio.sleep(0.02)
+    hosts[2].process.kill()  # leaves its socket
     await hosts[2].ended()
     await asyncio.gather(*(host.ask(creation_request(spec)) for host, spec in zip(hosts[:2], specs, strict=False)))
     hosts[0].process.terminate()
@@ -166,6 +176,14 @@ async def test_keepers_of_one_directory_leave_each_other_alone(place: Path) -> N
     for host in (late, hosts[1]):
         host.process.terminate()
         assert await host.ended() == 0
+
+
+async def test_a_keeper_does_not_end_the_sandbox_of_another_one(kept: KeptHost) -> None:
+    second = KeptHost(kept.place, socket="second.socket")
+    assert (await second.ask({"op": "status", "sandbox_id": NAME}))["status"] == "running"
+    second.process.terminate()
+    await second.ended()
+    assert (await kept.ask({"op": "status", "sandbox_id": NAME}))["status"] == "running"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")

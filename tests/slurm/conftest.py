@@ -104,7 +104,7 @@ def spec(cluster: Cluster) -> Callable[..., SandboxSpec]:
     """`spec(isolation, **config)`: with a creation id of its own, or the one that is given."""
 
     def make(isolation: str = "namespace", creation_id: str | None = None, **config: Any) -> SandboxSpec:
-        settings = SlurmConfig.from_dict("test", {"orphan_ttl_s": 20, "directory": str(cluster.place), **config})
+        settings = SlurmConfig.from_dict("test", {"orphan_ttl_s": 60, "directory": str(cluster.place), **config})
         return SandboxSpec(creation_id or uuid.uuid4().hex, "me", settings, Isolation.parse(isolation))
 
     return make

@@ -58,7 +58,7 @@ async def test_many_sandboxes_are_on_both_nodes_and_share_looks_at_the_queue(
 async def test_the_driver_may_be_in_a_job_itself(
     cluster: Any, backend: SlurmBackend, spec: Spec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in {"JOB_ID": "1", "MEM_PER_NODE": "999999", "NNODES": "7", "NTASKS": "9", "STEP_ID": "3"}.items():
+    for name, value in {"JOB_ID": "1", "MEM_PER_NODE": "999999", "NNODES": "7", "NTASKS": "9", "GPUS": "8"}.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
     monkeypatch.setenv("SBATCH_EXPORT", "ALL")
     monkeypatch.setenv("MY_SECRET", "hidden-value")
@@ -95,7 +95,7 @@ async def test_create_after_the_answer_of_sbatch_was_lost(cluster: Any, backend:
 
 
 async def test_two_drivers_that_race_make_one_sandbox(cluster: Any, backend: SlurmBackend, spec: Spec) -> None:
-    other, wanted = SlurmBackend(), spec()
+    other, wanted = SlurmBackend(), spec(orphan_ttl_s=200)  # nobody sends heartbeats here
     made = await asyncio.gather(backend.create(wanted), other.create(wanted))
     assert made[0].id == made[1].id
     assert cluster.jobs() == [made[0].id.partition("/")[0]]

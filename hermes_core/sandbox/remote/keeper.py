@@ -35,7 +35,7 @@ SOCKET = ".socket"
 """The end of the names of all sockets."""
 
 _ATTEMPTS, _LISTEN_BACKLOG, _REQUEST_BYTES = 10, 64, 64 << 20
-_LOOK_S, _DYING_S, _PAUSE_S = 0.2, 5.0, 0.02
+_LOOK_S, _DYING_S, _PAUSE_S = 0.2, 600.0, 0.02
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -90,9 +90,9 @@ def _listen(place: str, name: str) -> socket.socket:
 def _clean_up(place: str, sandbox_id: str) -> None:
     """End the sandbox, if it has not ended by itself, and remove what is left of it."""
     record = host.find(place, sandbox_id)
-    if record is not None:
+    if record is not None and _is_child(record.supervisor[0]):  # and not another keeper's, with the same creation id
         host.end(place, record)
-    deadline = time.monotonic() + _DYING_S  # it may have been in the making
+    deadline = time.monotonic() + _DYING_S  # the supervisor removes many files, or it was still making the sandbox
     while _reap()[0] and time.monotonic() < deadline:
         time.sleep(_PAUSE_S)
     host.sweep(place)
@@ -189,6 +189,14 @@ def _reap() -> tuple[bool, list[tuple[int, int]]]:
             ended.append((pid, status))
     except ChildProcessError:
         return False, ended
+
+
+def _is_child(pid: int) -> bool:
+    try:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
 
 
 def _remove_dead_sockets() -> None:

@@ -29,7 +29,7 @@ from hermes_core import (
 from hermes_slurm.config import SlurmConfig
 from hermes_slurm.diagnosis import diagnose
 from hermes_slurm.jobs import JobHost, make_sandbox
-from hermes_slurm.queue import JobQueue, SlurmJob
+from hermes_slurm.queue import END_S, JobQueue, SlurmJob
 
 
 class SlurmBackend(Backend):
@@ -89,7 +89,7 @@ class SlurmBackend(Backend):
         """End a sandbox by its id, which begins with the id of its job."""
         job = await self._find(sandbox_id)
         if job is not None:
-            await self._queue.cancel(job.name, job_id=job.job_id)
+            await self._queue.cancel(job.name, job_id=job.job_id, patience_s=END_S)
 
     async def attach(self, sandbox_id: str) -> Sandbox:
         """Return a handle on a running sandbox. Raises `SandboxLost` if none with this id runs."""
@@ -145,7 +145,7 @@ class SlurmSandbox(Sandbox):
 
     async def terminate(self) -> None:
         """End the job, and with it the sandbox. Return when the job has left the queue."""
-        await self._queue.cancel(self._job.name, job_id=self._job.job_id)
+        await self._queue.cancel(self._job.name, job_id=self._job.job_id, patience_s=END_S)
 
     async def _has_ended(self) -> bool:
         try:

@@ -84,15 +84,18 @@ async def make_sandbox(queue: JobQueue, config: SlurmConfig, spec: SandboxSpec) 
     """
     name = job_name(spec.creation_id)
     found = await queue.find(name)
+    submitted = None
     try:
-        submitted = None if found is not None else await complete(_submit(config, spec, name))
+        if found is None:
+            submitted = await complete(_submit(config, spec, name))
         job = await _wait_to_run(queue, name, submitted, config.queue_timeout_s)
+        answer = await _ask_for_sandbox(queue, job, spec)
         if submitted not in (None, job.job_id):  # another driver was faster
             await queue.cancel(name, job_id=submitted)
-        return job, await _ask_for_sandbox(queue, job, spec)
+        return job, answer
     except BaseException:
         if found is None:
-            await complete(_give_up(queue, name))
+            await complete(_give_up(queue, name, submitted))
         raise
 
 
@@ -171,10 +174,10 @@ async def _explain_end(job_id: str) -> ProvisionError:
     return ProvisionError(f"job {job_id} has ended: {state}", hint=_ENDS.get(code), retryable=code not in _ENDS)
 
 
-async def _give_up(queue: JobQueue, name: str) -> None:
-    """End the jobs of this name."""
+async def _give_up(queue: JobQueue, name: str, submitted: str | None) -> None:
+    """End the job that was submitted, or all jobs of this name if its id is not known."""
     try:
         async with asyncio.timeout(_CANCEL_S):
-            await queue.cancel(name)
+            await queue.cancel(name, job_id=submitted)
     except (ProvisionError, TimeoutError) as error:
         log.warning("job %s can't be cancelled; once it runs, it ends as nobody asks it for anything: %s", name, error)

@@ -9,7 +9,7 @@ import re
 import time
 from dataclasses import asdict, dataclass
 
-from hermes_core import SingleFlight, TaskSet
+from hermes_core import ProvisionError, SingleFlight, TaskSet
 from hermes_core.sandbox.remote.host import sandbox_id_of
 from hermes_slurm import programs
 
@@ -19,6 +19,9 @@ _NAME = re.compile(r"hermes-rl-[0-9a-f]{20}")
 _FIELDS = "%i|%T|%V|%e|%r|%j|%k"  # the comment is last: it may hold the separator
 _PAUSE_S = 0.5
 """Minimum time in seconds between the end of one look and the beginning of the next one at the queue."""
+
+END_S = 45.0
+"""Seconds for which the job of a sandbox may end by itself before it is cancelled."""
 
 
 @dataclass(frozen=True)
@@ -108,18 +111,33 @@ class JobQueue:
         jobs = [job for job in (await self.look()).values() if job.name == name and (job.runs or job.waits)]
         return min(jobs, key=lambda job: int(job.job_id), default=None)
 
-    async def cancel(self, name: str, *, job_id: str | None = None) -> None:
+    async def cancel(self, name: str, *, job_id: str | None = None, patience_s: float = 0) -> None:
         """End all jobs of this name, or only one of them. Return when they have left the queue.
+
+        Args:
+            patience_s: seconds for which a running job may end by itself, when it is asked to. Slurm kills a cancelled
+                job after KillWait (often 30 s), and its keeper may need longer to remove the sandbox's files.
 
         Raises:
             ProvisionError: Slurm does not answer.
         """
-        pause_s = _PAUSE_S
+        pause_s, asked = _PAUSE_S, patience_s == 0
+        patient_until = time.monotonic() + patience_s
         while True:
             jobs = [job for job in (await self.look()).values() if job.name == name and job_id in (None, job.job_id)]
             if not jobs:
                 return
-            if living := [job.job_id for job in jobs if job.runs or job.waits]:
+            running = [job.job_id for job in jobs if job.runs]
+            if running and not asked:
+                asked = True
+                try:
+                    await programs.run("scancel", "--batch", "--signal=TERM", *running)
+                except ProvisionError as error:  # its batch step has not begun
+                    if error.retryable:
+                        raise
+                    patient_until = 0.0
+            is_patient = time.monotonic() < patient_until
+            if living := [job.job_id for job in jobs if job.waits or (job.runs and not is_patient)]:
                 await programs.run("scancel", *living)
             await asyncio.sleep(pause_s)
             pause_s = min(1.5 * pause_s, 5.0)
