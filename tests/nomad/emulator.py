@@ -35,6 +35,7 @@ SETTINGS: dict[str, Any] = {
     "drivers": ["docker", "podman"],
     "max_connections": 100,
     "page_size": 500,
+    "place_delay_s": 0.0,
     "start_delay_s": 0.0,
     "leader": "127.0.0.1:4647",
 }
@@ -288,6 +289,7 @@ class Emulator:
 
     async def place(self, job: dict[str, Any], evaluation: dict[str, Any]) -> None:
         """Place a job as the scheduler does; try again while the nodes are full."""
+        await asyncio.sleep(self.settings["place_delay_s"])
         while self.jobs.get((job["Namespace"], job["ID"])) is job:
             metrics = self.metrics(job)
             if metrics is None:

@@ -62,6 +62,7 @@ async def test_the_job_says_whose_it_is(cluster: Cluster, backend: NomadBackend)
     assert job["Meta"]["hermes-rl.creation-id"] == wanted.creation_id
     group = job["TaskGroups"][0]
     assert group["RestartPolicy"]["Attempts"] == group["ReschedulePolicy"]["Attempts"] == 0
+    assert group["RestartPolicy"]["Mode"] == "fail", "Nomad refuses no attempts in another mode"
     assert group["Tasks"][0]["Resources"] == {"CPU": 0, "Cores": 2, "MemoryMB": 512}
     [info] = await backend.list("life")
     assert (info.sandbox_id, info.creation_id, info.status) == (sandbox.id, wanted.creation_id, SandboxStatus.RUNNING)
@@ -95,6 +96,23 @@ async def test_a_weaker_sandbox_is_not_taken_for_a_stronger(backend: NomadBacken
     with pytest.raises(PolicyError, match="isolation 'shared', not 'user'"):
         await backend.create(replace(wanted, isolation=Isolation.USER))
     assert await sandbox.status() is SandboxStatus.RUNNING, "what is there belongs to somebody"
+
+
+async def test_a_replacement_is_not_the_sandbox(cluster: Cluster, backend: NomadBackend) -> None:
+    """Nomad starts the job of a drained node elsewhere, without the files and the guest."""
+    sandbox = await backend.create(spec())
+    [first] = cluster.ask("state")["alive"]
+    cluster.ask("drain", node=first["NodeName"])
+    async with asyncio.timeout(30):
+        while [each["ClientStatus"] for each in cluster.ask("state")["alive"] if each["ID"] != first["ID"]] != [
+            "running"
+        ]:
+            await asyncio.sleep(0.1)
+    assert await sandbox.status() is SandboxStatus.ENDED
+    with pytest.raises(SandboxLost):
+        await backend.attach(sandbox.id)
+    await sandbox.terminate()
+    assert cluster.ask("state")["alive"] == [], "the replacement, too"
 
 
 async def test_a_long_list_has_pages(cluster: Cluster, backend: NomadBackend) -> None:
@@ -167,6 +185,16 @@ async def test_a_refusal_says_why_and_what_to_do(
     cluster.ask("reset")
     assert cluster.ask("state")["jobs"] == []
     await backend.aclose()
+
+
+async def test_an_earlier_refusal_does_not_count(cluster: Cluster, backend: NomadBackend) -> None:
+    """The evaluation of a purged job stays until Nomad collects it."""
+    wanted = spec()
+    cluster.ask("set", drivers=[])
+    with pytest.raises(ProvisionError, match="missing drivers"):
+        await backend.create(wanted)
+    cluster.ask("set", drivers=["docker"], place_delay_s=1)
+    assert await (await backend.create(wanted)).status() is SandboxStatus.RUNNING
 
 
 async def test_a_full_cluster_is_waited_for(cluster: Cluster, backend: NomadBackend) -> None:
