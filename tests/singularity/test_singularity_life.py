@@ -204,10 +204,10 @@ async def test_a_container_outlives_a_killed_driver_and_is_taken_over(
     creation_id = uuid.uuid4().hex
     driver, sandbox_id = await start_driver(creation_id, owner, profile)
     kill(driver)
-    made = await backend.create(spec(creation_id=creation_id))  # so that the backend knows the directory
-    assert made.id == sandbox_id
+    backend.note_profile(spec().config)
     (info,) = await backend.list(owner)
     assert (info.sandbox_id, info.creation_id, info.status) == (sandbox_id, creation_id, SandboxStatus.RUNNING)
+    assert (await backend.create(spec(creation_id=creation_id))).id == sandbox_id
     attached = await backend.attach(sandbox_id)
     assert await output_of(attached, "cat /data/kept; grep -l 975[3] /proc/[0-9]*/cmdline | grep -c .") == "kept\n1\n"
     await attached.terminate()

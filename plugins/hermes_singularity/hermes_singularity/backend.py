@@ -55,13 +55,20 @@ class SingularityBackend(Backend):
     def __init__(self, settings: Settings | None = None) -> None:
         self._images = Images()
         self._work = TaskSet()
+        self._directories: set[str | None] = {None}
         self._places: SingleFlight[str] = SingleFlight("the sweep of the state directory", keep=True)
+
+    def note_profile(self, config: SandboxConfig) -> None:
+        """Look for sandboxes also in this profile's directory, where an earlier driver may have left some."""
+        if isinstance(config, SingularityConfig):
+            self._directories.add(config.state_dir)
 
     async def create(self, spec: SandboxSpec) -> Sandbox:
         """Start the container of this spec, or return the running one with its creation id."""
         config = spec.config
         assert isinstance(config, SingularityConfig)
         assert config.image is not None, "validation demands one"
+        self.note_profile(config)
         probe = await asyncio.to_thread(launch.probe_host)
         if not probe.isolates:
             raise PolicyError(f"containers need user namespaces: {probe.reason}", hint="; ".join(host.remedies(probe)))
@@ -122,7 +129,7 @@ class SingularityBackend(Backend):
         return await self._places.get(self._work, partial(asyncio.to_thread, _open, directory), directory)
 
     async def _all_places(self) -> set[str]:
-        return {await self._place(None), *self._places.kept.values()}
+        return {await self._place(each) for each in self._directories}
 
     async def _find(self, sandbox_id: str) -> SingularitySandbox | None:
         for place in await self._all_places():
