@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import aclosing
 from pathlib import Path
@@ -184,3 +186,27 @@ async def test_a_file_that_containers_can_not_read_is_told(
     with pytest.raises(ImageError, match="can't be read by every user") as refused:
         await backend.create(spec(Isolation.SHARED, image=str(folder / "image.sif")))
     assert "chmod o+r" in str(refused.value.hint)
+
+
+async def test_a_build_ends_with_its_driver(
+    images: Path, folder: Path, apptainer: Path, profile: dict[str, Any]
+) -> None:
+    path = definition(folder, "touch /begun; sleep 8644", source=f"{apptainer}/busybox.tar")
+    program = (
+        "import asyncio, json, sys\n"
+        "from hermes_singularity.images import Images\n"
+        "from hermes_singularity.config import SingularityConfig\n"
+        "config = SingularityConfig(**json.loads(sys.argv[1]))\n"
+        "asyncio.run(Images().ensure(config.image, config, sys.argv[2]))\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    request = json.dumps({**profile, "image": str(path)})
+    driver = subprocess.Popen([sys.executable, "-c", program, request, f"{apptainer}/apptainer"], env=environment)
+    while not runs("sleep 864[4]"):
+        assert driver.poll() is None
+        await asyncio.sleep(0.05)
+    driver.kill()
+    driver.wait()
+    async with asyncio.timeout(20):
+        while runs("sleep 864[4]") or [*(images / "scratch").iterdir()]:
+            await asyncio.sleep(0.05)
