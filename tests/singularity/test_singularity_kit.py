@@ -19,7 +19,7 @@ from tests.support.requirements import ROOT
 FOLDER = os.environ.get("HERMES_TEST_APPTAINER", "")
 PROFILE = {"image": f"docker-archive:{FOLDER}/python.tar"}
 ORDINARY_UID = 54_323
-NOT_REPEATED = ("commands", "files", "speed")
+NOT_REPEATED = ("commands", "processes", "files", "leaks", "speed")
 """Groups in which an ordinary user's containers are like root's, or that make no promise."""
 
 RUN_MODULE = """
@@ -39,42 +39,52 @@ def test_singularity(conformance_check: Callable[[], None]) -> None:
 
 
 @pytest.fixture
-def run_as_ordinary_user(apptainer: Path) -> Iterator[Callable[..., None]]:
-    """Runs a Python module as a user who is not root and has only the program."""
+def ordinary_home() -> Iterator[Path]:
+    """A directory of a user who is not root, in which no sandbox is to be left."""
+    home = Path(tempfile.mkdtemp(prefix="hermes-ordinary-", dir="/var/tmp"))
+    if os.geteuid() == 0:
+        os.chown(home, ORDINARY_UID, ORDINARY_UID)
+    yield home
+    left = [*home.glob("hermes-rl-containers-*/*")]
+    subprocess.run(["rm", "-rf", str(home)], check=True)
+    assert left == []
+
+
+@pytest.fixture
+def run_as_ordinary_user(apptainer: Path, ordinary_home: Path) -> Callable[..., None]:
+    """Runs a Python module as this user, who has only the program."""
     python, packages = interpreter_for_others(), Path(pytest.__file__).parents[1]
     if python is None or not all(directory.stat().st_mode & 0o001 for directory in packages.parents):
         pytest.skip("no interpreter here, or not this checkout, can be used by an ordinary user")
-    home = Path(tempfile.mkdtemp(prefix="hermes-ordinary-", dir="/var/tmp"))
     user = {} if os.geteuid() != 0 else {"user": ORDINARY_UID, "group": ORDINARY_UID, "extra_groups": []}
-    if user:
-        os.chown(home, ORDINARY_UID, ORDINARY_UID)
-    variables = {"HOME": home, "TMPDIR": home, "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": ROOT}
+    variables = {
+        "HOME": ordinary_home,
+        "TMPDIR": ordinary_home,
+        "LANG": "C.UTF-8",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONPATH": ROOT,
+    }
     variables |= {"PATH": f"{FOLDER}:/usr/bin:/bin", "HERMES_TEST_APPTAINER": FOLDER}
 
     def run(*words: str) -> None:
         ran = subprocess.run(
             [str(python), "-c", RUN_MODULE, str(packages), *words],
             env={name: str(value) for name, value in variables.items()},
-            cwd=home,
+            cwd=ordinary_home,
             capture_output=True,
             text=True,
             **user,
         )
         assert ran.returncode == 0, ran.stdout + ran.stderr
 
-    yield run
-    left = [*home.glob("hermes-rl-containers-*/*")]
-    subprocess.run(["rm", "-rf", str(home)], check=True)
-    assert left == []
+    return run
 
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_as_an_ordinary_user(run_as_ordinary_user: Callable[..., None], tmp_path: Path) -> None:
-    profile = tmp_path / "profile.yaml"
+def test_as_an_ordinary_user(run_as_ordinary_user: Callable[..., None], ordinary_home: Path) -> None:
+    profile = ordinary_home / "profile.yaml"
     profile.write_text(json.dumps(PROFILE))
-    for path in (profile, *profile.parents[:3]):
-        path.chmod(0o755)
     groups = [word for each in GROUPS if each not in NOT_REPEATED for word in ("--group", each)]
     run_as_ordinary_user("hermes_core", "conformance", "singularity", *groups, "--config", str(profile))
 
