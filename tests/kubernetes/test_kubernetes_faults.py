@@ -136,6 +136,14 @@ async def test_no_right_is_told_with_the_way_to_it(cluster: ClusterProcess, back
     assert "doctor kubernetes" in str(caught.value.hint)
 
 
+async def test_no_right_to_exec_is_told(cluster: ClusterProcess, backend: Any, spec: Spec, owner: str) -> None:
+    cluster.fault(f"GET {PODS}/.*/exec", status=403)
+    with pytest.raises(ProvisionError, match="refuses an exec: 403") as caught:
+        await backend.create(spec())
+    assert "doctor kubernetes" in str(caught.value.hint)
+    assert await backend.list(owner) == []
+
+
 async def test_an_evicted_pod_is_lost(cluster: ClusterProcess, backend: Any, spec: Spec) -> None:
     sandbox = await backend.create(spec())
     channel = await sandbox.open(["sh", "-c", "echo in; sleep 1000"])

@@ -25,6 +25,7 @@ from hermes_core import (
     InfraError,
     Isolation,
     Network,
+    ProvisionError,
     Sandbox,
     SandboxConfig,
     SandboxInfo,
@@ -93,6 +94,9 @@ class KubernetesBackend(Backend):
             await complete(_undo(namespace, kind, pods.name_of(spec.creation_id)))
             if isinstance(error, ClusterError):
                 raise starting.not_made(error, config) from error
+            if isinstance(error, ChannelLost | SandboxLost):
+                message = f"no program could be started in the sandbox: {error.message}"
+                raise ProvisionError(message, hint=error.hint) from error
             raise
         spec.check_existing(pods.annotation(owned, pods.ISOLATION), sandbox.id)
         return sandbox

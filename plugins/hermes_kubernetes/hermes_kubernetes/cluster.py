@@ -200,7 +200,8 @@ class Cluster:
         if isinstance(error, ApiException) and error.status:
             return _refusal(error)
         if isinstance(error, aiohttp.WSServerHandshakeError):
-            return ClusterError(f"the API server refuses an exec with status {error.status}", status=error.status)
+            hint = "`hermes-rl doctor kubernetes` says whether you may exec in pods" if error.status == 403 else None
+            return ClusterError(f"the API server refuses an exec: {error.status}", status=error.status, hint=hint)
         reason = "no answer in time" if isinstance(error, TimeoutError) else f"{error}" or type(error).__name__
         return ClusterError(
             f"the API server {await self.server()} can't be reached: {reason[:MAX_MESSAGE]}",
