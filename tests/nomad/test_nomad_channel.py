@@ -97,6 +97,16 @@ async def test_a_shell_that_is_killed_breaks_the_channel(sandbox: Sandbox) -> No
     await channel.aclose()
 
 
+async def test_a_program_that_forges_the_mark_fills_no_memory(sandbox: Sandbox) -> None:
+    """A program can read the mark in the shell's command line."""
+    script = "mark=$(tr '\\0' '\\n' </proc/$PPID/cmdline | grep -E '^[0-9a-f]{32}$'); printf %s \"$mark\" >&2; "
+    channel = await sandbox.open(["sh", "-c", script + "head -c 1000000 /dev/zero >&2; sleep 60"])
+    with pytest.raises(ChannelLost, match="forged"):
+        await channel.read(1)
+    await channel.aclose()
+    assert await read_all(sandbox, "echo", "on") == (b"on\n", 0, "")
+
+
 async def test_an_exec_that_nomad_refuses_is_no_lost_sandbox(cluster: Cluster, sandbox: Sandbox) -> None:
     cluster.ask("set", max_connections=0)
     with pytest.raises(ChannelLost, match="429") as failed:

@@ -80,7 +80,7 @@ class _Program:
     def __init__(self, websocket: WebSocket, mark: bytes) -> None:
         self._websocket, self._mark = websocket, mark
         self._stdout = self._stderr = b""
-        self._began = self._drained = False
+        self._began = self._reading = self._drained = False
         self._status: int | None = None
         self._failure: NomadError | None = None
         self._over = asyncio.Event()
@@ -89,12 +89,13 @@ class _Program:
 
     async def begin(self) -> None:
         """Wait until the program has begun."""
-        while not self._began:
+        while not self._began and not self._stdout:  # output may overtake the mark
             await self._take_frame()
         self._work.spawn(self._beat(), "heartbeats of an exec")
 
     async def read_output(self) -> AsyncGenerator[bytes, None]:
         """Yield the output up to its end. After it was closed, another call continues there."""
+        self._reading = True
         await self._hear(b"")
         while not self._drained or self._stdout:
             if data := self._take_output():
@@ -154,14 +155,18 @@ class _Program:
         while self._mark in self._stderr:
             words, _, rest = self._stderr.partition(self._mark)
             line, ended, rest = rest.partition(b"\n")
-            if not ended:
-                return
+            if not ended and len(line) < _MARK_LINE:
+                return  # the rest of the line is still under way
             self._stderr = rest
+            if not ended:
+                raise NomadError("the program forged our mark")
             if not self._began:
                 self._began = True
-                return  # the rest is heard once there is a channel
+                if not self._reading:
+                    return  # the rest is heard once there is a channel, which keeps the words
+                continue
             self.feed_stderr(words)
-            self._status = int(line) if line.strip().isdigit() else 255
+            self._status = int(line[:4]) if line[:4].strip().isdigit() else 255
             self._over.set()
             await self.write(self._mark + b"\n")
         self.feed_stderr(self._stderr[:-_MARK_LINE])
