@@ -141,7 +141,7 @@ class Idle:
         self.opened.append(index)
         return f"/data/slot_{index}"
 
-    def commands(self, index: int) -> Any:
+    def commands(self, index: int, *_: object) -> Any:
         return None
 
     async def kill_slot(self, index: int, *, forget: bool = False) -> None:
