@@ -30,7 +30,7 @@ async def test_commands_files_and_nothing_left(cluster: Any, tool_backend: Any, 
     assert cluster.jobs() == []
 
 
-async def test_a_slot_does_not_reach_the_keeper(cluster: Any, tool_backend: Any, bash: Any) -> None:
+async def test_a_slot_reaches_neither_the_keeper_nor_slurm(cluster: Any, tool_backend: Any, bash: Any) -> None:
     async with tool_backend() as backend:
         slot = await backend.acquire("one")
         assert list(cluster.place.glob("*.socket"))
