@@ -64,6 +64,7 @@ from hermes_core.aio import (
     alongside as alongside,
     cancel as cancel,
     complete as complete,
+    repeat_call as repeat_call,
     together as together,
 )
 from hermes_core.cheats import (

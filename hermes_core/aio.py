@@ -8,6 +8,7 @@ import concurrent.futures.thread  # imported first, so that its executors are sh
 import contextlib
 import logging
 import os
+import random
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Hashable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -98,6 +99,43 @@ async def complete(work: Coroutine[Any, Any, T]) -> T:
     if not task.cancelled() and (failed := task.exception()) is not None:
         raise cancelled from failed
     raise cancelled
+
+
+async def repeat_call(
+    attempt: Callable[[], Awaitable[T]],
+    pause_asked: Callable[[Exception], float | None],
+    *,
+    patience_s: float,
+    first_pause_s: float = 0.25,
+    longest_pause_s: float = 8.0,
+) -> T:
+    """Return the result of the first attempt that succeeds. The pause after each failed attempt is twice as long as the
+    one before, minus a random part.
+
+    Args:
+        pause_asked: returns after a failure the least pause in seconds that the other side asks for; None if no
+            repetition helps.
+        patience_s: seconds after which no further attempt begins.
+        first_pause_s, longest_pause_s: the limits of our own pause in seconds.
+
+    Raises:
+        Exception: the failure of the last attempt.
+    """
+    loop = asyncio.get_running_loop()
+    end, pause_s = loop.time() + patience_s, first_pause_s
+    while True:
+        try:
+            return await attempt()
+        except Exception as error:
+            asked = pause_asked(error)
+            if asked is None:
+                raise
+            wait_s = max(asked, pause_s * random.uniform(0.5, 1.0))
+            if loop.time() + wait_s > end:
+                raise
+            log.debug("again in %.1f s: %s", wait_s, error)
+        await asyncio.sleep(wait_s)
+        pause_s = min(2 * pause_s, longest_pause_s)
 
 
 class TaskSet:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from hermes_core.aio import BrokenOff, LoopThread, SingleFlight, TaskSet, alongside, complete, together
+from hermes_core.aio import BrokenOff, LoopThread, SingleFlight, TaskSet, alongside, complete, repeat_call, together
 from hermes_core.errors import InfraError, UsageError
 
 
@@ -452,3 +452,50 @@ async def test_things_done_together_are_cancelled_together() -> None:
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
+
+
+class Failing:
+    """Fails some times, and then returns how often it was called."""
+
+    def __init__(self, failures: int, asked: float | None = 0.0) -> None:
+        self.failures, self.asked, self.calls = failures, asked, 0
+
+    async def __call__(self) -> int:
+        self.calls += 1
+        if self.calls <= self.failures:
+            raise OSError(f"failure {self.calls}")
+        return self.calls
+
+    def pause_asked(self, error: Exception) -> float | None:
+        return self.asked
+
+
+async def test_a_call_is_repeated_until_it_succeeds() -> None:
+    call = Failing(3)
+    assert await repeat_call(call, call.pause_asked, patience_s=10, first_pause_s=0.001) == 4
+
+
+async def test_a_call_is_not_repeated_if_that_does_not_help() -> None:
+    call = Failing(3, asked=None)
+    with pytest.raises(OSError, match="failure 1"):
+        await repeat_call(call, call.pause_asked, patience_s=10)
+
+
+async def test_a_call_is_repeated_no_longer_than_patience_allows() -> None:
+    call = Failing(1000)
+    with pytest.raises(OSError, match="failure") as caught:
+        await repeat_call(call, call.pause_asked, patience_s=0.05, first_pause_s=0.01, longest_pause_s=0.01)
+    assert str(caught.value) == f"failure {call.calls}" and 2 <= call.calls <= 12
+
+
+async def test_a_pause_that_is_asked_for_is_waited_out() -> None:
+    call = Failing(1, asked=0.2)
+    began = asyncio.get_running_loop().time()
+    assert await repeat_call(call, call.pause_asked, patience_s=10, first_pause_s=0.001) == 2
+    assert asyncio.get_running_loop().time() - began >= 0.2
+
+
+async def test_a_pause_beyond_patience_is_not_begun() -> None:
+    call = Failing(1, asked=60.0)
+    with pytest.raises(OSError, match="failure 1"):
+        await repeat_call(call, call.pause_asked, patience_s=1)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from kubernetes_asyncio.client import ApiClient, ApiException, Configuration
 from kubernetes_asyncio.config import ConfigException, load_incluster_config, load_kube_config
 from kubernetes_asyncio.stream import WsApiClient
 
-from hermes_core import ConfigError, InfraError, SingleFlight, TaskSet
+from hermes_core import ConfigError, InfraError, SingleFlight, TaskSet, repeat_call
 from hermes_kubernetes.config import Address
 
 CALL_S = 30.0
@@ -26,8 +25,6 @@ PATIENCE_S = 45.0
 """Seconds for which a request is repeated that the server can't serve now, or that did not reach it."""
 EXEC_PATIENCE_S = 10.0
 """Seconds for which the start of a program is repeated. They are few, because the pod may be gone."""
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 8.0
-"""The pause in seconds before the first repetition, which doubles with each further one, and its limit."""
 MOST_ASKED_S = 30.0
 """The longest pause in seconds that the server can ask for (`Retry-After`)."""
 CONNECTIONS = 32
@@ -178,22 +175,21 @@ class Cluster:
         return await self._clients.get(self._work, self._connect)
 
     async def _attempt(self, send: Callable[[], Awaitable[T]], patience_s: float) -> T:
-        loop, pause, may_log_in = asyncio.get_running_loop(), FIRST_PAUSE_S, True
-        deadline = loop.time() + patience_s
-        while True:
+        may_log_in = True
+
+        async def attempt() -> T:
+            nonlocal may_log_in
             try:
                 return await send()
             except (ApiException, aiohttp.ClientError, TimeoutError, OSError) as error:
                 ours = await self._translate(error)
-                if ours.status == 401 and may_log_in:  # the token has expired
-                    may_log_in = False
-                    await self._logins.get(self._work, self._log_in)
-                    continue
-                wait_s = max(ours.retry_after_s, pause * random.uniform(0.5, 1.0))
-                if not ours.is_temporary or loop.time() + wait_s > deadline:
+                if ours.status != 401 or not may_log_in:
                     raise ours from error
-            await asyncio.sleep(wait_s)
-            pause = min(2 * pause, LONGEST_PAUSE_S)
+                may_log_in = False  # the token may have expired
+                await self._logins.get(self._work, self._log_in)
+                return await attempt()
+
+        return await repeat_call(attempt, _pause_asked, patience_s=patience_s)
 
     async def _translate(self, error: Exception) -> ClusterError:
         """Return our error for one of the SDK."""
@@ -246,6 +242,10 @@ class Cluster:
         if self.address.kubeconfig is None and _SERVICE_ACCOUNT.is_file():
             return None
         raise ConfigError(f"there is no kubeconfig {files}", hint=_NO_CONFIG)
+
+
+def _pause_asked(error: Exception) -> float | None:
+    return error.retry_after_s if isinstance(error, ClusterError) and error.is_temporary else None
 
 
 def _refusal(error: ApiException) -> ClusterError:

@@ -7,13 +7,13 @@ import contextlib
 import json
 import logging
 import os
-import random
 import socket
 import ssl
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
-from hermes_core import PluginError, Settings, SingleFlight, TaskSet
+from hermes_core import PluginError, Settings, SingleFlight, TaskSet, repeat_call
 
 try:
     import aiohttp
@@ -37,7 +37,7 @@ ANSWER_BYTES, FRAME_BYTES = 32 << 20, 1 << 20
 """Maximum size of an answer, and of a frame of a websocket."""
 CLOSE_LIMIT_S = 1.0
 """Seconds for a websocket to end in order."""
-_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 8.0
+_LONGEST_PAUSE_S = 8.0
 _FINAL = ("Enforcing job modify index", "error occurred", "errors occurred", "Permission denied", "ACL token")
 """Parts of errors with status 500 that say that the request is wrong, so that no repetition helps."""
 
@@ -61,6 +61,10 @@ class NomadError(Exception):
         if self.status is None or self.status == 429:
             return True
         return self.status >= 500 and not any(part in self.message for part in _FINAL)
+
+
+def _pause_asked(error: Exception) -> float | None:
+    return error.pause_s if isinstance(error, NomadError) and error.passing else None
 
 
 class Answer(NamedTuple):
@@ -109,18 +113,9 @@ class NomadApi:
         Raises:
             NomadError: the call failed, or there was no answer in time.
         """
-        loop = asyncio.get_running_loop()
-        deadline, pause_s = loop.time() + patience_s, _PAUSE_S
-        while True:
-            try:
-                return await self._call_once(method, path, body, dict(query or {}), wait_s)
-            except NomadError as error:
-                pause_s = min(_LONGEST_PAUSE_S, pause_s * 2)
-                rest_s = max(error.pause_s, pause_s * random.uniform(0.5, 1.0))
-                if not error.passing or loop.time() + rest_s > deadline:
-                    raise
-                log.debug("Nomad: %s %s: %s; again in %.1f s", method, path, error.message, rest_s)
-                await asyncio.sleep(rest_s)
+        return await repeat_call(
+            partial(self._call_once, method, path, body, dict(query or {}), wait_s), _pause_asked, patience_s=patience_s
+        )
 
     async def _call_once(self, method: str, path: str, body: Any, query: dict[str, str], wait_s: float) -> Answer:
         session = await self._opened.get(self._work, self._open_session)
