@@ -95,6 +95,30 @@ def test_a_conversation_becomes_the_result() -> None:
     assert (result.turns_used, *counts) == (2, 2, 1, 1)
 
 
+def test_words_in_the_place_of_an_answer_that_says_nothing_are_the_agents() -> None:
+    """As hermes-agent goes on after an answer that only thinks."""
+    slot = Slot()
+    look, nothing = said("I look.", "a"), said("", reasoning_content="Hm.")
+    slot.ask([SYSTEM, USER], look)
+    slot.ask([SYSTEM, USER, look, told("a")], nothing)
+    nudged = [SYSTEM, USER, look, told("a"), said("(empty)"), user("You returned nothing. Go on.")]
+    assert slot.ask(nudged, said("Again.", "b")) == "fork"
+    slot.ask([*nudged, said("Again.", "b"), told("b")], said("Done."))
+    assert slot.result.turns_used == 4
+    assert slot.conversations.trainable_answers() == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("answer", [said("It works."), said("", "b")])
+def test_words_in_the_place_of_an_answer_are_another_conversation(answer: Message) -> None:
+    slot = Slot()
+    look = said("I look.", "a")
+    slot.ask([SYSTEM, USER], look)
+    slot.ask([SYSTEM, USER, look, told("a")], answer)
+    slot.ask([SYSTEM, USER, look, told("a"), said("All tests pass."), user("Go on.")], said("Good."))
+    assert slot.result.turns_used == 2
+    assert slot.conversations.trainable_answers() == {0, 1}
+
+
 def test_other_conversations_are_counted_apart() -> None:
     slot = Slot()
     slot.ask([SYSTEM, user(f"A title for: {TASK}")], said("Bug in calc"), tools=frozenset())

@@ -130,10 +130,10 @@ class _Thread:
     """A conversation that may be the agent's own: its first request, and all that continue it, on all branches.
 
     A request continues the conversation if each answer in the request is an answer of the conversation, or a part of
-    one; the agent may have changed all other messages. If any answer in the request is unknown, the request belongs to
-    another conversation. A request without answers continues the conversation if it has all messages of the first
-    request, or the text of a summary. The summary may be in the request as an answer, and the agent may have added an
-    answer of its own after the summary, such as thanks.
+    one, or stands in the place of one that says nothing; the agent may have changed all other messages. If any answer
+    in the request is unknown, the request belongs to another conversation. A request without answers continues the
+    conversation if it has all messages of the first request, or the text of a summary. The summary may be in the
+    request as an answer, and the agent may have added an answer of its own after the summary, such as thanks.
     """
 
     def __init__(self, opening: Sequence[Canonical], step: MessageNode) -> None:
@@ -264,7 +264,7 @@ class _Thread:
             return self._by_step[step]
         given = [own for own in self._by_form.get(form, ()) if last is None or own.number > last.number]
         here = self._first if last is None else last.after
-        parts = [own for own in here if _is_part(form, own.step.form)]
+        parts = [own for own in here if _is_part(form, own.step.form) or _fills_in(form, own.step.form)]
         return next((own for own in reversed(given) if own.before is last), next(reversed([*parts, *given]), None))
 
 
@@ -446,6 +446,12 @@ def _is_part(form: Canonical, given: Canonical) -> bool:
     """Return whether a message may be a part of the answer `given`, whose rest the agent has left out."""
     same = form.thinking in ("", given.thinking)
     return same and form.text in given.text and Counter(form.calls) <= Counter(given.calls)
+
+
+def _fills_in(form: Canonical, given: Canonical) -> bool:
+    """Return whether a message may be the agent's own words in the place of an answer `given` that says nothing and
+    calls nothing, such as hermes-agent's `(empty)`."""
+    return not (given.text.strip() or given.calls or form.calls)
 
 
 def _find_unanswered(step: MessageNode) -> list[MessageNode]:
