@@ -62,7 +62,7 @@ MODEL = ["rollout", "tasks", "TASKS", "--model", "m", "--base-url", "http://127.
         ([*ORACLE, "--env.distribution=balanced", "--env.enabled_toolsets=file"], ["exclude each other"]),
         ([*ORACLE, "--backend.slots_per_sandbox=0"], ["slots_per_sandbox must be at least 1, not '0'"]),
         ([*ORACLE, "--backend.orphan_ttl_s=inf"], ["orphan_ttl_s must be a finite number"]),
-        ([*ORACLE, "--backend.network=closed"], ["network must be 'none', 'open' or 'setup', not 'closed'"]),
+        ([*ORACLE, "--backend.network=closed"], ["network must be 'none', 'open', 'setup' or 'allow', not 'closed'"]),
         ([*ORACLE, "--backend.env_vars=x"], ["env_vars must be a mapping", "JSON"]),
         ([*ORACLE, '--backend.env_vars={"A=B": "1"}'], ["env_vars holds 'A'"]),
         ([*ORACLE, '--backend.env_vars={"A": "\\u0000"}'], ["env_vars holds 'A'", "NUL"]),

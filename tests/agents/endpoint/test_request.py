@@ -283,6 +283,7 @@ async def test_a_cancelled_wait_is_counted_and_the_next_request_is_sent():
     async with ScriptedServer([Reply("done")]) as server, client_of(server) as client:
         client.endpoint.state.limiter.hold(0.5)
         with count_waits() as waits:
+            began = asyncio.get_running_loop().time()
             cancelled = [asyncio.create_task(ask(client)) for _ in range(3)]
             await asyncio.sleep(0.2)
             for task in cancelled:
@@ -291,7 +292,8 @@ async def test_a_cancelled_wait_is_counted_and_the_next_request_is_sent():
                 isinstance(each, asyncio.CancelledError)
                 for each in await asyncio.gather(*cancelled, return_exceptions=True)
             )
-        assert sum(waits) == pytest.approx(0.6, abs=0.2)
+            waited_s = asyncio.get_running_loop().time() - began
+        assert 0.3 <= sum(waits) <= 3 * waited_s
         assert (await ask(client), server.request_count) == ("done", 1)
 
 

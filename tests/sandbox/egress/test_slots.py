@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shlex
 import shutil
 import socket
 import ssl
@@ -405,7 +406,7 @@ async def test_git_and_pip_through_the_proxy(tmp_path: Path, certificate: Path) 
             proxied = "env -u NO_PROXY -u no_proxy"
             clone = f"{proxied} GIT_SSL_CAINFO=$PWD/ca.pem git clone -q https://127.0.0.1:{tls}/repo.git"
             assert (await run(backend, slot, f"{clone} && git -C repo log --format=%s")).text == "first\n"
-            pip = f"{proxied} {sys.executable} -m pip --isolated install --no-deps --proxy $HTTP_PROXY"
+            pip = f"{proxied} {shlex.quote(sys.executable)} -m pip --isolated install --no-deps --proxy $HTTP_PROXY"
             done = await run(
                 backend, slot, f"{pip} --index-url http://127.0.0.1:{plain}/simple --target here tiny && ls here"
             )
