@@ -66,7 +66,7 @@ class DriverConnection:
         self._outgoing.append(frame)
         self._size += len(frame)
         if len(self._outgoing) == 1:
-            self._loop.after(self._flush)
+            self._loop.after(self._write)
 
     def is_congested(self) -> bool:
         """Return whether streams have to wait, because too many bytes are queued."""
@@ -123,9 +123,12 @@ class DriverConnection:
         if not data:
             self.close()
 
-    def _on_output(self, _events: int) -> None:
+    def _write(self, _events: int = 0) -> None:
+        """Write what is queued, and let streams go on if there is room.
+
+        It is called by the loop only, and never within `send`, because streams that are resumed call `send`.
+        """
         self._flush()
-        # `on_room` is called only here, never within `send`, because streams that are resumed call `send`.
         if self._open and not self.is_congested():
             self._on_room()
 
@@ -142,7 +145,7 @@ class DriverConnection:
             self.close()
             return
         if self._outgoing and not self._blocked:
-            self._loop.add(output, select.POLLOUT, self._on_output)
+            self._loop.add(output, select.POLLOUT, self._write)
         elif self._blocked and not self._outgoing:
             self._loop.remove(output)
         self._blocked = bool(self._outgoing)

@@ -78,7 +78,10 @@ class Loop:
             self._poll.unregister(fd)
 
     def after(self, call: Callable[[], object]) -> None:
-        """Call `call` at the end of this round of the loop, when all ready descriptors have been handled."""
+        """Call `call` at the end of this round of the loop, when all ready descriptors have been handled.
+
+        A call that is added at the end of a round is made at the end of the next one, which follows at once.
+        """
         self._after.append(call)
 
     def later(self, seconds: float, call: Callable[[], object]) -> Timer:
@@ -157,6 +160,8 @@ class Loop:
         while self._timers and self._timers[0][2].call is None:
             heapq.heappop(self._timers)
             self._cancelled -= 1
+        if self._after:
+            return 0
         if not self._timers:
             return _LONGEST_POLL_MS
         seconds = max(0.0, self._timers[0][0] - time.monotonic())

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -15,11 +17,12 @@ from types import SimpleNamespace
 import pytest
 
 from hermes_core.sandbox.guest import background
+from hermes_core.sandbox.guest.connection import DriverConnection, Outlet
 from hermes_core.sandbox.guest.loop import Loop
 from hermes_core.sandbox.guest.parent import Parent
 from hermes_core.sandbox.guest.streams import Drains, Input, Spool, Stream
 from hermes_core.sandbox.guest.wire import CHUNK, WINDOW
-from hermes_core.sandbox.linux import processes, removal
+from hermes_core.sandbox.linux import descriptors, processes, removal
 
 ROOT = os.geteuid() == 0
 NOBODY, SOMEBODY = 54_331, 54_332
@@ -52,6 +55,46 @@ def test_timers_come_in_order_and_cancelled_ones_never(loop):
     loop.later(0.02, lambda: called.append("never")).cancel()
     run_for(loop, 0.06)
     assert called == ["first", "second"]
+
+
+def test_a_call_for_the_end_of_a_round_waits_for_no_event(loop):
+    called = []
+    loop.after(lambda: loop.after(lambda: (called.append(time.monotonic()), loop.stop())))
+    began = time.monotonic()
+    run_for(loop, 5)
+    assert called and called[0] - began < 4
+
+
+def test_a_channel_that_takes_all_at_once_lets_paused_streams_go_on(loop):
+    """As when the driver reads as quickly as the guest writes, so that there is no wait for the channel."""
+    ours, bridge = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    unread, output = os.pipe()
+    fcntl.fcntl(output, fcntl.F_SETPIPE_SZ, 1 << 20)
+    source, silent = os.pipe()
+    resumed = []
+
+    def go_on():
+        resumed.append(connection.is_congested())
+        loop.stop()
+
+    outlet = Outlet()
+    connection = DriverConnection(loop, ours, lambda *_: None, lambda _: None, outlet.resume_paused)
+    outlet.connection = connection
+    with bridge, open(unread, "rb"), open(silent, "wb"):
+        descriptors.send(bridge, b"x", (source, output))
+        os.close(source)
+        os.close(output)
+        loop.later(0.05, lambda: fill(connection, outlet, go_on))
+        run_for(loop, 3)
+        connection.close()
+    assert resumed == [False]
+
+
+def fill(connection, outlet, resume):
+    """Queue more than streams may, as one round of the loop does, and pause a stream."""
+    while not outlet.is_congested():
+        connection.send({"ev": "out", "id": "a", "off": 0}, bytes(CHUNK))
+    outlet.pause(resume)
 
 
 def test_cancelled_timers_do_not_pile_up(loop):
