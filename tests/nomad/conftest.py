@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -34,6 +35,16 @@ class Cluster:
         request = urllib.request.Request(f"{self.address}/emulator/{what}", data, {"Content-Type": "application/json"})
         with urllib.request.urlopen(request, timeout=30) as answer:
             return json.load(answer)
+
+    def left(self) -> tuple[list[Any], list[Any], int]:
+        """Return the allocations, the jobs and the execs that are left, after at most 15 seconds for them to end."""
+        end = time.monotonic() + 15
+        while True:
+            state = self.ask("state")
+            left = state["alive"], state["jobs"], state["execs"]
+            if left == ([], [], 0) or time.monotonic() > end:
+                return left
+            time.sleep(0.1)
 
     def close(self) -> None:
         """End it, with all its sandboxes."""
@@ -68,4 +79,4 @@ def cluster(session_cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterat
             monkeypatch.delenv(name)
     monkeypatch.setenv("NOMAD_ADDR", session_cluster.address)
     yield session_cluster
-    session_cluster.ask("reset")
+    session_cluster.ask("reset", purge=True)

@@ -469,6 +469,10 @@ class Emulator:
         self.settings = json.loads(json.dumps(SETTINGS))
         self.faults.clear()
         self.counts.clear()
+        if (await request.json()).get("purge"):  # as garbage collection does with the jobs of killed drivers
+            alive = [each.data for each in self.sandboxes.values() if each.data["ClientStatus"] not in ENDED]
+            running = {(each["Namespace"], each["JobID"]) for each in alive}
+            self.jobs = {key: job for key, job in self.jobs.items() if key in running}
         return {}
 
     async def state(self, request: web.Request) -> Any:

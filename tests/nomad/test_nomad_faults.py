@@ -36,8 +36,7 @@ async def backend(cluster: Cluster) -> AsyncIterator[NomadBackend]:
     made = NomadBackend()
     yield made
     await made.aclose()
-    left = cluster.ask("state")
-    assert (left["alive"], left["jobs"], left["execs"]) == ([], [], 0)
+    assert cluster.left() == ([], [], 0)
 
 
 def tool_backend(backend: NomadBackend, **settings: Any) -> ToolBackend:

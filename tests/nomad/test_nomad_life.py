@@ -41,8 +41,7 @@ async def backend(cluster: Cluster) -> AsyncIterator[NomadBackend]:
     for info in await made.list():
         await made.terminate_id(info.sandbox_id)
     await made.aclose()
-    left = cluster.ask("state")
-    assert (left["alive"], left["jobs"], left["execs"]) == ([], [], 0)
+    assert cluster.left() == ([], [], 0)
 
 
 def spec(**settings: Any) -> SandboxSpec:
