@@ -69,7 +69,12 @@ def test_the_drivers_processes_and_environment_are_not_there(host, tools, monkey
     program = """if 1:
         import os, json
         pids = [p for p in os.listdir("/proc") if p.isdigit()]
-        environs = b"".join(open(f"/proc/{p}/environ", "rb").read() for p in pids)
+        environs = b""
+        for p in pids:
+            try:
+                environs += open(f"/proc/{p}/environ", "rb").read()
+            except PermissionError:  # who waits for the program can't be inspected
+                pass
         commands = b"".join(open(f"/proc/{p}/cmdline", "rb").read() for p in pids)
         print(json.dumps([len(pids), b"sk-secret" in environs, b"py" + b"test" in commands, dict(os.environ)]))"""
 
