@@ -116,7 +116,8 @@ async def repeat_call(
         pause_asked: returns after a failure the least pause in seconds that the other side asks for; None if no
             repetition helps.
         patience_s: seconds after which no further attempt begins.
-        first_pause_s, longest_pause_s: the limits of our own pause in seconds.
+        first_pause_s: our own pause after the first failure, in seconds.
+        longest_pause_s: the longest pause of our own, in seconds.
 
     Raises:
         Exception: the failure of the last attempt.
