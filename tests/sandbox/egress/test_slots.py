@@ -43,6 +43,7 @@ from hermes_core.tool_backend import ToolBackend
 from tests.sandbox.egress.servers import hello, serving
 
 pytestmark = pytest.mark.usefixtures("isolates")
+needs_curl = pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 
 Kind = tuple[str, str, dict[str, Any]]
 LOCAL: Kind = ("local", "user", {})
@@ -273,6 +274,7 @@ print("over", flush=True)
             assert (await commands.log(held.process_id)).data.endswith(b"over\n")
 
 
+@needs_curl
 async def test_the_proxy_s_death_closes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the middle of a download, the proxy ends with an error. Nothing is reachable until it works again."""
     serve, at_work, broken = EgressProxy.serve, set[asyncio.Task[Any]](), False
@@ -341,6 +343,7 @@ async def test_an_item_s_hosts_are_limited_by_the_profile_s(tmp_path: Path) -> N
 
 
 @pytest.mark.long
+@needs_curl
 async def test_many_slots_at_once(tmp_path: Path) -> None:
     """64 slots, each with a list of its own that allows one server alone."""
     async with asyncio.timeout(240), serving(hello) as allowed, serving(hello) as other:
@@ -357,6 +360,7 @@ async def test_many_slots_at_once(tmp_path: Path) -> None:
     assert got == [["200", "403"], ["403", "200"]] * 32
 
 
+@needs_curl
 async def test_preparations_have_the_hosts_of_the_setup(tmp_path: Path) -> None:
     async with serving(hello) as server:
         config = {"network": "none", "setup_network": {"allowed_hosts": [f"127.0.0.1:{server}"]}}
