@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ from hermes_core.errors import PolicyError
 from hermes_core.runtime import Runtime
 from tests.harbor.harbor_tasks import PYTHON, Shell, roll_out, roll_out_here, write_task
 from tests.sandbox.egress.servers import hello, serving
+
+pytestmark = pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 
 LOAD = "curl -sS -o /dev/null -w '%{http_code}' --noproxy '' "
 """Prints a status. The test's hosts are addresses of the loopback, which programs reach without a proxy otherwise."""

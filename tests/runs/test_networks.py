@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from hermes_core.runtime import Runtime
 from hermes_core.sandbox.contract import SandboxConfig
 from hermes_core.settings import Settings
 from tests.sandbox.egress.servers import hello, serving
+
+pytestmark = pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 
 LOAD = "curl -sS -o /dev/null -w '%{http_code} ' --noproxy ''"
 
